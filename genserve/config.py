@@ -111,6 +111,11 @@ class ServeConfig(ListenConfig):
         WRITE_TIMEOUT_S,
         "time that a client may take to read a message of tokens, in seconds, after which its stream ends; 0 = any",
     )
+    check: bool = setting(
+        False,
+        "check the flags, the addresses, the model's files and the memory, print what was found, start nothing; the "
+        "exit status is 0 if nothing failed, else 1",
+    )
     headless: bool = setting(
         False,
         "run workers for a daemon on another host: pass the daemon's flags, and --node-rank or "

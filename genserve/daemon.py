@@ -1,13 +1,13 @@
 """The composition root: the one place that names concrete classes.
 
-Start: engine first (its processes must exist before any gRPC object), then control and weights, then the server, then
-health says SERVING. Stop: health says NOT_SERVING, new requests are refused, running ones finish, the server stops, the
-engine stops. One AsyncExitStack: the order of entry is the order of the start, the order of exit that of the stop.
+Start: the server first, which tells how far the start is; then the engine, in a thread (no process may be forked from
+this one any more); then control, weights and all services; then health says SERVING. Stop: health says NOT_SERVING, new
+requests are refused, running ones finish, the server stops, the engine stops. One AsyncExitStack: the order of entry is
+the order of the start, the order of exit that of the stop.
 """
 
 import argparse
 import asyncio
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,16 +18,18 @@ from functools import partial
 import uvloop
 
 from genserve import frontend
-from genserve.config import ServeConfig, check_model
+from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
+from genserve.control.service_manager import ServiceManager
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm.engine import EngineOptions, VllmEngine
-from genserve.engine.vllm.openai import flags as openai_flags
+from genserve.engine.vllm import flags as engine_flags
+from genserve.engine.vllm.engine import VllmEngine
+from genserve.engine.vllm.launch import EngineOptions
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.engine.vllm.requests.intake import IntakeLimits
@@ -36,28 +38,23 @@ from genserve.engine.vllm.start import headless, stale_shm
 from genserve.engine.vllm.start.clients import Clients
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
-from genserve.frontends import state as shared_state
-from genserve.frontends.settings import FrontendSettings
-from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template, fork_template
-from genserve.ingest.relay import IngestSettings
-from genserve.ingest.supervisor import IngestProcesses
+from genserve.further_processes import num_frontends, start_frontends, start_ingest
 from genserve.listening import require_free
 from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
-from genserve.memory.words import SharedWords
 from genserve.metrics.access import access_of
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics, daemon_metrics
 from genserve.notices import say
 from genserve.observers import observers_of
 from genserve.rpc.generation import abort_with
-from genserve.rpc.listener import server_options
-from genserve.rpc.server import ServerParts, start_server
+from genserve.rpc.observed import CallObserver
+from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessList, AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
-from genserve.signals import children_ignore_interrupts, stopped_by_signal
+from genserve.signals import stopped_by_signal, unless_stopped
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
@@ -72,10 +69,6 @@ from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
-DESCRIPTION = (
-    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
-    "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
-)
 EXIT_FAILED = 1
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
@@ -83,21 +76,11 @@ _LAST_ANSWERS_S = 0.2
 
 def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
-    parser = vllm_config.parser("genserve serve", DESCRIPTION)
-    ServeConfig.add_flags(parser)
-    openai_flags.add_flags(parser)
-    flags = parser.parse_args(argv)
-    try:
-        config = ServeConfig.from_flags(vars(flags))
-        if flags.model is not None:
-            check_model(flags.model)
-    except ValueError as error:
-        parser.error(str(error))
+    config, flags = engine_flags.parse(argv)
     keep_freed_memory()
     write_log_lines(config.log_format)
     try:
-        vllm_config.check_flags(flags, config.weight_update)
-        openai_flags.check_flags(flags, config)
+        engine_flags.check_refused(config, flags)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
@@ -105,11 +88,17 @@ def main(argv: Sequence[str]) -> int:
         if config.headless:
             return headless.run(args, config)
         # Before anything starts a thread, here or in a library.
-        template = fork_template(partial(frontend.run, config, callers)) if _num_frontends(config) else None
+        template = fork_template(partial(frontend.run, config, callers)) if num_frontends(config) else None
         return uvloop.run(serve(config, args, template, flags, callers))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
         return EXIT_FAILED
+
+
+def check(argv: Sequence[str]) -> Sequence[str]:
+    """As a start checks these flags before it starts a process. Returns warnings. Raises SystemExit, ValueError and
+    RuntimeError."""
+    return engine_flags.check(argv)
 
 
 async def serve(
@@ -130,20 +119,39 @@ async def serve(
             check_files(config.certificate)
         peers = Caller(config.peers)
         require_free(config.host, config.metrics_port, flag="--metrics-port")
+        metrics = stack.enter_context(daemon_metrics(config.metrics_port, num_frontends(config)))
+        observers = observers_of(metrics, traced=args.otlp_traces_endpoint is not None)
         began_s = time.monotonic()
         if (http := openai_setup.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
             config = http.config
+        leases = LeaseTable()
+        board = StateBoard(None, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+        if (manager := ServiceManager.from_environment()) is not None:
+            telling = asyncio.create_task(manager.run(board), name="service manager")
+            stack.push_async_callback(_cancel, [telling])
+        server = await DaemonServer.open(config, board, listed, observers)
+        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+        stack.push_async_callback(_end, board)
+        say(f"starting the engine for {args.model}; {server.address} tells how far it is")
+        stopped = stack.enter_context(stopped_by_signal())
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
-        metrics = stack.enter_context(daemon_metrics(config.metrics_port, _num_frontends(config)))
-        engine = await _start_engine(config, args, with_series=metrics is not None)
-        stopped = stack.enter_context(stopped_by_signal())
+        starting = _start_engine(config, args, board, with_series=metrics is not None)
+        engine = await unless_stopped(starting, stopped)
         stack.push_async_callback(engine.stop)
+        board.attach(engine)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
+        access = _Access(listed, peers, observers)
         load_format = args.load_format.lower()
-        daemon = await _build_services(config, listed, peers, engine, opened, load_format, template, metrics, stack)
+        parts = await _build_parts(config, access, engine, board, leases, opened, load_format, template, metrics, stack)
+        await server.serve(parts)
+        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)  # before what its calls need
+        daemon = _Daemon(engine, parts, server.address, metrics)
+        if metrics is not None:
+            read, port = DaemonSeries(engine, parts).read, config.metrics_port
+            daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, listed))
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None and engine.openai is not None:
             daemon.http = http.server(engine.openai, engine.server_args, say)
@@ -156,14 +164,30 @@ async def serve(
         return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
 
 
-async def _start_engine(config: ServeConfig, args: AsyncEngineArgs, *, with_series: bool) -> VllmEngine:
-    say(f"starting the engine for {args.model}")
+async def _start_engine(
+    config: ServeConfig, args: AsyncEngineArgs, board: StateBoard, *, with_series: bool
+) -> VllmEngine:
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
     daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
-    clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
+    clients = Clients(daemon_index + 1 + num_frontends(config), daemon_index, if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)
-    with children_ignore_interrupts():
-        return await VllmEngine.start(args, options)
+    return await VllmEngine.start(args, options, lambda step: board.tell_step(step, time.time()))
+
+
+async def _end(board: StateBoard) -> None:
+    """Watchers get the last state, and their calls end. A start that fails leaves no engine."""
+    if board.daemon_condition is DaemonCondition.STARTING:
+        board.enter(EngineCondition.DEAD)
+        await asyncio.sleep(_LAST_ANSWERS_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Who may call the daemon, how it calls others, and who is told of calls."""
+
+    callers: AccessList | None
+    peers: Caller
+    observers: Sequence[CallObserver]
 
 
 @dataclass(slots=True)
@@ -259,21 +283,19 @@ class _Daemon:
         return None
 
 
-async def _build_services(
+async def _build_parts(
     config: ServeConfig,
-    callers: AccessList | None,
-    peers: Caller,
+    access: _Access,
     engine: VllmEngine,
+    board: StateBoard,
+    leases: LeaseTable,
     opened: OpenedCheckpoint | None,
     load_format: str,
     template: Template | None,
     metrics: ProcessMetrics | None,
     stack: AsyncExitStack,
-) -> _Daemon:
-    """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
-    available."""
-    leases = LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+) -> ServerParts:
+    """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
     pauses = PauseController(engine, leases, board)
     checkpoint = opened.index if opened is not None else None
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
@@ -283,7 +305,12 @@ async def _build_services(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     sleeps = SleepController(engine, pauses, board, applier)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
-    parts = ServerParts(
+    directory = "" if metrics is None else metrics.directory
+    abort = abort_with(engine, board)
+    frontends = await start_frontends(engine.seats(), board, abort, template, directory, stack)
+    if frontends is not None:
+        engine.add_clients(frontends)
+    return ServerParts(
         config,
         engine,
         board,
@@ -295,19 +322,12 @@ async def _build_services(
         loras,
         checkpoint,
         max_staging_bytes,
-        await _ingest(config, stack, asks=callers is not None),
-        frontends=await _frontends(config, engine, board, template, metrics, stack),
-        observers=observers_of(metrics, traced=engine.server_args.otlp_traces_endpoint is not None),
-        callers=callers,
-        peers=peers,
+        await start_ingest(config, stack, asks=access.callers is not None),
+        frontends=frontends,
+        callers=access.callers,
+        peers=access.peers,
+        observers=access.observers,
     )
-    server = await start_server(parts)
-    stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
-    daemon = _Daemon(engine, parts, server.address, metrics)
-    if metrics is not None:
-        read, port = DaemonSeries(engine, parts).read, config.metrics_port
-        daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, callers))
-    return daemon
 
 
 def _sweep() -> None:
@@ -315,51 +335,6 @@ def _sweep() -> None:
     lora_files.sweep()
     if swept := stale_shm.sweep():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")
-
-
-async def _ingest(config: ServeConfig, stack: AsyncExitStack, *, asks: bool) -> IngestProcesses | None:
-    """The processes that receive pushes, if there are any. They end after the server, whose answers they pass on."""
-    count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
-    if count == 0:
-        return None
-    settings = IngestSettings(config.host.strip("[]"), 0, "", server_options(config), config.certificate, asks=asks)
-    ingest = IngestProcesses(count, settings, say)
-    stack.push_async_callback(ingest.stop)
-    await ingest.start()
-    return ingest
-
-
-def _num_frontends(config: ServeConfig) -> int:
-    return config.num_frontends(len(os.sched_getaffinity(0)))
-
-
-async def _frontends(
-    config: ServeConfig,
-    engine: VllmEngine,
-    board: StateBoard,
-    template: Template | None,
-    metrics: ProcessMetrics | None,
-    stack: AsyncExitStack,
-) -> FrontEnds | None:
-    """The processes that serve requests beside this one, if there are any. They end after the server, and before the
-    engine."""
-    seats = engine.seats()
-    if not seats or template is None:
-        return None
-    words = SharedWords.create(shared_state.NUM_WORDS, "state")
-    stack.callback(words.close)
-    shared_state.StateWriter(board, words)
-    abort = abort_with(engine, board)
-
-    async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
-        return (await abort(request_ids)).SerializeToString()
-
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0, "" if metrics is None else metrics.directory)
-    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
-    stack.push_async_callback(frontends.stop)
-    await frontends.start()
-    engine.add_clients(frontends)
-    return frontends
 
 
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -63,6 +63,15 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
     return target
 
 
+def built_demo_model() -> Path | None:
+    """The directory of the demo checkpoint, if it is built already."""
+    try:
+        target = cache_directory() / f"smollm2-135m-instruct-{importlib.metadata.version(PACKAGE)}"
+    except (importlib.metadata.PackageNotFoundError, DemoModelError):
+        return None
+    return target if _is_complete(target) else None
+
+
 def cache_directory() -> Path:
     """The directory for built models: `$XDG_CACHE_HOME/genserve/models`, or `~/.cache/genserve/models`."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))

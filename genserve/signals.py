@@ -1,8 +1,7 @@
 """Signals while the engine starts and while the daemon runs, and those that ended a process.
 
 A terminal sends Ctrl-C to the whole process group. The engine's processes must not get it, because they would end
-before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there,
-and a second thread handles it meanwhile.
+before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there.
 """
 
 import asyncio
@@ -10,15 +9,15 @@ import ctypes
 import math
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from genserve.notices import say
 
-EXIT_INTERRUPTED = 130
-_LOOK_INTERVAL_S = 0.2
+T = TypeVar("T")
+
 _ONE_ORDER_S = 1.0
 """For signals that the kernel had sent before it was told to send no more."""
 _PR_SET_PDEATHSIG = 1
@@ -27,25 +26,12 @@ _PR_GET_PDEATHSIG = 2
 
 @contextmanager
 def children_ignore_interrupts() -> Iterator[None]:
-    """Processes started in this context never receive SIGINT. A SIGINT meanwhile ends the daemon at once."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    done = threading.Event()
-    watcher = threading.Thread(target=_exit_on_interrupt, args=(done,), name="genserve-interrupt", daemon=True)
-    watcher.start()
+    """Processes that this thread starts in this context never receive SIGINT. Other threads do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        done.set()
-        watcher.join()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _exit_on_interrupt(done: threading.Event) -> None:
-    while not done.is_set():
-        # sigtimedwait is the only wait for a blocked signal that can also time out.
-        if signal.sigtimedwait({signal.SIGINT}, _LOOK_INTERVAL_S) is not None:
-            say("interrupted while starting")
-            os._exit(EXIT_INTERRUPTED)  # the engine's processes end when this one ends
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -98,6 +84,18 @@ def stopped_by_signal() -> Iterator[Stopped]:
     stopped = Stopped()
     with stop_on_signals(stopped.stop):
         yield stopped
+
+
+async def unless_stopped(starting: Awaitable[T], stopped: Stopped) -> T:
+    """What a start returns or raises. A signal meanwhile ends this process at once: a thread that starts an engine
+    cannot be cancelled, and the engine's processes end when this one does."""
+    start, waiting = asyncio.ensure_future(starting), asyncio.create_task(stopped.wait())
+    await asyncio.wait({start, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not start.done():
+        say(f"{stopped.signal_name} while starting, exiting now")
+        os._exit(128 + signal.Signals[stopped.signal_name])
+    return start.result()
 
 
 def _forget_starter() -> bool:

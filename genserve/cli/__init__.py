@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, doctor, generate, lora, replicas, route, serve, token, top, up
+from genserve.cli import bench, completion, doctor, generate, lora, replicas, route, serve, token, top, up
+from genserve.cli.config_file import with_config_file
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
@@ -64,7 +65,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         return argparse.Namespace(run=serve.run, flags=arguments[1:])
     if arguments[:1] == ["up"]:  # its own flags, and those of serve
         return up.parse(arguments[1:])
-    return make_parser().parse_args(arguments)
+    parser = make_parser()
+    if arguments[:1] == ["route"]:
+        try:
+            arguments = ["route", *with_config_file(arguments[1:], route.SWITCHES, route.REPEATED)]
+        except ValueError as error:
+            print(f"genserve route: error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+    return parser.parse_args(arguments)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -96,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
         bench,
         doctor,
         token,
+        completion,
     )
     for command in commands:
         command.add_parser(subparsers)

@@ -17,6 +17,12 @@ from genserve.log_lines import FORMATS, TEXT
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
 
+CONFIG_HELP = "a YAML file with flags under their names; those of the command line are stronger"
+SWITCHES = ("--allow-insecure",)
+"""The router's flags without a value."""
+REPEATED = ("--replica", "--dns")
+"""Those that are given once for each value."""
+
 
 class RayMissingError(Exception):
     """Another package has to be installed for these flags."""
@@ -31,6 +37,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that "
         "does not serve the version of the others gets no requests until it has fetched it.",
     )
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     replicas = parser.add_argument_group("replicas", "More can be added while it runs: genserve replicas add.")
     replicas.add_argument(
         "--replica", metavar="HOST:PORT", action="append", default=[], help="a daemon; may be repeated"

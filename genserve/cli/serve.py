@@ -1,7 +1,9 @@
 """genserve serve: runs the daemon."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import genserve.interpreter  # noqa: F401
+from genserve.cli.config_file import with_config_file
 
 if TYPE_CHECKING:
     from genserve.config import ServeConfig
@@ -30,10 +33,56 @@ def run(args: argparse.Namespace) -> int:
         print(_own_help(), end="")
         return 0
     try:
-        _require_free(check_flags(args.flags, "genserve serve"))
+        args.flags = with_config_file(args.flags, switches())
+    except ValueError as error:
+        print(f"genserve serve: error: {error}", file=sys.stderr)
+        return 2
+    if "--check" in args.flags:
+        return _check(args.flags)
+    config = check_flags(args.flags, "genserve serve")
+    try:
+        _require_free(config)
     except OSError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1
+    _quiet()
+    try:
+        from genserve import daemon
+    except ModuleNotFoundError as error:
+        extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
+        print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
+        return 1
+    return daemon.main(args.flags)
+
+
+def _check(flags: Sequence[str]) -> int:
+    """Prints a line for each check; the exit status."""
+    from genserve.config import ServeConfig
+
+    _quiet()
+    from genserve.doctor.start_checks import Finding, Start, findings
+
+    said, status = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(said):
+            config = check_flags(flags, "genserve serve") or ServeConfig()
+    except SystemExit:
+        print(Finding("flags", False, said.getvalue().removeprefix("genserve serve: error: ")))
+        return 1
+    for finding in findings(Start(config, tuple(flags), _model_of(flags))):
+        print(finding, flush=True)
+        status = status if finding.is_ok else 1
+    return status
+
+
+def _model_of(flags: Sequence[str]) -> str | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model")
+    model: str | None = parser.parse_known_args(list(flags))[0].model
+    return model
+
+
+def _quiet() -> None:
     # vLLM logs a lot while it starts. The daemon prints what matters; VLLM_LOGGING_LEVEL=INFO shows the rest.
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -44,13 +93,6 @@ def run(args: argparse.Namespace) -> int:
         )  # in the engine's processes
         warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    try:
-        from genserve import daemon
-    except ModuleNotFoundError as error:
-        extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
-        print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
-        return 1
-    return daemon.main(args.flags)
 
 
 def _asks_for_own_help(flags: Sequence[str]) -> bool:
@@ -79,10 +121,8 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     `prog`. Returns the settings; None if only the daemon knows them, or prints help."""
     from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
 
-    # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
+    # As in vLLM's parser: underscores are accepted.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
-    if any(flag.partition("=")[0] == "--config" for flag in dashed):
-        return None
     parser = _OwnFlags(prog=prog, add_help=False, allow_abbrev=False)
     ServeConfig.add_flags(parser)
     parser.add_argument("--model")
@@ -100,6 +140,15 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     except ValueError as error:
         parser.error(str(error))
     return None if any(re.match("(-h|--help)(=|$)", flag) for flag in others) else config
+
+
+def switches() -> list[str]:
+    """Genserve's flags without a value, which are off unless they are given."""
+    from genserve.config import ServeConfig
+
+    parser = argparse.ArgumentParser(add_help=False)
+    ServeConfig.add_flags(parser)
+    return [flag for flag, action in parser._option_string_actions.items() if action.nargs == 0]
 
 
 def _require_free(config: "ServeConfig | None") -> None:

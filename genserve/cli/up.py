@@ -5,9 +5,18 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from genserve.cli.config_file import with_config_file
 from genserve.cli.options import Subparsers, count, seconds
-from genserve.cli.route import RayMissingError, add_ray_flags, add_router_flags, make_config, ray_config
-from genserve.cli.serve import check_flags
+from genserve.cli.route import (
+    CONFIG_HELP,
+    SWITCHES,
+    RayMissingError,
+    add_ray_flags,
+    add_router_flags,
+    make_config,
+    ray_config,
+)
+from genserve.cli.serve import check_flags, switches
 from genserve.errors import GenserveError
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
 
@@ -38,6 +47,10 @@ def parse(flags: Sequence[str]) -> argparse.Namespace:
     # No abbreviations: they could be flags of the engine.
     parser = argparse.ArgumentParser(prog="genserve up", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
     _add_flags(parser)
+    try:
+        flags = with_config_file(flags, [*switches(), *SWITCHES])
+    except ValueError as error:
+        parser.error(str(error))
     args, others = parser.parse_known_args(flags)
     args.flags, args.run = others, run
     return args
@@ -57,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if config is not None and config.headless:
             raise ValueError("--headless: the workers of another host are no replica")
+        if config is not None and config.check:
+            raise ValueError("--check: is for genserve serve, with the flags of one replica")
         if config is not None and config.openai_port > 0:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
@@ -73,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     replicas = parser.add_argument_group("replicas")
     replicas.add_argument("--replicas", type=count, metavar="N", required=True, help="number of daemons to run")
     replicas.add_argument(

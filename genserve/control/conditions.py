@@ -8,7 +8,7 @@ depends only on the engine's condition.
 
 import enum
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
@@ -83,15 +83,17 @@ def may_run(engine: EngineCondition) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is refused in a phase."""
+    """Why a call is refused in a phase. `metadata`: of the error, for programs."""
 
     error: type[GenserveError]
     message: str
     retry_after_s: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self) -> GenserveError:
-        """A new error to raise."""
-        return self.error(self.message, retry_after_s=self.retry_after_s)
+    def __call__(self, detail: str = "") -> GenserveError:
+        """A new error to raise. `detail`: what there is to add to the message."""
+        message = f"{self.message}: {detail}" if detail else self.message
+        return self.error(message, retry_after_s=self.retry_after_s, metadata=self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Rules:
     control: Refusal | None = None
 
 
-_STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0)
+STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0, metadata={"phase": "STARTING"})
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
 _DEAD = Refusal(EngineDeadError, "the engine has died")
 _ASLEEP = Refusal(EngineSleepingError, "the engine is asleep; wake it up first (WakeUp, genserve wake-up)")
@@ -115,7 +117,7 @@ _WEIGHTS_ASLEEP = Refusal(
 _TAINTED = Refusal(EngineTaintedError, "the weights may be inconsistent: push a complete version or restart the daemon")
 
 RULES: Mapping[Phase, Rules] = {
-    Phase.STARTING: Rules(False, generation=_STARTING, control=_STARTING),
+    Phase.STARTING: Rules(False, generation=STARTING, control=STARTING),
     Phase.RUNNING: Rules(True),
     Phase.PAUSED: Rules(True),
     Phase.APPLYING: Rules(True),

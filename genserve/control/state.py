@@ -11,14 +11,19 @@ from genserve.change import Change
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
+from genserve.control.startup import Startup
 from genserve.engine.protocol import Engine
+from genserve.engine.types import Load
 from genserve.errors import EngineDeadError, EngineTaintedError
+
+_IDLE = Load(0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
     """The state of the engine in every answer of the control plane. `asleep_tags`: the parts that are asleep.
-    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since."""
+    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
+    daemon does before it serves, None afterwards."""
 
     instance_id: str
     weight_version: int
@@ -28,14 +33,15 @@ class EngineState:
     waiting_requests: int
     asleep_tags: Sequence[str] = ()
     weights_discarded: bool = False
+    startup: Startup | None = None
 
 
 class StateBoard:
-    """Composes the state and notifies its watchers."""
+    """Composes the state and notifies its watchers. `engine` is None until `attach`."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | None,
         active_leases: Callable[[], Sequence[PauseLease]],
         instance_id: str,
         daemon: DaemonCondition = DaemonCondition.SERVING,
@@ -50,6 +56,7 @@ class StateBoard:
         self._ended = False
         self.changed = Change()
         """Told at each change of the state, and of what else a status shows."""
+        self._startup: Startup | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -78,13 +85,27 @@ class StateBoard:
         return self._answers and RULES[self.phase].serves
 
     @property
+    def answers(self) -> bool:
+        """Whether the engine answers its heartbeat, as far as it has one."""
+        return self._answers
+
+    @property
     def weight_version(self) -> int:
         """Version of the weights served."""
-        return self._engine.weight_version
+        return 0 if self._engine is None else self._engine.weight_version
+
+    def load(self) -> Load:
+        """The load of the engine."""
+        return _IDLE if self._engine is None else self._engine.load()
+
+    @property
+    def startup(self) -> Startup | None:
+        """What the daemon does before it serves; None afterwards, and before it has told anything."""
+        return self._startup if self.phase is Phase.STARTING else None
 
     def state(self) -> EngineState:
         """The state now."""
-        load = self._engine.load()
+        load = self.load()
         return EngineState(
             instance_id=self._instance_id,
             weight_version=self.weight_version,
@@ -94,7 +115,18 @@ class StateBoard:
             waiting_requests=load.waiting,
             asleep_tags=self._asleep.names,
             weights_discarded=self._asleep.weights_lost,
+            startup=self.startup,
         )
+
+    def attach(self, engine: Engine) -> None:
+        """The engine is there."""
+        self._engine = engine
+        self.notify()
+
+    def tell_step(self, step: str, now_s: float) -> None:
+        """Records what the daemon does while it starts. `now_s`: Unix time."""
+        self._startup = Startup(step, now_s, now_s) if self._startup is None else self._startup.then(step, now_s)
+        self.notify()
 
     def enter(self, condition: EngineCondition | None) -> None:
         """Sets what the engine is doing; None = as the sleep and the leases imply. DEAD is final."""

@@ -41,7 +41,7 @@ class ServeFlags:
         return self.num_ranks * self.data_parallel_size
 
     @classmethod
-    def parse(cls, given: Sequence[str]) -> "ServeFlags":
+    def parse(cls, given: Sequence[str], refused: Sequence[str] = _OWN) -> "ServeFlags":
         """Raises InvalidFieldError for an unreadable value, and for flags that the doctor sets itself."""
         if given and re.match("--?[a-zA-Z]", given[0]) is None:
             raise InvalidFieldError.of("SERVE_FLAGS", f"must begin with a flag of `genserve serve`, not {given[0]!a}")
@@ -54,7 +54,7 @@ class ServeFlags:
         # A unique prefix of one of these is taken for it, as in vLLM's parser. If vLLM knows more flags with this
         # prefix, it refuses the prefix: the daemon does not start, and says why.
         parser = _Parser(add_help=False)
-        for flag in _OWN:
+        for flag in refused:
             parser.add_argument(flag, action=_Refused)
         parser.add_argument("--tensor-parallel-size", "-tp", type=_count, default=1)
         parser.add_argument("--pipeline-parallel-size", "-pp", type=_count, default=1)

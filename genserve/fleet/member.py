@@ -62,6 +62,12 @@ class Member:
         self.failure = ""
         self._changed()
 
+    def starts(self, engine: types_pb2.EngineState) -> None:
+        """It answers, and has no engine yet."""
+        self.failure = ""
+        self.engine = engine
+        self._changed()
+
     def reported(
         self,
         engine: types_pb2.EngineState,
@@ -128,7 +134,8 @@ class Member:
         if self.is_draining or engine.phase == types_pb2.PHASE_DRAINING:
             return ReplicaState.DRAINING, "it is being drained" if self.is_draining else "it is shutting down"
         if engine.phase == types_pb2.PHASE_STARTING:
-            return ReplicaState.CONNECTING, "its engine is starting"
+            step = engine.startup.step
+            return ReplicaState.CONNECTING, f"its engine is starting{f': {step}' if step else ''}"
         return self._where(engine, committed)
 
     def _where(self, engine: types_pb2.EngineState, committed: Version | None) -> tuple[ReplicaState, str]:

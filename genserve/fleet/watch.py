@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -12,7 +14,7 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
-from genserve.v1 import control_pb2, weights_pb2
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.wire import duration_of
 
 log = logging.getLogger(__name__)
@@ -56,20 +58,45 @@ class Watch:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     async def _watch(self) -> None:
-        settings, upstream = self._fleet.settings, self._upstream
-        asked = control_pb2.GetServerInfoRequest()
-        info = await upstream.ask(upstream.control.GetServerInfo, asked, settings.connect_timeout_s)
+        info = await self._info()
         self._check_kind(info)
         self._check_alone(info.state.instance_id)
         self._member.connected(info)
+        has_loras = "lora" in info.features
+        async with aclosing(self._reports()) as reports:
+            async for report in reports:
+                await self._take(report, has_loras=has_loras)
+
+    async def _info(self) -> control_pb2.GetServerInfoResponse:
+        """What it serves, when its engine is there."""
+        upstream, timeout_s = self._upstream, self._fleet.settings.connect_timeout_s
+        while True:
+            try:
+                return await upstream.ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest(), timeout_s)
+            except DrainingError as error:
+                if error.metadata.get("phase") != "STARTING":
+                    raise
+            await self._until_started()
+
+    async def _until_started(self) -> None:
+        async with aclosing(self._reports()) as reports:
+            async for report in reports:
+                if report.state.phase != types_pb2.PHASE_STARTING:
+                    return
+                self._check_alone(report.state.instance_id)
+                self._member.starts(report.state)
+                self._fleet.refresh(self._upstream)
+
+    async def _reports(self) -> AsyncGenerator[control_pb2.WatchStatusResponse, None]:
+        settings = self._fleet.settings
         request = control_pb2.WatchStatusRequest(
             interval=duration_of(settings.report_interval_s), heartbeat=duration_of(settings.heartbeat_s)
         )
-        has_loras = "lora" in info.features
+        upstream = self._upstream
         call = upstream.control.WatchStatus(request, metadata=upstream.metadata)
         try:
             while True:
-                await self._take(await self._next(call), has_loras=has_loras)
+                yield await self._next(call)
         finally:
             call.cancel()
 

@@ -64,7 +64,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._rates = {role: Rate(per_s) for role, per_s in rates.items()}
         self._methods = methods
         self._sans_of = sans_of
-        self._checked: dict[str, Handler] = {}  # by method; as many as the server has
+        self._checked: dict[str, tuple[Handler, Handler]] = {}  # by method; as many as the server has
 
     async def intercept_service(
         self,
@@ -114,8 +114,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             )
 
     def _checking(self, handler: Handler, method: str) -> Handler:
-        if (checked := self._checked.get(method)) is None:
-            self._checked[method] = checked = _checked_handler(handler, lambda context: self._check(context, method))
+        # The handler of a method changes when the daemon has started.
+        known = self._checked.get(method)
+        if known is not None and known[0] is handler:
+            return known[1]
+        checked = _checked_handler(handler, lambda context: self._check(context, method))
+        self._checked[method] = handler, checked
         return checked
 
     def _check(self, context: Context, method: str) -> None:

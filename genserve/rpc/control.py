@@ -1,16 +1,12 @@
 """ControlService."""
 
-import asyncio
-import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
-from genserve.control.state import EngineState, StateBoard
+from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.engine.types import Load
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
@@ -20,16 +16,12 @@ from genserve.rpc.convert.control import (
     sleep_arguments,
     to_lora,
     to_server_info,
-    to_status,
-    watch_heartbeat_s,
-    watch_interval_s,
 )
 from genserve.rpc.convert.values import to_lease
-from genserve.rpc.watchers import Watchers
+from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
 from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.push.in_flight import PushInFlight
 from genserve.weights.registry import PushRegistry
 
 if TYPE_CHECKING:
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
 RESET_TIMEOUT_S = 60.0
 
 
-class ControlServicer(ControlServiceServicer):
+class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[misc]  # the stubs know generators only
     """Operates the engine."""
 
     def __init__(
@@ -51,15 +43,14 @@ class ControlServicer(ControlServiceServicer):
         pushes: PushRegistry,
         facts: Callable[[], ServerFacts],
     ) -> None:
+        super().__init__(board, pushes.in_flight)
         self._engine = engine
         self._loras = loras
-        self._pushes = pushes
         self._pauses = pauses
         self._sleeps = sleeps
         self._board = board
         self._answer = Answers(board.state)
         self._facts = facts
-        self._watchers = Watchers("the status")
 
     async def Pause(
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
@@ -94,49 +85,6 @@ class ControlServicer(ControlServiceServicer):
         """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
         return self._answer(control_pb2.ResumeResponse, lease_expired=lease_expired)
-
-    async def GetStatus(
-        self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
-    ) -> control_pb2.GetStatusResponse:
-        """State and load."""
-        return to_status(control_pb2.GetStatusResponse, *self._status(), time.time())
-
-    async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
-        self,
-        request: control_pb2.WatchStatusRequest,
-        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
-    ) -> None:
-        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
-        engine."""
-        interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
-        with self._watchers.joined():
-            await self._watch(interval_s, heartbeat_s, context)
-
-    async def _watch(
-        self,
-        interval_s: float,
-        heartbeat_s: float,
-        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
-    ) -> None:
-        sent, silent_at_s = None, math.inf
-        while True:
-            is_last = self._board.is_over
-            status = self._status()
-            if status != sent or time.monotonic() >= silent_at_s:
-                await context.write(to_status(control_pb2.WatchStatusResponse, *status, time.time()))
-                sent = status  # changes during the write are not sent again
-                silent_at_s = time.monotonic() + heartbeat_s
-            elif is_last:
-                return
-            else:
-                try:
-                    async with asyncio.timeout(min(interval_s, silent_at_s - time.monotonic())):
-                        await self._board.wait_change()
-                except TimeoutError:
-                    pass
-
-    def _status(self) -> tuple[EngineState, Load, tuple[PushInFlight, ...]]:
-        return self._board.state(), self._engine.load(), self._pushes.in_flight()
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"

@@ -35,7 +35,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     reflection are not, and raise nothing."""
 
     def __init__(self) -> None:
-        self._guarded: dict[str, Handler] = {}  # by method; as many as the server has
+        self._guarded: dict[str, tuple[Handler, Handler]] = {}  # by method: its handler, and that guarded
 
     async def intercept_service(
         self,
@@ -44,13 +44,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """The handler of a method, guarded."""
         method = handler_call_details.method
-        guarded = self._guarded.get(method)
-        if guarded is not None:
-            return guarded
         handler = await continuation(handler_call_details)
         if handler is None:
             return None  # gRPC reports an unknown method
-        self._guarded[method] = guarded = _guarded_handler(handler, method)
+        known, guarded = self._guarded.get(method, (None, handler))
+        if known is not handler:  # a daemon has other handlers once its engine is there
+            guarded = _guarded_handler(handler, method)
+            self._guarded[method] = (handler, guarded)
         return guarded
 
 

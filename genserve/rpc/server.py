@@ -5,9 +5,9 @@ all addresses of a server.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
@@ -38,6 +38,8 @@ from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.services import Services, ServiceTable, method_handler
+from genserve.rpc.starting import add_starting
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.security.caller import Caller
@@ -52,11 +54,12 @@ from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
 
-SERVICE_NAMES = tuple(
-    service.full_name
+SERVICES = tuple(
+    service
     for file in (generation_pb2, weights_pb2, control_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
+SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outputs")
 
 
@@ -88,42 +91,59 @@ class ServerParts:
         return not self.config.no_shared_memory
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A running server. `address` is the one for clients: the TCP address if there is one."""
+class DaemonServer:
+    """Listens from the start of the daemon to its end. `address` is the one for clients: the TCP address if there is
+    one."""
 
-    address: str
-    servers: tuple[grpc.aio.Server, ...]
+    def __init__(self, server: grpc.aio.Server, services: Services, address: str) -> None:
+        """The server has started."""
+        self._services = services
+        self._servers = [server]
+        self.address = address
+
+    @classmethod
+    async def open(
+        cls,
+        config: ServeConfig,
+        board: StateBoard,
+        callers: Callers | None = None,
+        observers: Sequence[CallObserver] = (),
+    ) -> Self:
+        """Starts listening. Until `serve` it tells how far the daemon is. Raises OSError naming an address that cannot
+        be used, and CertificateError."""
+        table = ServiceTable()
+        add_starting(table, SERVICES, board)
+        _add_common(table, config, board)
+        server = make_server(config, callers, observers)
+        services = Services.of(server, table)
+        address = bind(server, config.host, config.port, config.uds, config.certificate)
+        await server.start()
+        return cls(server, services, address)
+
+    async def serve(self, parts: ServerParts) -> None:
+        """Every method is served from now on. Raises OSError if there is no address for receiving processes."""
+        weights = WeightServicer(
+            parts.pushes,
+            parts.resident,
+            parts.transfers,
+            parts.engine,
+            parts.pauses,
+            parts.board,
+            parts.checkpoint,
+            parts.processes,
+            parts.peers,
+            takes_segments=parts.takes_segments,
+        )
+        if parts.ingest is not None:
+            relay = _relay_server(parts, weights)
+            add_port(relay, parts.ingest.address)
+            await relay.start()
+            self._servers.append(relay)
+        self._services.become(_services(parts, weights))
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, and ends the running ones after `grace_s` seconds."""
-        await asyncio.gather(*(server.stop(grace_s) for server in self.servers))
-
-
-async def start_server(parts: ServerParts) -> RunningServer:
-    """Starts listening. Raises OSError naming an address that cannot be used."""
-    weights = WeightServicer(
-        parts.pushes,
-        parts.resident,
-        parts.transfers,
-        parts.engine,
-        parts.pauses,
-        parts.board,
-        parts.checkpoint,
-        parts.processes,
-        parts.peers,
-        takes_segments=parts.takes_segments,
-    )
-    server = _public_server(parts, weights)
-    config = parts.config
-    address = bind(server, config.host, config.port, config.uds, config.certificate)
-    servers = [server]
-    if parts.ingest is not None:
-        servers.append(_relay_server(parts, weights))
-        add_port(servers[-1], parts.ingest.address)
-    for each in servers:
-        await each.start()
-    return RunningServer(address, tuple(servers))
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
 
 class FrontendState(HasPhase, Serving, Protocol):
@@ -148,9 +168,9 @@ def frontend_server(
     return server
 
 
-def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
-    """A server with all services, bound to no address yet."""
-    server = make_server(parts.config, parts.callers, parts.observers)
+def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
+    """All services."""
+    table = ServiceTable()
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -175,18 +195,24 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         frontends.live_ports if frontends is not None else tuple,
         WriteDeadline(parts.config.write_timeout_s),
     )
-    _add_generation(server, generation, parts.engine.info.max_request_bytes)
-    _add_weights(server, weights)
+    _add_generation(table.as_server, generation, parts.engine.info.max_request_bytes)
+    _add_weights(table.as_server, weights)
     add_ControlServiceServicer_to_server(
-        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts), server
+        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts),
+        table.as_server,
     )
-    add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
+    _add_common(table, parts.config, parts.board)
+    return table
+
+
+def _add_common(table: ServiceTable, config: ServeConfig, board: StateBoard) -> None:
+    """What a daemon answers at any time."""
+    add_HealthServicer_to_server(HealthServicer(board, SERVICE_NAMES), table.as_server)
     names = [*SERVICE_NAMES, health.SERVICE_NAME]
-    if parts.config.channelz:
-        add_channelz(server)
+    if config.channelz:
+        add_channelz(table.as_server)
         names.append(channelz.SERVICE_NAME)
-    add_reflection(server, names)
-    return server
+    add_reflection(table.as_server, names)
 
 
 def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
@@ -231,16 +257,9 @@ def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_r
     used."""
     add_GenerationServiceServicer_to_server(servicer, server)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
-    kinds: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
     handlers = {
-        method.name: kinds[method.client_streaming, method.server_streaming](
-            getattr(servicer, method.name),
-            request_deserializer=receiver(GetMessageClass(method.input_type), max_request_bytes),
-            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        method.name: method_handler(
+            method, getattr(servicer, method.name), receiver(GetMessageClass(method.input_type), max_request_bytes)
         )
         for method in service.methods
     }

@@ -170,6 +170,7 @@ class EngineState(_message.Message):
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DISCARDED_FIELD_NUMBER: _builtins.int
+    STARTUP_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Changes whenever the engine is started anew."""
     weight_version: _builtins.int
@@ -190,6 +191,10 @@ class EngineState(_message.Message):
     def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is asleep: "scheduling" whenever anything is, "weights", "kv_cache". Without "weights" pushes are accepted."""
 
+    @_builtins.property
+    def startup(self) -> Global___Startup:
+        """What the daemon does before it serves; only in PHASE_STARTING."""
+
     def __init__(
         self,
         *,
@@ -201,14 +206,49 @@ class EngineState(_message.Message):
         waiting_requests: _builtins.int = ...,
         asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
         weights_discarded: _builtins.bool = ...,
+        startup: Global___Startup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["startup", b"startup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version", "weights_discarded", b"weights_discarded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "running_requests", b"running_requests", "startup", b"startup", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version", "weights_discarded", b"weights_discarded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
+@_typing.final
+class Startup(_message.Message):
+    """How far a start has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STEP_BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """What the daemon does now, for people: "loading weights", "compiling", ..."""
+    @_builtins.property
+    def step_begin_time(self) -> _timestamp_pb2.Timestamp:
+        """When it began this, by its clock."""
+
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """When the start began."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        step_begin_time: _timestamp_pb2.Timestamp | None = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "step_begin_time", b"step_begin_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "step", b"step", "step_begin_time", b"step_begin_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Startup: _TypeAlias = Startup  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -63,6 +65,14 @@ class DaemonProcess:
         finally:
             timer.cancel()
         raise AssertionError(f"the daemon ended with {self.process.wait()}:\n{self.stderr[-4000:]}")
+
+    def wait_listening(self) -> str:
+        """Waits until it says where it listens, which it does before its engine starts; the address."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while (found := re.search(r"starting the engine for .*; (\S+) tells how far it is", self.stderr)) is None:
+            assert self.process.poll() is None and time.monotonic() < deadline_s, self.stderr[-4000:]
+            time.sleep(0.02)
+        return found[1]
 
     @property
     def stderr(self) -> str:

@@ -27,7 +27,7 @@ from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.observed import CallObserver
-from genserve.rpc.server import ServerParts, start_server
+from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
 from genserve.v1.control_pb2_grpc import ControlServiceStub
@@ -192,11 +192,14 @@ async def serving(
     processes: DaemonProcesses | None = None,
     instance_id: str = "test",
     observers: Sequence[CallObserver] = (),
+    opened: DaemonServer | None = None,
+    board: StateBoard | None = None,
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
-    one, in which the trainer runs as well."""
+    one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
     engine, leases = GeneratingEngine(), LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, instance_id)
+    board = board or StateBoard(engine, lambda: leases.active, instance_id)
+    board.attach(engine)
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     applier = PushApplier(engine, pauses, board, resident)
@@ -218,11 +221,12 @@ async def serving(
         max_staging_bytes,
         ingest,
         processes or DaemonProcesses(idle_process().pid),
-        observers=observers,
         callers=open_access_list(AccessSource(config.auth_file)),
         peers=Caller(config.peers),
+        observers=observers,
     )
-    server = await start_server(parts)
+    server = opened or await DaemonServer.open(config, board, parts.callers, observers)
+    await server.serve(parts)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             yield Daemon(engine, board, pauses, resident, pushes, channel, server.address, parts)

@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
 from genserve.cli.quantities import mean_rate, rate_text, share_text, sizes_text
 from genserve.cli.streams import print_json
+from genserve.errors import DrainingError, EngineDeadError
 
 if TYPE_CHECKING:
     from genserve.client import Client, EngineState, PauseLease, PushInFlight, ServerInfo, Status
@@ -42,10 +43,12 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints a table, or JSON lines."""
     with open_client(args) as client:
-        info = client.server_info()
+        info: ServerInfo | None = None
         for number, status in enumerate(_statuses(client, watch=args.watch)):
+            info = info or _server_info(client)
             if args.json:
-                print_json(status.message, **{name: getattr(info, field) for name, field in _OF_THE_DAEMON.items()})
+                told = {} if info is None else {name: getattr(info, field) for name, field in _OF_THE_DAEMON.items()}
+                print_json(status.message, **told)
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
@@ -53,17 +56,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _server_info(client: "Client") -> "ServerInfo | None":
+    """None while the engine starts, and if it never will have started."""
+    try:
+        return client.server_info()
+    except (DrainingError, EngineDeadError):
+        return None
+
+
 def state_line(state: "EngineState") -> str:
     """The phase, and what is asleep."""
     return f"{state.phase}: {_asleep_row(state)}" if state.asleep_tags else state.phase
 
 
-def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
+def status_table(status: "Status", info: "ServerInfo | None", now: datetime) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for front ends, for the OpenAI server
     and for what is asleep if there are any, one for each pause and each push in flight. `now` counts if the daemon does
     not tell its own time."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
+    if info is None:
+        doing = [("doing", state.startup.described(now))] if state.startup is not None else []
+        return _table([("phase", state.phase), *doing])
     rows = [
         ("phase", state.phase),
         ("version", str(state.weight_version)),
@@ -77,6 +91,10 @@ def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
         *(("push", _push_row(push, now)) for push in status.pushes),
     ]
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<8} {value}" for name, value in rows)
 
 

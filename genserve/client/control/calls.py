@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from typing import Final
 
 import grpc.aio
@@ -159,8 +160,8 @@ class ControlCalls(ServiceCalls):
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Waits until the daemon says that it is serving. The daemon need not be started yet.
 
-        Raises DeadlineError, which names the phase of a daemon that answers. Nobody else may wake up a daemon that
-        sleeps.
+        Raises DeadlineError, which names the phase of a daemon that answers, and what it does while it starts. Nobody
+        else may wake up a daemon that sleeps.
         """
         connection = self._connection
         answers = False
@@ -185,7 +186,10 @@ class ControlCalls(ServiceCalls):
     async def _why_not_ready(self) -> str:
         """The reason why a daemon that answers does not serve; "" if unknown."""
         try:
-            phase = (await self.status(timeout_s=_LAST_LOOK_S)).state.phase
+            state = (await self.status(timeout_s=_LAST_LOOK_S)).state
         except GenserveError:
             return ""
-        return ": it is asleep; wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"
+        if state.phase == "sleeping":
+            return ": it is asleep; wake it up (wake_up(), genserve wake-up)"
+        doing = "" if state.startup is None else f": {state.startup.described(datetime.now(UTC))}"
+        return f": it is {state.phase}{doing}"

@@ -1,7 +1,7 @@
 """The engine as the control plane reports it: state, leases, load, what is served."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from google.protobuf.message import Message
 
@@ -27,13 +27,35 @@ class PauseLease:
 
 
 @dataclass(frozen=True, slots=True)
+class Startup:
+    """How far a start has come. `step` is what the daemon does now, for people, since `step_begin_time`; the start
+    began at `begin_time`. Times are UTC, by the daemon's clock."""
+
+    step: str
+    step_begin_time: datetime
+    begin_time: datetime
+
+    @classmethod
+    def of(cls, message: types_pb2.Startup) -> "Startup":
+        """From the wire."""
+        begin_time = message.begin_time.ToDatetime(tzinfo=UTC)
+        return cls(message.step, message.step_begin_time.ToDatetime(tzinfo=UTC), begin_time)
+
+    def described(self, now: datetime) -> str:
+        """The step and how long it and the start have taken, for people."""
+        step_s, all_s = (max((now - each).total_seconds(), 0.0) for each in (self.step_begin_time, self.begin_time))
+        return f"{self.step}, for {step_s:.0f} s ({all_s:.0f} s since the start)"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """What the engine is doing. `phase` is one of starting, running, paused, applying, tainted, sleeping, draining,
     dead.
 
     Running and waiting count sequences. `weight_version` is 0 before the first push. `asleep_tags` are the parts that
     are asleep, of scheduling, weights and kv_cache; pushes are accepted if weights is not among them.
-    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since.
+    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
+    daemon does before it serves, None afterwards.
     """
 
     instance_id: str
@@ -44,6 +66,7 @@ class EngineState:
     waiting_requests: int
     asleep_tags: list[str] = field(default_factory=list)
     weights_discarded: bool = False
+    startup: Startup | None = None
 
     @classmethod
     def of(cls, message: types_pb2.EngineState) -> "EngineState":
@@ -57,6 +80,7 @@ class EngineState:
             waiting_requests=message.waiting_requests,
             asleep_tags=list(message.asleep_tags),
             weights_discarded=message.weights_discarded,
+            startup=Startup.of(message.startup) if message.HasField("startup") else None,
         )
 
 

@@ -5,15 +5,11 @@ one.
 """
 
 import asyncio
-import copy
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
-from vllm.usage.usage_lib import UsageContext
-from vllm.utils.network_utils import get_ip
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
@@ -31,59 +27,34 @@ from genserve.engine.types import (
 from genserve.engine.vllm.activity import Processes
 from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
 from genserve.engine.vllm.clients.others import OtherClients
-from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.clients.seat import Seat
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
+from genserve.engine.vllm.launch import EngineOptions, Launched, launch
 from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.openai.relay import Relay
-from genserve.engine.vllm.requests.intake import Intake, IntakeLimits
+from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
-from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
-from genserve.engine.vllm.start.daemon_address import daemon_address
-from genserve.engine.vllm.start.series import stat_loggers
+from genserve.engine.vllm.start import progress as steps
+from genserve.engine.vllm.start.config import AsyncEngineArgs
+from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
-from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """`limits`: of requests; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`:
-    where the daemon listens; `clients`: the processes that send requests; `peers`: how workers on other hosts call the
-    daemon; `with_series`: they count vLLM's series, but not with --disable-log-stats."""
-
-    limits: IntakeLimits
-    weight_update: str = "auto"
-    host: str = "127.0.0.1"
-    port: int = 0
-    clients: Clients = ALONE
-    peers: CallerFiles = PLAINTEXT
-    with_series: bool = False
-
-
 class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
-    def __init__(
-        self,
-        started: StartedEngine,
-        args: AsyncEngineArgs,
-        rows: ClientRows,
-        options: EngineOptions,
-        address: str,
-    ) -> None:
-        """`args`: as the engine got them; `rows`: of all clients; `address`: at which other hosts reach the daemon, if
-        there are any."""
+    def __init__(self, launched: Launched) -> None:
+        started, args, rows, options = launched.started, launched.args, launched.rows, launched.options
         llm = started.llm
         config = llm.vllm_config
         parallel = config.parallel_config
@@ -108,9 +79,10 @@ class VllmEngine:
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
-        self._weights = LiveWeights(llm, self._liveness, workers, address, options.peers)
+        self._weights = LiveWeights(llm, self._liveness, workers, launched.address, options.peers)
         self._tasks: tuple[str, ...] = ()  # what the engine says that it can do
-        self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
+        self.warnings = launched.warnings
+        """One line for each setting that has a cost when weights are pushed."""
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
         self._row = rows.row(options.clients.daemon_index)
@@ -121,28 +93,21 @@ class VllmEngine:
         self._elsewhere: list[OtherClients] = [] if self.openai is None else [self.openai]
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
-        """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
-        options = replace(options, with_series=options.with_series and not args.disable_log_stats)
-        args = vllm_config.adapted(args, options.weight_update)
-        logging_config = args.create_logging_config()
-        given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
-        with vllm_config.start_explained(args):
-            # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
-            config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
-            warnings = refusals.check(config)
-            address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
-            options = replace(options, clients=clients.possible(config, options.clients))
-            rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
-            row = rows.row(options.clients.daemon_index)
-            loggers = stat_loggers(row, with_series=options.with_series)
-            started = clients.start(config, args, loggers, options.clients, rows.counters)
-        llm = started.llm
-        llm.vllm_config.logging_config = logging_config  # without the file of the start, for front ends
-        engine = cls(started, given, rows, options, address)
-        engine.warnings = warnings
+    async def start(
+        cls, args: AsyncEngineArgs, options: EngineOptions, tell: Callable[[str], None] = lambda _: None
+    ) -> "VllmEngine":
+        """Starts the engine processes and makes every worker ready for pushes. The event loop goes on meanwhile. `tell`
+        gets what the start does, for people."""
+        progress = Progress(tell)
+        with progress.listening():
+            progress.reach(steps.CONFIGURATION)
+            launched = await asyncio.to_thread(launch, args, options, progress)
+        progress.reach(steps.ATTACHING)
+        llm = launched.started.llm
+        engine = cls(launched)
         try:
-            assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
+            # internal: vLLM calls this itself where it is made on an event loop. The task ends when EngineCore dies.
+            llm._run_output_handler()
             manager = llm.engine_core.resources.engine_manager
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(end_of(manager)))
             engine._tasks = await engine._liveness.call(
@@ -159,6 +124,7 @@ class VllmEngine:
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
+            progress.reach(steps.SERVING)
         except BaseException:
             await engine.stop()
             raise

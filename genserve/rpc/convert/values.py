@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
+from genserve.control.startup import Startup
 from genserve.control.state import EngineState
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
@@ -89,4 +90,13 @@ def to_state(state: EngineState) -> types_pb2.EngineState:
         waiting_requests=state.waiting_requests,
         asleep_tags=state.asleep_tags,
         weights_discarded=state.weights_discarded,
+        startup=None if state.startup is None else _to_startup(state.startup),
+    )
+
+
+def _to_startup(startup: Startup) -> types_pb2.Startup:
+    return types_pb2.Startup(
+        step=startup.step,
+        step_begin_time=to_timestamp(startup.step_begin_s),
+        begin_time=to_timestamp(startup.begin_s),
     )

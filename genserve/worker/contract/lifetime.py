@@ -63,8 +63,8 @@ def _end_with_process(pid: int, _own_pid: int) -> None:
 @cache
 def end_with_address(address: str, start_timeout_s: float = _START_TIMEOUT_S) -> None:
     """Ends this process when nobody listens at "HOST:PORT" any more: after some seconds if that host says so, after
-    a minute if it does not answer. The daemon begins to listen after its workers have been attached, so it has
-    `start_timeout_s` at first."""
+    a minute if it does not answer. The daemon may be started after its workers, so it has `start_timeout_s` at
+    first."""
 
     def watch() -> None:
         _wait_for_end(address, start_timeout_s)

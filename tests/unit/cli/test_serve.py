@@ -106,7 +106,6 @@ def serve_without_vllm(*flags: str) -> "subprocess.CompletedProcess[str]":
     "flags",
     [
         ["--allow_insecure", "--host=0.0.0.0"],
-        ["--config", "x.yaml", "--host=0.0.0.0"],
         ["--model", "Qwen/Qwen3-8B"],
         ["--model", "/"],
         ["--max_model_len", "7", "--tensor-par=2", "-tp", "2"],
@@ -114,11 +113,10 @@ def serve_without_vllm(*flags: str) -> "subprocess.CompletedProcess[str]":
         ["--help"],
         ["--help=genserve"],
         ["--served-model-name", "--model of today"],
-        ["--config", "x.yaml", "--bogus"],
     ],
 )
 def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
-    """With underscores, shortened if they are vLLM's, by the key of an object, or in a file that only vLLM reads; a
+    """With underscores, shortened if they are vLLM's, or by the key of an object; a
     model may be a repository's name."""
     serve.check_flags(flags, "genserve serve")
 

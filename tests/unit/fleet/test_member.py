@@ -41,8 +41,13 @@ def test_a_replica_is_connecting_until_it_has_told_its_state() -> None:
     """And while its engine starts."""
     member = Member("a:1")
     assert member.where(ONE) == (ReplicaState.CONNECTING, "it has not answered yet")
-    member.reported(engine(types_pb2.PHASE_STARTING), control_pb2.Load())
+    member.lost("it was not there")
+    starting = engine(types_pb2.PHASE_STARTING)
+    member.starts(starting)
     assert member.where(ONE) == (ReplicaState.CONNECTING, "its engine is starting")
+    starting.startup.step = "loading weights"
+    member.starts(starting)
+    assert member.where(ONE) == (ReplicaState.CONNECTING, "its engine is starting: loading weights")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from genserve.worker.contract.vllm_settings import (
 )
 
 _MAX_CPU_LORAS = 8
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _DRAFTS = "draft.*"
 _JSON = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__name__}"}
 """vLLM's name for the parameters of a draft model; the one pattern that need not match a parameter."""
@@ -105,6 +106,10 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
         args.worker_cls = RESERVING_WORKER
     args.worker_extension_cls = _extension(args.worker_extension_cls)
     end_spawned_with_this_process()
+    # The daemon serves its port while the engine starts: a process that is forked from it would have the locks of
+    # gRPC's threads without the threads. `vllm serve` has this default too.
+    if os.environ.setdefault(_START_METHOD, "spawn") != "spawn":
+        raise ValueError(f"{_START_METHOD}: no process can be forked from the daemon, which has threads: unset it")
     args.use_tqdm_on_load = False
     if args.enable_lora and args.max_cpu_loras is None:
         # vLLM's default is the number of adapters in one step. A new adapter is held beside the one that it replaces.
@@ -141,9 +146,9 @@ def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
     return config
 
 
-def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
+def start_explained(args: AsyncEngineArgs, progress_path: str = "") -> AbstractContextManager[None]:
     """A context in which to start the engine: a failure becomes an EngineStartError. A user's own logging configuration
-    is not changed; then a failure keeps vLLM's text."""
+    is not changed; then a failure keeps vLLM's text, and `progress_path`, where a Progress listens, gets nothing."""
     wanted = args.create_logging_config()
     if wanted.pylogging_config_file is not None or not wanted.configure_logging or wanted.formatter != "text":
         return nullcontext()
@@ -162,7 +167,7 @@ def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
         "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
         "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
     }
-    return start_failure.explained(config, use, args.model)
+    return start_failure.explained(config, use, args.model, progress_path)
 
 
 def _extension(asked: str) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from genserve.engine.vllm.start.progress import ProgressHandler
+
 _LAST_WORDS = "failed to start."
 _POINTS_ELSEWHERE = "root cause"
 _MAX_LENGTH = 2000
@@ -41,16 +43,21 @@ class ReportHandler(logging.Handler):
 
 
 @contextmanager
-def explained(logging_config: Mapping[str, Any], use: Callable[[str], None], model: str) -> Iterator[None]:
+def explained(
+    logging_config: Mapping[str, Any], use: Callable[[str], None], model: str, progress_path: str = ""
+) -> Iterator[None]:
     """Turns an exception within the block into an EngineStartError, which names the root cause.
 
     `logging_config` is what vLLM would pass to logging.config.dictConfig; `use` makes it read this from a JSON file
-    instead. `model` is what --model says.
+    instead. `model` is what --model says. `progress_path`: where a Progress listens, if one does.
     """
     with TemporaryDirectory(prefix="genserve-start-") as directory:
         report, config = Path(directory, "report"), Path(directory, "logging.json")
         report.touch()
-        config.write_text(json.dumps(_with_report(logging_config, str(report))))
+        reporting = _with_handler(logging_config, "genserve", ReportHandler, str(report))
+        if progress_path:
+            reporting = _with_handler(_at_least_info(reporting), "genserve-progress", ProgressHandler, progress_path)
+        config.write_text(json.dumps(reporting))
         use(str(config))
         try:
             yield
@@ -85,11 +92,18 @@ def naming(model: str, reason: str) -> str:
     return f"--model {model}: {reason.removeprefix(kind)}"
 
 
-def _with_report(default: Mapping[str, Any], path: str) -> dict[str, Any]:
-    logger = default["loggers"]["vllm"]
-    handler = {"class": f"{__name__}.{ReportHandler.__name__}", "path": path}
+def _with_handler(base: Mapping[str, Any], name: str, kind: type[logging.Handler], path: str) -> dict[str, Any]:
+    logger = base["loggers"]["vllm"]
+    handler = {"class": f"{kind.__module__}.{kind.__name__}", "path": path}
     return {
-        **default,
-        "handlers": {**default["handlers"], "genserve": handler},
-        "loggers": {**default["loggers"], "vllm": {**logger, "handlers": [*logger["handlers"], "genserve"]}},
+        **base,
+        "handlers": {**base["handlers"], name: handler},
+        "loggers": {**base["loggers"], "vllm": {**logger, "handlers": [*logger["handlers"], name]}},
     }
+
+
+def _at_least_info(base: Mapping[str, Any]) -> dict[str, Any]:
+    """The logger lets INFO pass, to handlers with levels of their own."""
+    logger = base["loggers"]["vllm"]
+    level = logger["level"] if logging.getLevelNamesMapping()[logger["level"]] <= logging.INFO else "INFO"
+    return {**base, "loggers": {**base["loggers"], "vllm": {**logger, "level": level}}}

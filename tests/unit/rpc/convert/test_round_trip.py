@@ -39,6 +39,7 @@ from genserve.weights.push.types import Applied, PushReport
 from tests.unit.rpc.convert.distinct import distinct, said
 
 LEASE_NAMES = {"expire_time_s": "expire_time"}
+STARTUP_NAMES = {"step_begin_s": "step_begin_time", "begin_s": "begin_time"}
 
 
 def sent(message: Any) -> Any:
@@ -57,7 +58,11 @@ def test_a_lease_and_a_state() -> None:
     expected = renamed(said(lease), {**LEASE_NAMES, "ttl_s": ""})
     assert said(told.PauseLease.of(sent(to_lease(lease)))) == expected
     state = distinct(EngineState)
-    expected = {**said(state), "pauses": [renamed(said(x), {**LEASE_NAMES, "ttl_s": ""}) for x in state.pauses]}
+    expected = {
+        **said(state),
+        "pauses": [renamed(said(x), {**LEASE_NAMES, "ttl_s": ""}) for x in state.pauses],
+        "startup": renamed(said(state.startup), STARTUP_NAMES),
+    }
     assert said(told.EngineState.of(sent(to_state(state)))) == expected
 
 

@@ -1,0 +1,56 @@
+"""The command line of `genserve serve`: the daemon's flags, vLLM's engine flags, and those of its OpenAI server."""
+
+import argparse
+from collections.abc import Sequence
+
+from genserve.config import ServeConfig, check_model
+from genserve.demo_model import built_demo_model
+from genserve.engine.vllm.launch import EngineOptions, configured
+from genserve.engine.vllm.openai import flags as openai_flags
+from genserve.engine.vllm.requests.intake import IntakeLimits
+from genserve.engine.vllm.start import config as vllm_config
+
+_DESCRIPTION = (
+    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
+    "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
+)
+
+
+def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
+    """The daemon's settings, and all flags. Wrong flags raise SystemExit, as argparse does."""
+    parser = vllm_config.parser("genserve serve", _DESCRIPTION)
+    ServeConfig.add_flags(parser)
+    openai_flags.add_flags(parser)
+    flags = parser.parse_args(argv)
+    try:
+        config = ServeConfig.from_flags(vars(flags))
+        if flags.model is not None:
+            check_model(flags.model)
+    except ValueError as error:
+        parser.error(str(error))
+    return config, flags
+
+
+def check_refused(config: ServeConfig, flags: argparse.Namespace) -> None:
+    """Raises ValueError or EngineStartError for flags that are refused whatever the model is."""
+    vllm_config.check_flags(flags, config.weight_update)
+    openai_flags.check_flags(flags, config)
+
+
+def check(argv: Sequence[str]) -> tuple[str, ...]:
+    """All that can be checked without a process of the engine, as a start checks it. Returns warnings. Raises
+    SystemExit, ValueError and EngineStartError."""
+    config, flags = parse(argv)
+    check_refused(config, flags)
+    if flags.model is None:
+        if (model := built_demo_model()) is None:
+            return ("the built-in model is built at the first start, and its flags are checked then",)
+        flags.model = str(model)
+    args = vllm_config.engine_args(flags)
+    if config.headless:
+        return ()
+    limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
+    options = EngineOptions(limits, config.weight_update, config.host, config.port)
+    args = vllm_config.adapted(args, config.weight_update)
+    with vllm_config.start_explained(args):
+        return configured(args, options).warnings

@@ -1,0 +1,83 @@
+"""The methods that a server has. They change while it runs: a daemon answers before its engine is there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+Handler = Any
+"""A grpc.RpcMethodHandler, whose types are those of one method."""
+
+_KINDS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def method_handler(
+    method: MethodDescriptor, behavior: Callable[..., Any], request_deserializer: Callable[[bytes], Any] | None = None
+) -> Handler:
+    """The handler of a method. `request_deserializer`: default: what the generated code uses."""
+    make = _KINDS[method.client_streaming, method.server_streaming]
+    return make(
+        behavior,
+        request_deserializer=request_deserializer or GetMessageClass(method.input_type).FromString,
+        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+    )
+
+
+class ServiceTable:
+    """Takes handlers as a server does, and finds them as a server does: the handler of a method that was added last is
+    used, and generic handlers come after all others."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._generic: list[grpc.GenericRpcHandler] = []
+
+    @property
+    def as_server(self) -> grpc.aio.Server:
+        """For functions that add services, which only know servers."""
+        return cast(grpc.aio.Server, self)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        """As grpc.aio.Server has it."""
+        self._handlers.update({f"/{service_name}/{name}": handler for name, handler in method_handlers.items()})
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """As grpc.aio.Server has it."""
+        self._generic.extend(generic_rpc_handlers)
+
+    def service(self, details: grpc.HandlerCallDetails) -> Handler | None:
+        """The handler of a method, if there is one."""
+        if (handler := self._handlers.get(details.method)) is not None:
+            return handler
+        found = (each.service(details) for each in self._generic)
+        return next((handler for handler in found if handler is not None), None)
+
+
+class Services(grpc.GenericRpcHandler):
+    """What a server serves now. gRPC takes handlers only before a server starts, so it has this one, and its table may
+    be exchanged at any time. Calls that run keep their handlers."""
+
+    def __init__(self, table: ServiceTable) -> None:
+        self._table = table
+
+    @classmethod
+    def of(cls, server: grpc.aio.Server, table: ServiceTable) -> Self:
+        """The services of a server that has not started."""
+        services = cls(table)
+        server.add_generic_rpc_handlers((services,))
+        return services
+
+    def become(self, table: ServiceTable) -> None:
+        """From now on calls find their handlers in this table."""
+        self._table = table
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """gRPC asks this for each call."""
+        return self._table.service(handler_call_details)

@@ -1,0 +1,69 @@
+"""GetStatus and WatchStatus, which a daemon answers from its first moment to its last."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from genserve.control.state import EngineState, StateBoard
+from genserve.engine.types import Load
+from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.watchers import Watchers
+from genserve.v1 import control_pb2
+from genserve.weights.push.in_flight import PushInFlight
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+
+class StatusAnswers:
+    """The two methods of ControlService that need no engine. `in_flight`: the pushes that are on their way."""
+
+    def __init__(self, board: StateBoard, in_flight: Callable[[], tuple[PushInFlight, ...]] = tuple) -> None:
+        self._board = board
+        self._in_flight = in_flight
+        self._watchers = Watchers("the status")
+
+    async def GetStatus(
+        self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.GetStatusResponse:
+        """State and load."""
+        return to_status(control_pb2.GetStatusResponse, *self._status(), time.time())
+
+    async def WatchStatus(
+        self,
+        request: control_pb2.WatchStatusRequest,
+        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
+    ) -> None:
+        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
+        engine."""
+        interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
+        with self._watchers.joined():
+            await self._watch(interval_s, heartbeat_s, context)
+
+    async def _watch(
+        self,
+        interval_s: float,
+        heartbeat_s: float,
+        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
+    ) -> None:
+        sent, silent_at_s = None, math.inf
+        while True:
+            is_last = self._board.is_over
+            status = self._status()
+            if status != sent or time.monotonic() >= silent_at_s:
+                await context.write(to_status(control_pb2.WatchStatusResponse, *status, time.time()))
+                sent = status  # changes during the write are not sent again
+                silent_at_s = time.monotonic() + heartbeat_s
+            elif is_last:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(min(interval_s, silent_at_s - time.monotonic())):
+                        await self._board.wait_change()
+                except TimeoutError:
+                    pass
+
+    def _status(self) -> tuple[EngineState, Load, tuple[PushInFlight, ...]]:
+        return self._board.state(), self._board.load(), self._in_flight()

@@ -1,0 +1,126 @@
+"""What a start would find wrong is found without it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from genserve.config import ServeConfig
+from genserve.doctor import start_checks
+from genserve.doctor.room.size import Memory
+from genserve.doctor.start_checks import CHECKS, Finding, Start, findings
+from genserve.worker.contract.placement import GIB
+from tests.support import models
+
+OPEN = ServeConfig(port=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that can be served."""
+    return models.tiny_qwen3(tmp_path_factory.mktemp("model"))
+
+
+def found(config: ServeConfig, model: Path, names: Sequence[str]) -> dict[str, Finding]:
+    """What these checks say."""
+    chosen = tuple(each for each in CHECKS if each[0] in names)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(start_checks, "CHECKS", chosen)
+        start = Start(config, ("--model", str(model)), str(model))
+        return {each.name: each for each in findings(start)}
+
+
+def test_a_start_that_would_be_accepted_passes_every_check(model: Path) -> None:
+    """Each in its line; status 0."""
+    command = [sys.executable, "-m", "genserve", "serve", "--check", "--port", "0", "--model", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["ok", name] for name, _ in CHECKS]
+
+
+def test_all_that_is_wrong_is_told_at_once(model: Path, tmp_path: Path) -> None:
+    """Status 1. vLLM's flags are checked with the model's configuration."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flags = ["--port", str(taken.getsockname()[1]), "--max-model-len", "100000000", "--weight-update", "inplace"]
+        command = [sys.executable, "-m", "genserve", "serve", "--check", "--model", str(model), *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    told = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert told["addresses"].startswith("failed ") and "Address already in use" in told["addresses"]
+    assert told["flags"].startswith("failed ") and "max_model_len" in told["flags"]
+    assert told["files"].startswith("ok ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--port", "x"], "argument --port: invalid int value: 'x'"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--model", "/nowhere/at/all"], "--model: no directory /nowhere/at/all"),
+    ],
+)
+def test_wrong_flags_of_ours_are_a_failed_check(flags: list[str], says: str) -> None:
+    """And not the usage of the command: a script asks for the status alone."""
+    command = [sys.executable, "-m", "genserve", "serve", "--check", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (1, f"failed  flags      {says}\n")
+
+
+def test_a_directory_that_cannot_be_written_has_no_socket(model: Path, tmp_path: Path) -> None:
+    """Nor one that is not there. Root may write everywhere."""
+    for directory, says in ((tmp_path / "none", "is not a directory"), (tmp_path / "closed", "is not writable")):
+        config = ServeConfig(port=-1, uds=str(directory / "sock"))
+        if directory.name == "closed":
+            directory.mkdir(mode=0o500)
+            if os.geteuid() == 0:
+                continue
+        finding = found(config, model, ["addresses"])["addresses"]
+        assert not finding.is_ok and says in finding.text
+
+
+def test_broken_files_of_a_model_are_named(tmp_path: Path) -> None:
+    """A header that is cut, a shard that is missing, and a configuration that is no JSON."""
+    cut = models.tiny_qwen3(tmp_path / "cut")
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    missing = models.tiny_qwen3(tmp_path / "missing")
+    (missing / "model.safetensors").rename(missing / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "model-00002-of-00001.safetensors"}}
+    (missing / "model.safetensors.index.json").write_text(json.dumps(index))
+    garbled = models.tiny_qwen3(tmp_path / "garbled")
+    (garbled / "config.json").write_text("{")
+    for directory, named in (
+        (cut, "model.safetensors"),
+        (missing, "model-00002-of-00001.safetensors"),
+        (garbled, "config.json"),
+    ):
+        finding = found(OPEN, directory, ["files"])["files"]
+        assert not finding.is_ok
+        assert named in finding.text
+        assert str(finding).startswith("failed  files ")
+
+
+def test_a_model_that_does_not_fit_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what doctor computes."""
+    assert found(OPEN, model, ["memory"])["memory"].is_ok
+    monkeypatch.setattr(start_checks, "_memory", lambda: Memory(None, GIB))
+    for config, says in (
+        (OPEN, "the model and a push do not fit: 6.0 of 1.0 GiB are needed"),
+        (ServeConfig(port=0, weight_update="inplace"), "--weight-update inplace does not fit"),
+    ):
+        finding = found(config, model, ["memory"])["memory"]
+        assert (finding.is_ok, finding.text) == (False, says)
+
+
+def test_a_model_that_is_not_on_this_host_is_not_refused() -> None:
+    """The engine fetches it."""
+    start = Start(OPEN, ("--model", "some/model"), "some/model")
+    assert "is looked for when the engine starts" in start_checks.files(start)
+    assert start_checks.memory(start) == "not computed: the model's files are not known"
