@@ -5,7 +5,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
@@ -13,7 +12,6 @@ from genserve.flags import add_flags, values_of
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
 from genserve.listen_config import ListenConfig
-from genserve.log_lines import FORMATS, TEXT
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
 
@@ -51,12 +49,6 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     add_ray_flags(replicas, "all daemons that genserve up --ray runs on this Ray cluster, now and later")
     add_router_flags(parser)
-    parser.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        default=TEXT,
-        help="what lines on stderr are: text for people, or one JSON object each for programs (default: %(default)s)",
-    )
 
 
 def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
@@ -184,7 +176,6 @@ def run(args: argparse.Namespace) -> int:
         return 1
     try:
         config, ray = make_config(args, args.replica, args.dns), ray_config(args)
-        config = replace(config, log_format=args.log_format)
         finding = {} if ray is None else {f"{ray.name} on {ray.where}": ray_addresses(ray)}
         return uvloop.run(serve(config, finding, take_environment()))
     except RayMissingError as error:

@@ -199,7 +199,7 @@ async def test_the_status_of_the_fleet() -> None:
 
 async def test_the_limits_of_connections_are_the_routers_own() -> None:
     """Clients connect to it, and not to the replica that says what is served."""
-    async with routed(1, max_streams=70, max_request_rates="generate=500") as fleet:
+    async with routed(1, max_streams=70, max_request_rates="generate=500", environment_lists_callers=True) as fleet:
         info = await fleet.client.server_info()
         assert (info.limits.max_streams, info.limits.request_rates) == (70, {"generate": 500.0})
 

@@ -55,7 +55,9 @@ async def shown(request: pytest.FixtureRequest) -> AsyncIterator[Shown]:
     async with AsyncExitStack() as stack:
         ingest = None
         if getattr(request, "param", False):
-            ingest = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), print)
+            ingest = IngestProcesses(
+                1, IngestSettings("127.0.0.1", 0, "", (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)), print
+            )
             stack.push_async_callback(ingest.stop)
             await ingest.start()
         daemon = await stack.enter_async_context(serving(ServeConfig(port=0), ingest, observers=[metrics.calls]))

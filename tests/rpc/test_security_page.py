@@ -107,9 +107,9 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_every_setting_that_servers_share_is_described() -> None:
-    """Where they listen apart."""
+    """Where they listen apart, and how they log."""
     for each in settings_of(ListenConfig):
-        assert each.name in ("host", "port") or f"`{flag_of(each.name)}" in PAGE, each.name
+        assert each.name in ("host", "port", "log_format") or f"`{flag_of(each.name)}" in PAGE, each.name
 
 
 def test_every_setting_of_clients_is_described() -> None:

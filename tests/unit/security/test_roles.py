@@ -1,5 +1,6 @@
 """Every method of every service has its roles, and nothing else has."""
 
+from grpc_channelz.v1 import channelz_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -7,7 +8,7 @@ from genserve.rpc.reflection import V1_SERVICE_NAME
 from genserve.security.roles import METHODS, OPENABLE, Role, methods_of
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 
-FILES = (generation_pb2, weights_pb2, control_pb2, fleet_pb2, health_pb2, reflection_pb2)
+FILES = (generation_pb2, weights_pb2, control_pb2, fleet_pb2, health_pb2, reflection_pb2, channelz_pb2)
 
 
 def declared() -> set[str]:

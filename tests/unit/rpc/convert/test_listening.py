@@ -13,7 +13,11 @@ from genserve.rpc.convert.listening import ListeningFacts
 def test_the_limits_of_the_flags_are_told() -> None:
     """Each under its own name."""
     config = ServeConfig(
-        max_connections=11, max_streams=12, max_metadata_bytes=13, max_request_rates="trainer=2.5,generate=400"
+        max_connections=11,
+        max_streams=12,
+        max_metadata_bytes=13,
+        max_request_rates="trainer=2.5,generate=400",
+        environment_lists_callers=True,
     )
     facts = ListeningFacts.of(config)
     assert (facts.max_connections, facts.max_streams, facts.max_metadata_bytes) == (11, 12, 13)
