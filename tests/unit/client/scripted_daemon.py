@@ -58,15 +58,13 @@ class ScriptedDaemon(
         self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
         self.fail: Callable[[Any], Any] | None = None
         # PushWeights
-        self.weight_version = 0
-        self.header = weights_pb2.PushHeader()
+        self.weight_version, self.header = 0, weights_pb2.PushHeader()
         self.staged: dict[str, dict[int, bytes]] = {}
         self.streams: list[list[tuple[int, int]]] = []
         self.cut_after_bytes: list[int] = []
         self.loses_answer = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
-        self.lookups_hang = False
-        self.num_lost_lookups = 0
+        self.lookups_hang, self.num_lost_lookups = False, 0
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
         self.load = weights_pb2.LoadWeightsRequest()
@@ -75,8 +73,7 @@ class ScriptedDaemon(
         # Pause
         self.pauses: list[control_pb2.PauseRequest] = []
         self.leases: dict[str, types_pb2.PauseLease] = {}
-        self.renewals_hang = False
-        self.renewed = asyncio.Event()
+        self.renewals_hang, self.renewed = False, asyncio.Event()
         self.resumed: list[str] = []
         self.watches: list[control_pb2.WatchStatusRequest] = []
         self.info = control_pb2.GetServerInfoResponse(model="smol", vocab_size=512, weight_update="beside")

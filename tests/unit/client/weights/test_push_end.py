@@ -1,0 +1,59 @@
+"""What is left of a push that has ended."""
+
+import asyncio
+from typing import Any
+
+import numpy
+import pytest
+from google.rpc import code_pb2
+
+from genserve.client import AsyncClient, PushProgress
+from genserve.errors import DeadlineError, VersionNotNewerError
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+
+
+def unfinished() -> list[str]:
+    """What of a push still runs."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [each.__qualname__ for each in coroutines if each is not None and "Upload" in each.__qualname__]
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize(
+    "how", ["one stream is refused", "the caller's code fails", "it is cancelled", "its time is up"]
+)
+async def test_nothing_of_a_push_runs_on_after_its_end(
+    daemon: ScriptedDaemon, client: AsyncClient, how: str, streams: int
+) -> None:
+    """The weights may change then, whichever of its streams had more to send."""
+    begun: list[Any] = []
+    all_begun = asyncio.Event()
+
+    async def begin(context: Any) -> None:
+        begun.append(context)
+        if len(begun) == streams:
+            all_begun.set()
+        await all_begun.wait()
+        if how == "one stream is refused" and context is begun[0]:
+            await refuse(context, code_pb2.ABORTED, "VERSION_NOT_NEWER", "no")
+        await asyncio.Event().wait()
+
+    def progress(_: PushProgress) -> None:
+        if how == "the caller's code fails":
+            raise ZeroDivisionError
+
+    daemon.fail = begin
+    timeout_s = 0.2 if how == "its time is up" else None
+    weights = {name: numpy.zeros(1 << 20, "uint8") for name in "abc"}
+    pushing = asyncio.create_task(
+        client.push_weights(
+            weights, version=1, streams=streams, chunk_bytes=1000, progress=progress, timeout_s=timeout_s
+        )
+    )
+    if how == "it is cancelled":
+        await asyncio.wait_for(all_begun.wait(), 20)
+        assert unfinished() != []
+        pushing.cancel()
+    with pytest.raises((VersionNotNewerError, ZeroDivisionError, asyncio.CancelledError, DeadlineError)):
+        await pushing
+    assert unfinished() == []
