@@ -24,6 +24,9 @@ from genserve.doctor.trial.own_model import size_of
 from genserve.errors import GenserveError
 from genserve.listening import require_free
 from genserve.memory.available import available_memory_bytes
+from genserve.security.access_list import AccessList, AccessSource, listed_environment, open_access_list
+from genserve.security.caller import Caller
+from genserve.security.certificates import check_files
 from genserve.tensors.safetensors import CheckpointFileError, read_checkpoint
 from genserve.worker.contract.placement import GIB
 
@@ -82,6 +85,7 @@ def addresses(start: Start) -> str:
         return "the workers of another host listen nowhere"
     require_free(config.host, config.port, config.uds)
     require_free(config.host, config.openai_port, flag="--openai-port")
+    require_free(config.host, config.metrics_port, flag="--metrics-port")
     if config.uds and not os.access(directory := Path(config.uds).absolute().parent, os.W_OK | os.X_OK):
         raise OSError(f"cannot listen on unix:{config.uds}: {directory} is not writable")
     ports = ((config.port, ""), (config.openai_port, " (HTTP)"))
@@ -121,8 +125,27 @@ def engine(start: Start) -> str:
     return "; ".join(warnings) if warnings else "all flags are taken"
 
 
+def access(start: Start) -> str:
+    """The certificate is the key's, and the list of callers and the files for calls to other daemons can be read."""
+    config = start.config
+    certificate = config.certificate
+    if certificate is not None:
+        check_files(certificate)
+    Caller(config.peers)
+    callers = open_access_list(AccessSource(config.auth_file, listed_environment()))
+    clients = " of clients that have a certificate" if certificate is not None and certificate.requires_clients else ""
+    return f"{'plaintext' if certificate is None else 'TLS'}{clients}, {_described(callers)}"
+
+
+def _described(callers: AccessList | None) -> str:
+    if callers is None:
+        return "everybody who connects may do everything"
+    return f"{callers.num_tokens} tokens and {callers.num_certificates} certificates are listed"
+
+
 CHECKS: tuple[tuple[str, Callable[[Start], str]], ...] = (
     ("addresses", addresses),
+    ("access", access),
     ("files", files),
     ("memory", memory),
     ("flags", engine),

@@ -52,6 +52,16 @@ class AccessList:
         return self._current().of_certificate(sans)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that are listed."""
+        return len(self._current().tokens)
+
+    @property
+    def num_certificates(self) -> int:
+        """Certificates that are listed."""
+        return len(self._current().certificates)
+
+    @property
     def has_certificates(self) -> bool:
         """Whether certificates are listed."""
         return bool(self._current().certificates)

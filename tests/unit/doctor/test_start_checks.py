@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from genserve.doctor.room.size import Memory
 from genserve.doctor.start_checks import CHECKS, Finding, Start, findings
 from genserve.worker.contract.placement import GIB
 from tests.support import models
+from tests.support.credentials import Authority, one_each
 
 OPEN = ServeConfig(port=0)
 
@@ -124,3 +126,26 @@ def test_a_model_that_is_not_on_this_host_is_not_refused() -> None:
     start = Start(OPEN, ("--model", "some/model"), "some/model")
     assert "is looked for when the engine starts" in start_checks.files(start)
     assert start_checks.memory(start) == "not computed: the model's files are not known"
+
+
+def test_files_of_access_are_checked(model: Path, tmp_path: Path) -> None:
+    """And what they mean is told."""
+    authority, callers = Authority(tmp_path), one_each(tmp_path)
+    pair, other = authority.issue("a.example"), authority.issue("b.example")
+    named: dict[str, Any] = {"ssl_certfile": pair.cert_file, "ssl_ca_certs": authority.ca_file}
+
+    def access(**settings: Any) -> Finding:
+        return found(ServeConfig(**settings), model, ["access"])["access"]
+
+    good = access(**named, ssl_keyfile=pair.key_file, auth_file=callers.auth_file)
+    assert good.is_ok
+    assert good.text == "TLS of clients that have a certificate, 4 tokens and 0 certificates are listed"
+    assert access().text == "plaintext, everybody who connects may do everything"
+    for wrong, says in (
+        ({**named, "ssl_keyfile": other.key_file}, "--ssl-certfile"),
+        ({"auth_file": str(tmp_path / "missing")}, "--auth-file"),
+        ({"peer_token_file": str(tmp_path / "missing")}, "token file"),
+    ):
+        finding = access(**wrong)
+        assert not finding.is_ok
+        assert says in finding.text
