@@ -5,12 +5,12 @@ It runs in vLLM's worker processes; nothing of the daemon knows of it.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import json
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -289,8 +289,15 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
         (client,) = _clients
         client._send_input_message((EngineCoreRequestType.UTILITY.value, b"\xc1"), client.core_engine)
 
-    with contextlib.suppress(RuntimeError):  # a worker has no event loop
-        # The daemon imports this module too, from its event loop, to see whether the class is one of ours.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _tell_tasks)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _deafen)
+    def _run_and_listen(self: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR2, _tell_tasks)
+        loop.add_signal_handler(signal.SIGUSR1, _deafen)
+        _run(self)
+
+    if (module := sys.modules.get("vllm.v1.engine.async_llm")) is not None:
+        # The daemon imports this module too, in the thread that starts the engine, to see whether the class is one of
+        # ours. It makes this call on its event loop, when the engine is there.
+        _run = module.AsyncLLM._run_output_handler
+        module.AsyncLLM._run_output_handler = _run_and_listen
         AsyncMPClient.__init__ = _connect_and_note  # type: ignore[method-assign]
