@@ -75,6 +75,10 @@ def _context(files: CertificateFiles) -> ssl.SSLContext:
         raise CertificateError(
             f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
         ) from None
+    except CertificateError:
+        raise  # the key has a password
+    except ValueError as error:  # a zero byte in a path
+        raise CertificateError(f"{where}: {error}") from None
     if files.requires_clients:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -94,6 +98,10 @@ def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
         raise CertificateError(f"{where}: {error.reason or error}") from None
     except OSError as error:
         raise CertificateError(f"{where}: {error.strerror or error}") from None
+    except CertificateError:
+        raise  # the key has a password
+    except ValueError as error:  # a zero byte in a path
+        raise CertificateError(f"{where}: {error}") from None
 
 
 def read_pem(path: str) -> bytes:

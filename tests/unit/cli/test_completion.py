@@ -3,13 +3,13 @@
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 from genserve.cli import main, make_parser
 from genserve.cli.completion import SHELLS, complete_parser
 from genserve.config import ServeConfig
+from genserve.flags import settings_of
 
 SHELL_OF = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 
@@ -24,7 +24,7 @@ def script_for(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_each_shell_takes_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It knows every command and every flag of the daemon."""
     script = script_for(shell, capsys)
-    for setting in fields(ServeConfig):
+    for setting in settings_of(ServeConfig):
         assert setting.name.replace("_", "-") in script
     for command in ("serve", "wake-up", "replicas", "completion"):
         assert command in script
