@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedError, UnauthenticatedError
+from genserve.rpc.interceptor import KINDS
 from genserve.rpc.status import to_status
 from genserve.security.access import MAX_TOKEN_CHARS, Principal
 from genserve.security.rate import Rate
@@ -153,7 +154,7 @@ def _refusing(error: GenserveError) -> Handler:
 
 def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Handler:
     """The handler, with a check of each call before it."""
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    kind, make = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     behavior: Any = getattr(handler, kind)
 
     async def admitted(context: Context) -> None:
@@ -174,7 +175,6 @@ def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Hand
         async for response in behavior(request, context):
             yield response
 
-    make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
     made: Handler = make(
         checked_stream if inspect.isasyncgenfunction(behavior) else checked,
         request_deserializer=handler.request_deserializer,

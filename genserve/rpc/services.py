@@ -8,22 +8,17 @@ import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from genserve.rpc.interceptor import KINDS
+
 Handler = Any
 """A grpc.RpcMethodHandler, whose types are those of one method."""
-
-_KINDS: dict[tuple[bool, bool], Callable[..., Handler]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 
 
 def method_handler(
     method: MethodDescriptor, behavior: Callable[..., Any], request_deserializer: Callable[[bytes], Any] | None = None
 ) -> Handler:
     """The handler of a method. `request_deserializer`: default: what the generated code uses."""
-    make = _KINDS[method.client_streaming, method.server_streaming]
+    _, make = KINDS[method.client_streaming, method.server_streaming]
     return make(
         behavior,
         request_deserializer=request_deserializer or GetMessageClass(method.input_type).FromString,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from genserve.security.roles import EVERY_ROLE, ROLE_NAMES, Role
+from genserve.security.roles import ROLE_NAMES, Role
 
 TOKENS_VARIABLE: Final = "GENSERVE_AUTH_TOKENS"
 """Lists callers as `parse_environment` reads them."""
@@ -37,10 +37,6 @@ class Principal:
 
     name: str
     roles: frozenset[Role]
-
-
-ANYBODY: Final = Principal("anybody", EVERY_ROLE)
-"""The caller where no roles are configured."""
 
 
 @dataclass(frozen=True, slots=True)
