@@ -17,8 +17,8 @@ from tests.support.fault_proxy import BOTH, FaultProxy, Way
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import reason_of
 
-SETTINGS = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, silence_s=0.7, wait_ready_s=3.0)
-SILENT, UNANSWERED = "it has said nothing for 0.7 s", "it has not answered a call for 0.7 s"
+SETTINGS = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, silence_s=1.5, wait_ready_s=4.0)
+SILENT, UNANSWERED = "it has said nothing for 1.5 s", "it has not answered a call for 1.5 s"
 WAYS = pytest.mark.parametrize("ways", [(Way.TO_SERVER,), (Way.TO_CLIENT,), BOTH], ids=["requests", "answers", "both"])
 
 
