@@ -17,9 +17,10 @@ from genserve.errors import PermissionDeniedError, UnauthenticatedError, Unavail
 from tests.engine.outputs import next_version
 from tests.support.credentials import Authority, Callers, Pair, list_callers
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.known_secrets import known_token
 from tests.support.models import load_tensors
 
-OF_ENVIRONMENT = "a-token-of-the-environment-4711"
+OF_ENVIRONMENT = known_token()
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Secured:
 
     def client(self, name: str, **settings: Any) -> AsyncClient:
         pair = self.certificates[name]
+        settings.setdefault("token", "")  # and not the one of the environment
         return AsyncClient(
             self.process.address,
             ca_file=self.authority.ca_file,

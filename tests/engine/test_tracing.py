@@ -14,6 +14,7 @@ from opentelemetry.trace import format_span_id, format_trace_id
 
 from genserve.client import AsyncClient
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.known_secrets import check_told
 
 _LIMIT_S = 60.0  # exporters send every five seconds
 _GENERATE = "genserve.v1.GenerationService/Generate"
@@ -21,14 +22,19 @@ _TRACER = TracerProvider().get_tracer("test")
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what is exported."""
+    """Keeps what is exported, and looks for secrets in it."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.secrets: list[AssertionError] = []
 
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
     ) -> trace_service_pb2.ExportTraceServiceResponse:
+        try:
+            check_told("the spans", str(request))
+        except AssertionError as error:
+            self.secrets.append(error)
         self.spans += [span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -53,6 +59,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.start()
     yield found, f"http://127.0.0.1:{port}"
     server.stop(None).wait()
+    assert found.spans and not found.secrets
 
 
 @pytest.fixture(scope="module")

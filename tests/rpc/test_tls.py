@@ -100,7 +100,7 @@ async def test_new_connections_get_a_new_certificate(
     pair, successor = authority.issue("127.0.0.1"), Authority(tmp_path)
     async with serving(tls(pair)) as daemon, AsyncClient(daemon.address, ca_file=authority.ca_file) as first:
         await first.status()
-        authority.issue("127.0.0.1", into=Pair(pair.cert_file, str(tmp_path / "elsewhere")))  # half of a pair
+        authority.issue("127.0.0.1", into=Pair(pair.cert_file, str(tmp_path / "elsewhere.key")))  # half of a pair
         async with AsyncClient(daemon.address, ca_file=authority.ca_file) as client:
             await client.status()
         successor.issue("127.0.0.1", into=pair)

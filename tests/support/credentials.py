@@ -10,6 +10,7 @@ from typing import Any
 import trustme
 
 from genserve.security.access import token_digest
+from tests.support.known_secrets import known_token
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Callers:
 
 def list_callers(directory: Path, sans: dict[str, Sequence[str]] | None = None, **roles: Sequence[str]) -> Callers:
     """Lists a caller with a token for each name, and certificates by their names, all with these roles."""
-    tokens = {name: secrets.token_urlsafe(32) for name in roles}
+    tokens = {name: known_token() for name in roles}
     entries = [
         f'[[token]]\nname = "{name}"\nroles = {list(roles[name])}\nsha256 = "{token_digest(token).hex()}"'
         for name, token in tokens.items()

@@ -14,6 +14,7 @@ from typing import Self
 
 import psutil
 
+from tests.support.known_secrets import check_arguments
 from tests.support.warm.process import WarmPopen
 
 START_TIMEOUT_S = 120.0
@@ -61,6 +62,7 @@ class DaemonProcess:
             for line in self.process.stdout:
                 if line.startswith("genserve: serving "):
                     self.address = line.rsplit(" on ", 1)[1].strip()
+                    check_arguments(self.process.pid)
                     return self
         finally:
             timer.cancel()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.known_secrets import check_told
+
 _WAIT_S = 60.0
 
 
@@ -33,7 +35,8 @@ class Scrape:
 
 
 def parsed(text: str) -> Scrape:
-    """A text of Prometheus's format."""
+    """A text of Prometheus's format. Raises AssertionError if a secret is in it."""
+    check_told("the metrics", text)
     families = list(text_string_to_metric_families(text))
     samples = {
         (sample.name, frozenset(sample.labels.items())): sample.value for each in families for sample in each.samples
