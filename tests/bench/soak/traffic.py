@@ -56,10 +56,10 @@ class Streams:
         while True:
             began_s = time.monotonic()
             request = asyncio.create_task(self._generate(client))
-            if self._rng.random() < SHARE_CANCELLED:
-                await asyncio.wait([request], timeout=self._rng.uniform(0.0, 1.0))
-                request.cancel()
             try:
+                if self._rng.random() < SHARE_CANCELLED:
+                    await asyncio.wait([request], timeout=self._rng.uniform(0.0, 1.0))
+                    request.cancel()
                 self._check(await request)
             except asyncio.CancelledError:
                 if not request.cancelled() or _is_cancelled():
