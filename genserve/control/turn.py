@@ -28,9 +28,12 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-    return task.result()
+    try:
+        if cancelled is not None:
+            raise cancelled from (None if task.cancelled() else task.exception())
+        return task.result()
+    finally:
+        del task, cancelled  # see genserve.cancellation
 
 
 def remaining_s(deadline_s: float, step: str) -> float:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeAlias
 
+from genserve.cancellation import is_cancelled
 from genserve.client.forward.actions import Abort, Action, Begun
 from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Caller, Failure
@@ -300,8 +301,7 @@ class GenerateMany(Generic[UpstreamT]):
             async with self._writing:
                 await write
         except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():
+            if not is_cancelled():
                 self._fail(error)  # the caller is gone: that says nothing of the replica
                 await asyncio.Event().wait()
             raise

@@ -6,6 +6,7 @@ from typing import Final, Generic
 
 import grpc.aio
 
+from genserve.cancellation import is_cancelled
 from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Failure
 from genserve.client.forward.destinations import UpstreamT
@@ -89,8 +90,7 @@ class Leg(Generic[UpstreamT]):
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             pass
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
 
+from genserve.cancellation import is_cancelled
 from genserve.client.transport.errors import error_of
 from genserve.client.transport.trace_metadata import trace_metadata
 from genserve.errors import UnavailableError
@@ -111,8 +112,7 @@ class TokenUpstream:
             self.check_open()
             raise self._lost() from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             self.check_open()
             raise self._lost() from None

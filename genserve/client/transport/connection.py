@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from genserve.cancellation import is_cancelled
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.client.transport.fields import is_seconds
 from genserve.client.transport.fork import forked_error, never_free_in_children
@@ -190,8 +191,7 @@ class Connection:
             self.check_open()  # the connection was closed between two steps of the call
             raise
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and (task is None or task.cancelling() == 0):
+            if self._closed and not is_cancelled():
                 raise self._closed_error() from None
             raise
 

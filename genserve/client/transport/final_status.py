@@ -22,7 +22,7 @@ class FinalStatus:
     """Observes `call` from its beginning."""
 
     def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]") -> None:
-        self._failures: list[grpc.aio.AioRpcError] = []
+        self._failures: list[tuple[grpc.StatusCode, grpc.aio.Metadata, str]] = []
         self._answered = asyncio.Event()
         call.add_done_callback(self._remember)
 
@@ -46,8 +46,12 @@ class FinalStatus:
 
     @property
     def failure(self) -> grpc.aio.AioRpcError | None:
-        """The daemon's answer, if it was not OK."""
-        return next((each for each in self._failures if each.details() != _WRITE_FAILED), None)
+        """The daemon's answer, if it was not OK. A new error each time: one that was raised and is kept would form a
+        cycle with its traceback."""
+        for code, trailing, details in self._failures:
+            if details != _WRITE_FAILED:
+                return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details)
+        return None
 
     def _remember(self, call: Any) -> None:
         """Called synchronously each time the call's status is set."""
@@ -55,7 +59,7 @@ class FinalStatus:
         if details != _WRITE_FAILED:
             self._answered.set()
         if code is not grpc.StatusCode.OK:
-            self._failures.append(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details))
+            self._failures.append((code, trailing, details))
 
 
 def _result(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -106,6 +106,7 @@ class Upload:
         finally:
             sending.cancel()
             await asyncio.wait({sending})
+            del sending  # see genserve.cancellation
 
     def _late(self) -> DeadlineError:
         push_id, limit_s = self._header.push_id, self._timeout_s
@@ -152,6 +153,7 @@ class Upload:
                 for task in sending:
                     task.cancel()
                 await asyncio.gather(*sending, return_exceptions=True)
+                del sending, task  # see genserve.cancellation
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
         """One header for each stream; the first one has the manifest."""

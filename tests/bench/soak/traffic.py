@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from genserve.cancellation import is_cancelled
 from genserve.client import AsyncClient, Generation
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, UnavailableError, VersionNotNewerError
 from tests.bench.soak.report import Report
@@ -62,7 +63,7 @@ class Streams:
                     request.cancel()
                 self._check(await request)
             except asyncio.CancelledError:
-                if not request.cancelled() or _is_cancelled():
+                if not request.cancelled() or is_cancelled():
                     request.cancel()
                     await asyncio.gather(request, return_exceptions=True)
                     raise
@@ -126,8 +127,3 @@ class Pushes:
                 else:
                     self._report.outcomes["push, applied"] += 1
                     self._report.push_s.append(round(time.monotonic() - began_s, 3))
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

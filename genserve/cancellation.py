@@ -1,0 +1,13 @@
+"""Who a cancellation is meant for: the running task, or only what it waits for."""
+
+import asyncio
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was asked to end.
+
+    A function that raises must not keep the task in a variable: the task has the error, whose traceback has the frame,
+    which would have the task. Such a cycle keeps calls, and with them connections, until garbage is collected.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,88 @@
+"""The connections of a client end with it, before Python collects garbage: a daemon bounds their number."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+
+from genserve.client import AsyncClient
+from genserve.client.transport.errors import ClientClosedError
+from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
+from genserve.v1 import control_pb2
+from tests.support.scripted_daemon import Daemon
+
+
+@pytest.fixture
+def without_collection() -> Iterator[None]:
+    """Nothing is freed that is part of a cycle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def num_connections(daemon: Daemon) -> int:
+    """Of this process, which is the daemon's as well, to the daemon."""
+    port = int(daemon.address.rpartition(":")[2])
+    found = psutil.Process().net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr and each.raddr.port == port for each in found)
+
+
+async def closed_meanwhile(client: AsyncClient) -> None:
+    calls = [asyncio.create_task(client.generate([1], max_tokens=8)) for _ in range(3)]
+    await asyncio.wait(calls, timeout=0.3)
+    await client.close()
+    for call in calls:
+        with pytest.raises(ClientClosedError):
+            await call
+
+
+async def watched_until_closed(client: AsyncClient) -> None:
+    async def watch() -> None:
+        async for _ in client.watch_status():
+            pass
+
+    call = asyncio.create_task(watch())
+    await asyncio.wait([call], timeout=0.3)
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await call
+
+
+async def late(client: AsyncClient) -> None:
+    with pytest.raises(DeadlineError):
+        await client.generate([1], max_tokens=8, timeout_s=0.3)
+
+
+async def given_up(client: AsyncClient) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await client.generate([1], max_tokens=8)
+
+
+async def refused(client: AsyncClient) -> None:
+    with pytest.raises(PauseLeaseLostError):
+        await client.resume("unknown")
+
+
+async def refused_push(client: AsyncClient) -> None:
+    with pytest.raises(ManifestMismatchError):
+        await client.push_weights({"unknown": torch.zeros(3)}, version=1)
+
+
+@pytest.mark.parametrize("use", [closed_meanwhile, watched_until_closed, late, given_up, refused, refused_push])
+async def test_no_connection_outlives_its_client(
+    daemon: Daemon, without_collection: None, use: Callable[[AsyncClient], Awaitable[None]]
+) -> None:
+    await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # the own connection of the fixture
+    before = num_connections(daemon)
+    for _ in range(3):
+        async with AsyncClient(daemon.address) as client:
+            await use(client)
+    async with asyncio.timeout(10):
+        while num_connections(daemon) > before:
+            await asyncio.sleep(0.02)
