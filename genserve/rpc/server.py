@@ -33,12 +33,13 @@ from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
+from genserve.rpc.handlers import method_handler
 from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
-from genserve.rpc.services import Services, ServiceTable, method_handler
+from genserve.rpc.services import Services, ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
