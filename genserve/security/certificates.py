@@ -7,47 +7,37 @@ import grpc
 
 from genserve.notices import say
 from genserve.security.files import CertificateError, CertificateFiles
-from genserve.security.watched_files import WatchedFiles, read_bounded
+from genserve.security.watched_files import WatchedContent, read_bounded
 
 MAX_PEM_BYTES: Final = 1 << 20
+_STAYS: Final = "The certificate of before stays"
 
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """What a server of gRPC needs. A connection that is made after the files have changed gets the new ones; files that
     have become invalid change nothing, and stderr says why. Raises CertificateError."""
-    watched = WatchedFiles(files.paths)
-    initial = _configuration(files)
+    held = WatchedContent(files.paths, lambda: _configuration(files), _STAYS)
 
     def changed() -> Any:
         # Called by gRPC on a thread of its own, at each handshake. None, which its types do not have: as before.
-        if not watched.have_changed():
-            return None
-        try:
-            configuration = _configuration(files)
-        except CertificateError as error:
-            if watched.failed(str(error)):
-                say(f"warning: {error}. The certificate of before stays")
+        if not held.refresh():
             return None
         say(f"{files.certfile}: the certificate has changed")
-        return configuration
+        return held.content
 
-    return grpc.dynamic_ssl_server_credentials(initial, changed, require_client_authentication=files.requires_clients)
+    return grpc.dynamic_ssl_server_credentials(
+        held.content, changed, require_client_authentication=files.requires_clients
+    )
 
 
 def server_context(files: CertificateFiles) -> ssl.SSLContext:
     """The same for a server of HTTP."""
-    watched, current = WatchedFiles(files.paths), _context(files)
+    held = WatchedContent(files.paths, lambda: _context(files), _STAYS)
 
     def changed(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         # Called at each handshake, also of a client that names no host.
-        nonlocal current
-        if watched.have_changed():
-            try:
-                current = _context(files)
-            except CertificateError as error:
-                if watched.failed(str(error)):
-                    say(f"warning: {error}. The certificate of before stays")
-        connection.context = current
+        held.refresh()
+        connection.context = held.content
 
     first = _context(files)
     first.sni_callback = changed
