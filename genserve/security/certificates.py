@@ -1,6 +1,8 @@
 """Certificates of a server: what its files hold, for gRPC, and read again when they change."""
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -49,49 +51,43 @@ def check_files(files: CertificateFiles) -> None:
     _context(files)
 
 
+def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
+    """The same for a caller; "" = no file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file:
+        with _naming(ca_file):
+            context.load_verify_locations(ca_file)
+    if cert_file:
+        with _naming(cert_file, key_file):
+            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+
+
 def _context(files: CertificateFiles) -> ssl.SSLContext:
-    certfile, keyfile, ca_certs = files.certfile, files.keyfile, files.ca_certs
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    where = f"--ssl-certfile {certfile}"
-    try:
-        context.load_cert_chain(certfile, keyfile or None, password=_refuse_password)
-        if ca_certs:
-            where = f"--ssl-ca-certs {ca_certs}"
-            context.load_verify_locations(ca_certs)
-    except ssl.SSLError as error:
-        names = f"{where} and --ssl-keyfile {keyfile}" if keyfile and not ca_certs else where
-        raise CertificateError(f"{names}: {error.reason or error}") from None
-    except OSError as error:
-        raise CertificateError(
-            f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
-        ) from None
-    except CertificateError:
-        raise  # the key has a password
-    except ValueError as error:  # a zero byte in a path
-        raise CertificateError(f"{where}: {error}") from None
+    with _naming(f"--ssl-certfile {files.certfile}", f"--ssl-keyfile {files.keyfile}" if files.keyfile else ""):
+        context.load_cert_chain(files.certfile, files.keyfile or None, password=_refuse_password)
+    if files.ca_certs:
+        with _naming(f"--ssl-ca-certs {files.ca_certs}"):
+            context.load_verify_locations(files.ca_certs)
     if files.requires_clients:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
-    """The same for a caller; "" = no file."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    where = ca_file
+@contextmanager
+def _naming(*files: str) -> Iterator[None]:
+    """Turns what ssl raises for files into a CertificateError that names them; "" = no file."""
+    named = [name for name in files if name]
     try:
-        if ca_file:
-            context.load_verify_locations(ca_file)
-        if cert_file:
-            where = f"{cert_file} and {key_file}" if key_file else cert_file
-            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+        yield
     except ssl.SSLError as error:
-        raise CertificateError(f"{where}: {error.reason or error}") from None
+        raise CertificateError(f"{' and '.join(named)}: {error.reason or error}") from None
     except OSError as error:
-        raise CertificateError(f"{where}: {error.strerror or error}") from None
+        raise CertificateError(f"{' or '.join(named)}: {error.strerror or error}") from None
     except CertificateError:
         raise  # the key has a password
     except ValueError as error:  # a zero byte in a path
-        raise CertificateError(f"{where}: {error}") from None
+        raise CertificateError(f"{' and '.join(named)}: {error}") from None
 
 
 def read_pem(path: str) -> bytes:
