@@ -1,6 +1,5 @@
 """How this process calls a daemon or a router: TLS, and the token that goes with every call."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -9,13 +8,12 @@ import grpc
 import grpc.aio
 
 from genserve.addresses import is_local
+from genserve.security.access import TOKEN
 from genserve.security.certificates import check_own, read_pem
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.security.watched_files import WatchedContent, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
-_TOKEN: Final = re.compile(r"[!-~]+")
-
 _SOCKETS: Final = ("unix:", "unix-abstract:")
 
 Options = Sequence[tuple[str, str | int]]
@@ -66,7 +64,7 @@ class TokenFile:
         except ValueError as error:
             raise TokenError(f"the token file {error}") from None
         text = content.decode("latin-1").strip()
-        if not _TOKEN.fullmatch(text):
+        if not TOKEN.fullmatch(text):
             raise TokenError(f"the token file {self._path} must hold one token: printable ASCII without spaces")
         return text
 
@@ -83,7 +81,7 @@ class Caller:
         self._credentials = credentials
         self._token = TokenFile(files.token_file) if files.token_file and not token else None
         self._fixed_token = token
-        if token and not _TOKEN.fullmatch(token):
+        if token and not TOKEN.fullmatch(token):
             raise TokenError("must be printable ASCII without spaces")
         self._certificates = WatchedContent(
             files.certificate_paths, lambda: _Certificates.read(files), "The certificates of before stay"
