@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,41 +82,38 @@ class ObservedCalls(grpc.aio.ServerInterceptor):
 
 def _observed_call(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
     async def observed(request: Any, context: Context) -> Any:
-        ends = [each.begun(method, context) for each in observers]
-        code = "UNKNOWN"
-        try:
-            response = await behavior(request, context)
-            code = code_of(context)
-            return response
-        except grpc.aio.AbortError:
-            code = code_of(context)
-            raise
-        except asyncio.CancelledError:
-            code = _cancelled(context)
-            raise
-        finally:
-            for end in ends:
-                end(code)
+        with _told(method, context, observers):
+            return await behavior(request, context)
 
     return observed
 
 
 def _observed_generator(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
     async def observed(request: Any, context: Context) -> Any:
-        ends = [each.begun(method, context) for each in observers]
-        code = "UNKNOWN"
-        try:
+        with _told(method, context, observers):
             async for response in behavior(request, context):
                 yield response
-            code = code_of(context)
-        except (asyncio.CancelledError, GeneratorExit):
-            code = _cancelled(context)
-            raise
-        finally:
-            for end in ends:
-                end(code)
 
     return observed
+
+
+@contextmanager
+def _told(method: Method, context: Context, observers: Sequence[CallObserver]) -> Iterator[None]:
+    """The block is a call, of whose beginning and end the observers are told."""
+    ends = [each.begun(method, context) for each in observers]
+    code = "UNKNOWN"
+    try:
+        yield
+        code = code_of(context)
+    except grpc.aio.AbortError:
+        code = code_of(context)
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        code = _cancelled(context)
+        raise
+    finally:
+        for end in ends:
+            end(code)
 
 
 def code_of(context: Context) -> str:
