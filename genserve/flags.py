@@ -23,6 +23,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def switches_of(cls: type[Any]) -> list[str]:
+    """The flags without a value, which are off unless they are given."""
+    return [flag_of(each.name) for each in settings_of(cls) if isinstance(each.default, bool)]
+
+
 def add_flags(
     group: "argparse._ArgumentGroup", cls: type[Any], *, of: type[Any] | None = None, tells_default: bool = False
 ) -> None:

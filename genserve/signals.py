@@ -18,8 +18,8 @@ from genserve.notices import say
 
 T = TypeVar("T")
 
-_ONE_ORDER_S = 1.0
-"""For signals that the kernel had sent before it was told to send no more."""
+_REPEATS_S = 1.0
+"""For so long further SIGTERMs repeat the first: the kernel had sent them before it was told to send no more."""
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 
@@ -40,11 +40,11 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
     the process ends by itself, and a first signal changes nothing."""
     loop = asyncio.get_running_loop()
     seen, is_over = False, False
-    one_order_until_s = -math.inf
+    repeats_until_s = -math.inf
 
     def on_signal(number: signal.Signals) -> None:
-        nonlocal seen, one_order_until_s
-        if number == signal.SIGTERM and time.monotonic() < one_order_until_s:
+        nonlocal seen, repeats_until_s
+        if number == signal.SIGTERM and time.monotonic() < repeats_until_s:
             return
         if seen:
             say(f"second {number.name}, exiting now")
@@ -52,7 +52,7 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
             os._exit(128 + number)
         seen = True
         if number == signal.SIGTERM and _forget_starter():
-            one_order_until_s = time.monotonic() + _ONE_ORDER_S
+            repeats_until_s = time.monotonic() + _REPEATS_S
         if not is_over:
             stop(number.name)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
-from genserve.flags import add_flags, values_of
+from genserve.flags import add_flags, switches_of, values_of
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
 from genserve.listen_config import ListenConfig
@@ -16,8 +16,7 @@ from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_
 from genserve.security.access import environment_lists_callers
 
 CONFIG_HELP = "a YAML file with flags under their names; those of the command line are stronger"
-SWITCHES = ("--allow-insecure",)
-"""The router's flags without a value."""
+SWITCHES = switches_of(RouteConfig)
 REPEATED = ("--replica", "--dns")
 """Those that are given once for each value."""
 

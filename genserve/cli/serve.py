@@ -143,12 +143,11 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
 
 
 def switches() -> list[str]:
-    """Genserve's flags without a value, which are off unless they are given."""
+    """Genserve's flags without a value."""
     from genserve.config import ServeConfig
+    from genserve.flags import switches_of
 
-    parser = argparse.ArgumentParser(add_help=False)
-    ServeConfig.add_flags(parser)
-    return [flag for flag, action in parser._option_string_actions.items() if action.nargs == 0]
+    return switches_of(ServeConfig)
 
 
 def _require_free(config: "ServeConfig | None") -> None:

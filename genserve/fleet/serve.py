@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import grpc.aio
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
@@ -28,12 +27,9 @@ from genserve.metrics.access import access_of
 from genserve.metrics.process import ProcessMetrics
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
-from genserve.rpc import channelz, health
-from genserve.rpc.channelz import add_channelz
 from genserve.rpc.convert.listening import ListeningFacts
-from genserve.rpc.health import HealthServicer
+from genserve.rpc.grpc_services import add_grpc_services
 from genserve.rpc.listener import bind, make_server
-from genserve.rpc.reflection import add_reflection
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
@@ -125,12 +121,7 @@ async def start_router(
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router, ListeningFacts.of(config)), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
-    add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
-    names = [*SERVICE_NAMES, health.SERVICE_NAME]
-    if config.channelz:
-        add_channelz(server)
-        names.append(channelz.SERVICE_NAME)
-    add_reflection(server, names)
+    add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

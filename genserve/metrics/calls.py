@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from genserve.rpc.observed import Context, Method
+from genserve.rpc.handlers import Context
+from genserve.rpc.observed import Method
 
 _BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _METHOD = ("grpc_service", "grpc_method", "grpc_type")

@@ -3,21 +3,19 @@
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, Never, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Final, Never, Protocol
 
 import grpc
 import grpc.aio
 
 from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedError, UnauthenticatedError
-from genserve.rpc.interceptor import KINDS
+from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import to_status
 from genserve.security.access import MAX_TOKEN_CHARS, Principal
 from genserve.security.rate import Rate
 from genserve.security.roles import METHODS, Role
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SansOf = Callable[[Context], Iterable[str]]
 
 _SCHEME: Final = "bearer "
@@ -65,22 +63,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._rates = {role: Rate(per_s) for role, per_s in rates.items()}
         self._methods = methods
         self._sans_of = sans_of
-        self._checked: dict[str, tuple[Handler, Handler]] = {}  # by method; as many as the server has
+        self._checked = WrappedHandlers(self._checking)
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         """The handler of a method, or one that refuses."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None or method in self._open:
-            return handler  # None: gRPC reports an unknown method
+            return handler
         try:
             token = bearer_token(handler_call_details.invocation_metadata)
             if token is None and self._callers.has_certificates:
-                return self._checking(handler, method)
+                return self._checked.of(handler, method)
             self._admit(self._of_token(token), method)
         except GenserveError as error:
             return _refusing(error)
@@ -115,13 +111,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             )
 
     def _checking(self, handler: Handler, method: str) -> Handler:
-        # The handler of a method changes when the daemon has started.
-        known = self._checked.get(method)
-        if known is not None and known[0] is handler:
-            return known[1]
-        checked = _checked_handler(handler, lambda context: self._check(context, method))
-        self._checked[method] = handler, checked
-        return checked
+        return _checked_handler(handler, lambda context: self._check(context, method))
 
     def _check(self, context: Context, method: str) -> None:
         principal = self._callers.of_certificate(self._sans_of(context))
@@ -154,8 +144,7 @@ def _refusing(error: GenserveError) -> Handler:
 
 def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Handler:
     """The handler, with a check of each call before it."""
-    kind, make = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-    behavior: Any = getattr(handler, kind)
+    behavior = behavior_of(handler)
 
     async def admitted(context: Context) -> None:
         try:
@@ -175,9 +164,4 @@ def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Hand
         async for response in behavior(request, context):
             yield response
 
-    made: Handler = make(
-        checked_stream if inspect.isasyncgenfunction(behavior) else checked,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-    return made
+    return with_behavior(handler, checked_stream if inspect.isasyncgenfunction(behavior) else checked)

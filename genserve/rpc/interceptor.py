@@ -5,29 +5,20 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from genserve.log_context import note
+from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import known_error, to_status
 from genserve.trace import headers, keep_headers
 
 log = logging.getLogger(__name__)
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior = Callable[[Any, Any], Awaitable[Any]]
-
-KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-}
-"""(requests stream, responses stream) -> the attribute of a handler with its behavior, and the function that makes a
-handler."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
@@ -35,39 +26,24 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     reflection are not, and raise nothing."""
 
     def __init__(self) -> None:
-        self._guarded: dict[str, tuple[Handler, Handler]] = {}  # by method: its handler, and that guarded
+        self._guarded = WrappedHandlers(_guarded_handler)
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         """The handler of a method, guarded."""
-        method = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None  # gRPC reports an unknown method
-        known, guarded = self._guarded.get(method, (None, handler))
-        if known is not handler:  # a daemon has other handlers once its engine is there
-            guarded = _guarded_handler(handler, method)
-            self._guarded[method] = (handler, guarded)
-        return guarded
+        return None if handler is None else self._guarded.of(handler, handler_call_details.method)
 
 
 def _guarded_handler(handler: Handler, method: str) -> Handler:
-    kind, make = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-    behavior = getattr(handler, kind)
+    behavior = behavior_of(handler)
     if not inspect.iscoroutinefunction(behavior):
         return handler
     deserializer = handler.request_deserializer
     if deserializer is not None and not handler.request_streaming:
         deserializer = _read_or_error(deserializer)
-    guarded: Handler = make(
-        _guarded_behavior(behavior, method),
-        request_deserializer=deserializer,
-        response_serializer=handler.response_serializer,
-    )
-    return guarded
+    return with_behavior(handler, _guarded_behavior(behavior, method), deserializer)
 
 
 def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -84,7 +60,7 @@ def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], An
 
 
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
-    async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
         note(method=method)
         if headers() is None:  # otherwise whoever traces calls has set them
             keep_headers(context.invocation_metadata() or ())

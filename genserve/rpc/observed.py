@@ -2,18 +2,16 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from genserve.ingest import protocol as ingest_protocol
-from genserve.rpc.interceptor import KINDS
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 
 _TYPES = {(False, False): "unary", (False, True): "server_stream", (True, False): "client_stream"}
 _BIDI = "bidi_stream"
@@ -55,29 +53,22 @@ class ObservedCalls(grpc.aio.ServerInterceptor):
     def __init__(self, observers: Sequence[CallObserver], renamed: Mapping[str, Method] = RELAYED) -> None:
         self._observers = tuple(observers)
         self._renamed = renamed
-        self._observed: dict[str, tuple[Handler, Handler]] = {}  # by method; as many as the server has
+        self._observed = WrappedHandlers(self._observing)
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         """The handler of a method, observed."""
-        path = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None:  # gRPC reports an unknown method
+        if handler is None:
             for end in [each.begun(UNKNOWN, None) for each in self._observers]:
                 end("UNIMPLEMENTED")
             return None
-        known = self._observed.get(path)
-        if known is None or known[0] is not handler:
-            known = self._observed[path] = handler, self._observing(handler, path)
-        return known[1]
+        return self._observed.of(handler, handler_call_details.method)
 
     def _observing(self, handler: Handler, path: str) -> Handler:
         streams = bool(handler.request_streaming), bool(handler.response_streaming)
-        kind, make = KINDS[streams]
-        behavior = getattr(handler, kind)
+        behavior = behavior_of(handler)
         _, service, name = path.split("/", 2)
         method = self._renamed.get(path, Method(service, name, _TYPES.get(streams, _BIDI)))
         if inspect.iscoroutinefunction(behavior):
@@ -86,51 +77,43 @@ class ObservedCalls(grpc.aio.ServerInterceptor):
             observed = _observed_generator(behavior, method, self._observers)
         else:
             return handler  # gRPC runs it in a thread
-        made: Handler = make(
-            observed,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-        return made
+        return with_behavior(handler, observed)
 
 
 def _observed_call(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
     async def observed(request: Any, context: Context) -> Any:
-        ends = [each.begun(method, context) for each in observers]
-        code = "UNKNOWN"
-        try:
-            response = await behavior(request, context)
-            code = code_of(context)
-            return response
-        except grpc.aio.AbortError:
-            code = code_of(context)
-            raise
-        except asyncio.CancelledError:
-            code = _cancelled(context)
-            raise
-        finally:
-            for end in ends:
-                end(code)
+        with _told(method, context, observers):
+            return await behavior(request, context)
 
     return observed
 
 
 def _observed_generator(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
     async def observed(request: Any, context: Context) -> Any:
-        ends = [each.begun(method, context) for each in observers]
-        code = "UNKNOWN"
-        try:
+        with _told(method, context, observers):
             async for response in behavior(request, context):
                 yield response
-            code = code_of(context)
-        except (asyncio.CancelledError, GeneratorExit):
-            code = _cancelled(context)
-            raise
-        finally:
-            for end in ends:
-                end(code)
 
     return observed
+
+
+@contextmanager
+def _told(method: Method, context: Context, observers: Sequence[CallObserver]) -> Iterator[None]:
+    """The block is a call, of whose beginning and end the observers are told."""
+    ends = [each.begun(method, context) for each in observers]
+    code = "UNKNOWN"
+    try:
+        yield
+        code = code_of(context)
+    except grpc.aio.AbortError:
+        code = code_of(context)
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        code = _cancelled(context)
+        raise
+    finally:
+        for end in ends:
+            end(code)
 
 
 def code_of(context: Context) -> str:

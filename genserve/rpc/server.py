@@ -11,7 +11,6 @@ from typing import Any, Protocol, Self
 
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
@@ -25,20 +24,19 @@ from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
-from genserve.rpc import channelz, health
 from genserve.rpc.access import AccessInterceptor, Callers
-from genserve.rpc.channelz import add_channelz
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
-from genserve.rpc.health import HealthServicer, Serving
+from genserve.rpc.grpc_services import add_grpc_services
+from genserve.rpc.handlers import method_handler
+from genserve.rpc.health import Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
-from genserve.rpc.reflection import add_reflection
-from genserve.rpc.services import Services, ServiceTable, method_handler
+from genserve.rpc.services import Services, ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
@@ -113,7 +111,7 @@ class DaemonServer:
         be used, and CertificateError."""
         table = ServiceTable()
         add_starting(table, SERVICES, board)
-        _add_common(table, config, board)
+        add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)
         server = make_server(config, callers, observers)
         services = Services.of(server, table)
         address = bind(server, config.host, config.port, config.uds, config.certificate)
@@ -163,8 +161,7 @@ def frontend_server(
     server = make_server(config, callers, observers)
     deadline = WriteDeadline(config.write_timeout_s)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple, deadline), engine.info.max_request_bytes)
-    add_HealthServicer_to_server(HealthServicer(state, names), server)
-    add_reflection(server, [*names, health.SERVICE_NAME])
+    add_grpc_services(server, names, state)
     return server
 
 
@@ -201,18 +198,8 @@ def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
         ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts),
         table.as_server,
     )
-    _add_common(table, parts.config, parts.board)
+    add_grpc_services(table.as_server, SERVICE_NAMES, parts.board, with_channelz=parts.config.channelz)
     return table
-
-
-def _add_common(table: ServiceTable, config: ServeConfig, board: StateBoard) -> None:
-    """What a daemon answers at any time."""
-    add_HealthServicer_to_server(HealthServicer(board, SERVICE_NAMES), table.as_server)
-    names = [*SERVICE_NAMES, health.SERVICE_NAME]
-    if config.channelz:
-        add_channelz(table.as_server)
-        names.append(channelz.SERVICE_NAME)
-    add_reflection(table.as_server, names)
 
 
 def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:

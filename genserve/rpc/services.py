@@ -1,29 +1,12 @@
 """The methods that a server has. They change while it runs: a daemon answers before its engine is there."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Self, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message_factory import GetMessageClass
 
-from genserve.rpc.interceptor import KINDS
-
-Handler = Any
-"""A grpc.RpcMethodHandler, whose types are those of one method."""
-
-
-def method_handler(
-    method: MethodDescriptor, behavior: Callable[..., Any], request_deserializer: Callable[[bytes], Any] | None = None
-) -> Handler:
-    """The handler of a method. `request_deserializer`: default: what the generated code uses."""
-    _, make = KINDS[method.client_streaming, method.server_streaming]
-    return make(
-        behavior,
-        request_deserializer=request_deserializer or GetMessageClass(method.input_type).FromString,
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
-    )
+from genserve.rpc.handlers import Handler
 
 
 class ServiceTable:
@@ -47,7 +30,7 @@ class ServiceTable:
         """As grpc.aio.Server has it."""
         self._generic.extend(generic_rpc_handlers)
 
-    def service(self, details: grpc.HandlerCallDetails) -> Handler | None:
+    def service(self, details: grpc.HandlerCallDetails) -> "Handler | None":
         """The handler of a method, if there is one."""
         if (handler := self._handlers.get(details.method)) is not None:
             return handler
@@ -73,6 +56,6 @@ class Services(grpc.GenericRpcHandler):
         """From now on calls find their handlers in this table."""
         self._table = table
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
         """gRPC asks this for each call."""
         return self._table.service(handler_call_details)

@@ -7,7 +7,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from genserve.control.conditions import RULES, STARTING
 from genserve.control.state import StateBoard
-from genserve.rpc.services import ServiceTable, method_handler
+from genserve.rpc.handlers import method_handler
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.status_answers import StatusAnswers
 
 _ANSWERED = frozenset({"genserve.v1.ControlService.GetStatus", "genserve.v1.ControlService.WatchStatus"})

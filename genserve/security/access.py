@@ -19,12 +19,13 @@ TOKENS_VARIABLE: Final = "GENSERVE_AUTH_TOKENS"
 """Lists callers as `parse_environment` reads them."""
 MAX_ENTRIES: Final = 1000
 MAX_LIST_BYTES: Final = 1 << 20
+TOKEN: Final = re.compile(r"[!-~]+")
+"""What every token is: printable ASCII without spaces."""
 MIN_TOKEN_CHARS: Final = 16
 MAX_TOKEN_CHARS: Final = 4096
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_TOKEN: Final = re.compile(r"[!-~]+")
 
 
 class AccessError(ValueError):
@@ -107,7 +108,7 @@ def check_token(token: str) -> None:
     """Raises AccessError for a text that is no token. The message does not contain it."""
     if not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS:
         raise AccessError(f"must have {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} characters, has {len(token)}")
-    if not _TOKEN.fullmatch(token):
+    if not TOKEN.fullmatch(token):
         raise AccessError("must be printable ASCII without spaces")
 
 

@@ -17,7 +17,7 @@ from genserve.security.access import (
     parse_environment,
     parse_file,
 )
-from genserve.security.watched_files import WatchedFiles, read_bounded
+from genserve.security.watched_files import WatchedContent, read_bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,8 @@ class AccessList:
 
     def __init__(self, source: AccessSource) -> None:
         """Raises AccessError naming the file."""
-        self._source = source
-        self._watched = WatchedFiles([source.path])
-        self._access = _read(source)
+        self._path = source.path
+        self._listed = WatchedContent([source.path], lambda: _read(source), "The callers that it listed before stay")
 
     def of_token(self, token: str) -> Principal | None:
         """Who has this token."""
@@ -67,16 +66,10 @@ class AccessList:
         return bool(self._current().certificates)
 
     def _current(self) -> Access:
-        if self._watched.have_changed():
-            try:
-                self._access = _read(self._source)
-            except AccessError as error:
-                if self._watched.failed(str(error)):
-                    say(f"warning: {error}. The callers that it listed before stay")
-            else:
-                say(f"{self._source.path} has changed: {len(self._access.tokens)} tokens, "
-                    f"{len(self._access.certificates)} certificates")  # fmt: skip
-        return self._access
+        is_new, access = self._listed.refresh(), self._listed.content
+        if is_new:
+            say(f"{self._path} has changed: {len(access.tokens)} tokens, {len(access.certificates)} certificates")
+        return access
 
 
 def take_environment(environment: MutableMapping[str, str] = os.environ) -> Access:

@@ -1,6 +1,5 @@
 """How this process calls a daemon or a router: TLS, and the token that goes with every call."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -9,14 +8,12 @@ import grpc
 import grpc.aio
 
 from genserve.addresses import is_local
-from genserve.notices import say
+from genserve.security.access import TOKEN
 from genserve.security.certificates import check_own, read_pem
-from genserve.security.files import PLAINTEXT, CallerFiles, CertificateError
-from genserve.security.watched_files import WatchedFiles, read_bounded
+from genserve.security.files import PLAINTEXT, CallerFiles
+from genserve.security.watched_files import WatchedContent, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
-_TOKEN: Final = re.compile(r"[!-~]+")
-
 _SOCKETS: Final = ("unix:", "unix-abstract:")
 
 Options = Sequence[tuple[str, str | int]]
@@ -51,19 +48,13 @@ class TokenFile:
     def __init__(self, path: str) -> None:
         """Raises TokenError."""
         self._path = path
-        self._watched = WatchedFiles([path])
-        self._token = self._read()
+        self._token = WatchedContent([path], self._read, "The token of before stays")
 
     @property
     def token(self) -> str:
         """The token. A file that has become invalid changes nothing, and stderr says why."""
-        if self._watched.have_changed():
-            try:
-                self._token = self._read()
-            except TokenError as error:
-                if self._watched.failed(str(error)):
-                    say(f"warning: {error}. The token of before stays")
-        return self._token
+        self._token.refresh()
+        return self._token.content
 
     def _read(self) -> str:
         try:
@@ -73,7 +64,7 @@ class TokenFile:
         except ValueError as error:
             raise TokenError(f"the token file {error}") from None
         text = content.decode("latin-1").strip()
-        if not _TOKEN.fullmatch(text):
+        if not TOKEN.fullmatch(text):
             raise TokenError(f"the token file {self._path} must hold one token: printable ASCII without spaces")
         return text
 
@@ -90,10 +81,11 @@ class Caller:
         self._credentials = credentials
         self._token = TokenFile(files.token_file) if files.token_file and not token else None
         self._fixed_token = token
-        if token and not _TOKEN.fullmatch(token):
+        if token and not TOKEN.fullmatch(token):
             raise TokenError("must be printable ASCII without spaces")
-        self._watched = WatchedFiles(files.certificate_paths)
-        self._certificates = _Certificates.read(files)
+        self._certificates = WatchedContent(
+            files.certificate_paths, lambda: _Certificates.read(files), "The certificates of before stay"
+        )
         self._certificate_number = 0
 
     @property
@@ -111,14 +103,8 @@ class Caller:
     def certificate_number(self) -> int:
         """Grows when the files of certificates change. A channel has the certificates of when it was opened, also when
         it connects anew. Files that have become invalid change nothing, and stderr says why."""
-        if self._watched.have_changed():
-            try:
-                self._certificates = _Certificates.read(self._files)
-            except CertificateError as error:
-                if self._watched.failed(str(error)):
-                    say(f"warning: {error}. The certificates of before stay")
-            else:
-                self._certificate_number += 1
+        if self._certificates.refresh():
+            self._certificate_number += 1
         return self._certificate_number
 
     def aio_channel(self, address: str, options: Options) -> grpc.aio.Channel:
@@ -150,7 +136,7 @@ class Caller:
         if self._credentials is not None or not self._files.uses_tls:
             return self._credentials
         _ = self.certificate_number  # reads those of now
-        held = self._certificates
+        held = self._certificates.content
         return grpc.ssl_channel_credentials(held.roots, held.key, held.chain)
 
 

@@ -1,53 +1,45 @@
 """Certificates of a server: what its files hold, for gRPC, and read again when they change."""
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
 
 from genserve.notices import say
 from genserve.security.files import CertificateError, CertificateFiles
-from genserve.security.watched_files import WatchedFiles, read_bounded
+from genserve.security.watched_files import WatchedContent, read_bounded
 
 MAX_PEM_BYTES: Final = 1 << 20
+_STAYS: Final = "The certificate of before stays"
 
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """What a server of gRPC needs. A connection that is made after the files have changed gets the new ones; files that
     have become invalid change nothing, and stderr says why. Raises CertificateError."""
-    watched = WatchedFiles(files.paths)
-    initial = _configuration(files)
+    held = WatchedContent(files.paths, lambda: _configuration(files), _STAYS)
 
     def changed() -> Any:
         # Called by gRPC on a thread of its own, at each handshake. None, which its types do not have: as before.
-        if not watched.have_changed():
-            return None
-        try:
-            configuration = _configuration(files)
-        except CertificateError as error:
-            if watched.failed(str(error)):
-                say(f"warning: {error}. The certificate of before stays")
+        if not held.refresh():
             return None
         say(f"{files.certfile}: the certificate has changed")
-        return configuration
+        return held.content
 
-    return grpc.dynamic_ssl_server_credentials(initial, changed, require_client_authentication=files.requires_clients)
+    return grpc.dynamic_ssl_server_credentials(
+        held.content, changed, require_client_authentication=files.requires_clients
+    )
 
 
 def server_context(files: CertificateFiles) -> ssl.SSLContext:
     """The same for a server of HTTP."""
-    watched, current = WatchedFiles(files.paths), _context(files)
+    held = WatchedContent(files.paths, lambda: _context(files), _STAYS)
 
     def changed(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         # Called at each handshake, also of a client that names no host.
-        nonlocal current
-        if watched.have_changed():
-            try:
-                current = _context(files)
-            except CertificateError as error:
-                if watched.failed(str(error)):
-                    say(f"warning: {error}. The certificate of before stays")
-        connection.context = current
+        held.refresh()
+        connection.context = held.content
 
     first = _context(files)
     first.sni_callback = changed
@@ -59,49 +51,43 @@ def check_files(files: CertificateFiles) -> None:
     _context(files)
 
 
+def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
+    """The same for a caller; "" = no file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file:
+        with _naming(ca_file):
+            context.load_verify_locations(ca_file)
+    if cert_file:
+        with _naming(cert_file, key_file):
+            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+
+
 def _context(files: CertificateFiles) -> ssl.SSLContext:
-    certfile, keyfile, ca_certs = files.certfile, files.keyfile, files.ca_certs
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    where = f"--ssl-certfile {certfile}"
-    try:
-        context.load_cert_chain(certfile, keyfile or None, password=_refuse_password)
-        if ca_certs:
-            where = f"--ssl-ca-certs {ca_certs}"
-            context.load_verify_locations(ca_certs)
-    except ssl.SSLError as error:
-        names = f"{where} and --ssl-keyfile {keyfile}" if keyfile and not ca_certs else where
-        raise CertificateError(f"{names}: {error.reason or error}") from None
-    except OSError as error:
-        raise CertificateError(
-            f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
-        ) from None
-    except CertificateError:
-        raise  # the key has a password
-    except ValueError as error:  # a zero byte in a path
-        raise CertificateError(f"{where}: {error}") from None
+    with _naming(f"--ssl-certfile {files.certfile}", f"--ssl-keyfile {files.keyfile}" if files.keyfile else ""):
+        context.load_cert_chain(files.certfile, files.keyfile or None, password=_refuse_password)
+    if files.ca_certs:
+        with _naming(f"--ssl-ca-certs {files.ca_certs}"):
+            context.load_verify_locations(files.ca_certs)
     if files.requires_clients:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
-    """The same for a caller; "" = no file."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    where = ca_file
+@contextmanager
+def _naming(*files: str) -> Iterator[None]:
+    """Turns what ssl raises for files into a CertificateError that names them; "" = no file."""
+    named = [name for name in files if name]
     try:
-        if ca_file:
-            context.load_verify_locations(ca_file)
-        if cert_file:
-            where = f"{cert_file} and {key_file}" if key_file else cert_file
-            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+        yield
     except ssl.SSLError as error:
-        raise CertificateError(f"{where}: {error.reason or error}") from None
+        raise CertificateError(f"{' and '.join(named)}: {error.reason or error}") from None
     except OSError as error:
-        raise CertificateError(f"{where}: {error.strerror or error}") from None
+        raise CertificateError(f"{' or '.join(named)}: {error.strerror or error}") from None
     except CertificateError:
         raise  # the key has a password
     except ValueError as error:  # a zero byte in a path
-        raise CertificateError(f"{where}: {error}") from None
+        raise CertificateError(f"{' and '.join(named)}: {error}") from None
 
 
 def read_pem(path: str) -> bytes:

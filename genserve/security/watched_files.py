@@ -1,9 +1,13 @@
-"""Files that others replace while we run: whether they have changed."""
+"""Files that others replace while we run: whether they have changed, and what they hold now."""
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from genserve.notices import say
+
+T = TypeVar("T")
 
 _INTERVAL_S: Final = 1.0
 
@@ -40,6 +44,30 @@ class WatchedFiles:
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
         return tuple(_stamp(path) for path in self._paths)
+
+
+class WatchedContent(Generic[T]):
+    """What some files hold, as `read` makes it of them. Files for which it raises ValueError change nothing: what they
+    held before stays, which `stays` says on stderr after the reason."""
+
+    def __init__(self, paths: Sequence[str], read: Callable[[], T], stays: str) -> None:
+        """Raises what `read` raises."""
+        self._watched = WatchedFiles(paths)
+        self._read = read
+        self._stays = stays
+        self.content = read()
+
+    def refresh(self) -> bool:
+        """Reads files that have changed. Returns whether `content` is new."""
+        if not self._watched.have_changed():
+            return False
+        try:
+            self.content = self._read()
+        except ValueError as error:
+            if self._watched.failed(str(error)):
+                say(f"warning: {error}. {self._stays}")
+            return False
+        return True
 
 
 def read_bounded(path: str, max_bytes: int) -> bytes:

@@ -9,7 +9,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from genserve.log_context import noted
-from genserve.rpc.observed import Context, Method
+from genserve.rpc.handlers import Context
+from genserve.rpc.observed import Method
 from genserve.trace import End, headers, keep_headers, trace_steps, use_headers
 
 _W3C = TraceContextTextMapPropagator()

@@ -23,8 +23,6 @@ from tests.support import pulled_peers as peers
 from tests.support.credentials import Authority, Pair, list_callers, one_each
 from tests.support.scripted_daemon import serving
 
-SOON = {"control_s": 5.0}
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

@@ -1,5 +1,6 @@
 """Flags in a file: the same names, weaker than those of the command line, and wrong keys are named."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.cli import main, up
+from genserve.cli import main, route, up
 from genserve.cli.config_file import with_config_file
 
 CONTENT = """
@@ -54,6 +55,16 @@ def test_flags_that_may_be_repeated_are(tmp_path: Path) -> None:
     """Where a list is several flags."""
     (tmp_path / "x").write_text("replica: [a:1, b:2]")
     assert with_config_file(["--config", str(tmp_path / "x")], (), ["--replica"]) == ["--replica=a:1", "--replica=b:2"]
+
+
+def test_every_switch_of_a_router_can_be_off(tmp_path: Path) -> None:
+    """Those of settings that it shares with a daemon, too."""
+    parser = argparse.ArgumentParser()
+    route.add_router_flags(parser)
+    found = [flag for flag, action in parser._option_string_actions.items() if isinstance(action.const, bool)]
+    assert "--channelz" in found
+    (tmp_path / "x").write_text("".join(f"{flag[2:]}: false\n" for flag in found))
+    assert with_config_file(["--config", str(tmp_path / "x")], route.SWITCHES) == []
 
 
 def test_an_empty_file_has_no_flags(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_start_that_would_be_accepted_passes_every_check(model: Path) -> None:
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["ok", name] for name, _ in CHECKS]
 
 
-def test_all_that_is_wrong_is_told_at_once(model: Path, tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once(model: Path) -> None:
     """Status 1. vLLM's flags are checked with the model's configuration."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

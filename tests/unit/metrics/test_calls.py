@@ -152,3 +152,18 @@ async def test_a_generator_counts_too_and_a_relayed_call_under_the_name_of_its_o
         assert [each async for each in channel.stream_stream("/s/m")(iter([b""]))] == [b"1"]
         await until(lambda: sample(renamed.service, renamed.name, renamed.type, code="OK") == 1)
         assert sample(code="OK") == 0
+
+
+async def test_a_generator_that_ends_its_call_counts_with_its_status() -> None:
+    """As reflection does for a caller whose certificate is not listed."""
+
+    async def behavior(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "x")
+        yield b"1"
+
+    async with counted("bidi_stream", behavior) as (channel, sample):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.stream_stream("/s/m")(iter([b""])).read()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await until(lambda: sample(what="count") == 1)
+        assert sample(code="UNAUTHENTICATED") == 1

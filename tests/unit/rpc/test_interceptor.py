@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from genserve.errors import QueueFullError
-from genserve.rpc.interceptor import Handler, StatusInterceptor
+from genserve.rpc.handlers import Handler
+from genserve.rpc.interceptor import StatusInterceptor
 
 
 class Context:

@@ -87,7 +87,7 @@ async def test_a_lost_cluster_is_looked_for_again_and_its_replicas_stay(
 
 
 async def test_a_cluster_that_does_not_answer_is_given_up(
-    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scripted: ScriptedProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After its time, and looked for again."""
     scripted.says(1, [], None)
