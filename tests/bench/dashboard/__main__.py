@@ -23,7 +23,7 @@ from tests.support.dashboard import Dashboard, any_of, rate_interval_s, sent
 from tests.support.models import perturbed
 
 _NUM_REPLICAS = 2
-_STEP_S = 1
+_STEP_S = 2
 _INSTANCES = ("instance", "grpc_server_started_total")
 """The label and the metric of which the dashboard lists the values."""
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         for panel in dashboard.panels
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    about = f"{_NUM_REPLICAS} replicas and a router      {args.seconds} s, scraped every {SCRAPE_INTERVAL_S} s"
+    about = f"{_NUM_REPLICAS} replicas and a router      {args.seconds} s, scraped every {SCRAPE_INTERVAL_S} s      UTC"
     draw(dashboard, of_panels, span, about, args.output)
     print(args.output)
     return 0

@@ -13,8 +13,12 @@ from genserve.errors import GenserveError, PushNotFoundError
 from tests.support import faulty_worker
 from tests.support.faulty_worker import Fault
 
-_BEGINNING = "You are a storyteller. Continue the tale, slowly and with many details. Chapter "
-"""Requests have it in common, so that the prefix cache has something to hit."""
+_BEGINNINGS = tuple(
+    f"You are {who}. " + "Continue the tale, slowly and with many details, as you have always done. " * 20
+    for who in ("a storyteller", "a historian", "an explorer", "a ghost", "a sailor", "a king", "a cook", "a thief")
+)
+"""Requests have one of them in common: longer than a block of the prefix cache, and several, so that no replica has
+all."""
 _MOST_STREAMS = 16
 _EVERY_S = 2.0
 """The calls of somebody who watches, and calls that are refused."""
@@ -59,7 +63,7 @@ class Events:
                 await asyncio.sleep(0.2)
                 continue
             tokens = self._rng.choice((32, 64, 128, 400))
-            prompt = f"{_BEGINNING}{self._rng.randrange(40)}:"
+            prompt = f"{self._rng.choice(_BEGINNINGS)} Chapter {self._rng.randrange(40)}:"
             asked = self._client.generate(prompt, max_tokens=tokens, temperature=1.0, timeout_s=None)
             patience_s = 3.0 if self._rng.random() < 0.125 else None
             with suppress(TimeoutError):
@@ -73,10 +77,12 @@ class Events:
     async def _refused(self) -> None:
         """Calls that fail, of two kinds."""
         while True:
-            for wrong in (self._client.get_push("nobody"), self._client.generate("too long " * 4000, max_tokens=1)):
-                with suppress(GenserveError):
-                    await wrong
-                await asyncio.sleep(_EVERY_S * self._rng.uniform(1, 4))
+            with suppress(GenserveError):
+                await self._client.get_push("nobody")
+            await asyncio.sleep(_EVERY_S * self._rng.uniform(1, 4))
+            with suppress(GenserveError):
+                await self._client.generate("too long " * 4000, max_tokens=1)
+            await asyncio.sleep(_EVERY_S * self._rng.uniform(1, 4))
 
     async def _trainer(self, seconds: float) -> None:
         """A push every tenth of the time: one has a tensor too many, one fails in a replica while it is put in place,

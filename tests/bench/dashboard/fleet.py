@@ -13,7 +13,7 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 
 ROUTER = "router"
-_FAULTY = ("--worker-extension-cls", FAULTY_EXTENSION)
+_FLAGS = ("--metrics-port", "0", "--worker-extension-cls", FAULTY_EXTENSION)
 _METRICS = re.compile(r"^genserve: metrics: http://([^/]+)/metrics$", re.MULTILINE)
 _STOP_TIMEOUT_S = 30.0
 
@@ -41,14 +41,7 @@ def running(model: Path, num_replicas: int, directory: Path) -> Iterator[Fleet]:
             orders = faults if number == num_replicas - 1 else nobody
             core = str(sorted(os.sched_getaffinity(0))[number % len(os.sched_getaffinity(0))])
             daemon = DaemonProcess(
-                [
-                    "--model",
-                    str(model),
-                    *SMALL_ENGINE,
-                    "--metrics-port",
-                    "0",
-                    *_FAULTY,
-                ],
+                ["--model", str(model), *SMALL_ENGINE, *_FLAGS],
                 directory / f"replica-{number}.log",
                 {FAULTS_VARIABLE: str(orders), "VLLM_CPU_OMP_THREADS_BIND": core},
             )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCRAPE_INTERVAL_S = 1
+SCRAPE_INTERVAL_S = 2
 _START_TIMEOUT_S = 60.0
 
 
