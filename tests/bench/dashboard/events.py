@@ -85,15 +85,15 @@ class Events:
             await asyncio.sleep(_EVERY_S * self._rng.uniform(1, 4))
 
     async def _trainer(self, seconds: float) -> None:
-        """A push every tenth of the time: one has a tensor too many, one fails in a replica while it is put in place,
-        and one is only staged, and dropped. Once a lease pauses the fleet."""
+        """Pushes: two have wrong tensors, one fails in a replica while it is put in place, and one is only staged,
+        and dropped. Once a lease pauses the fleet. With time for the pushes themselves at the end."""
         wrong = {"model.embed_tokens.bias": _zeros()}
         steps: list[tuple[str, Any]] = [
-            ("push", "b"), ("push", "a"), ("refused", wrong), ("push", "b"), ("lease", None),
+            ("push", "b"), ("refused", wrong), ("push", "a"), ("push", "b"), ("lease", None), ("refused", wrong),
             ("failing", "a"), ("push", "a"), ("staged", "b"), ("push", "b"),
         ]  # fmt: skip
         for version, (step, what) in enumerate(steps, 1):
-            await asyncio.sleep(seconds / (len(steps) + 3))
+            await asyncio.sleep(seconds / (len(steps) + 5))
             try:
                 match step:
                     case "push":
