@@ -18,7 +18,7 @@ from genserve.demo_model import demo_model_path
 from tests.bench.dashboard.events import Events
 from tests.bench.dashboard.fleet import running
 from tests.bench.dashboard.picture import Span, draw
-from tests.bench.dashboard.prometheus import SCRAPE_INTERVAL_S, Prometheus, PrometheusError, Series, scraping
+from tests.bench.dashboard.prometheus import SCRAPE_INTERVAL_S, Prometheus, PrometheusError, Series, found, scraping
 from tests.support.dashboard import Dashboard, any_of, rate_interval_s, sent
 from tests.support.models import perturbed
 
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     dashboard = Dashboard.read()
     try:
         with tempfile.TemporaryDirectory() as directory:
-            answers, span = asyncio.run(_answers(dashboard, args.seconds, args.prometheus, Path(directory)))
+            program = found(args.prometheus)
+            answers, span = asyncio.run(_answers(dashboard, args.seconds, program, Path(directory)))
     except PrometheusError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -43,10 +43,10 @@ class Prometheus:
     def series(self, query: str, start_s: int, end_s: int, step_s: int) -> list[Series]:
         """What a query gives over a range of time."""
         asked = {"query": query, "start": start_s, "end": end_s, "step": step_s}
-        found = self._asked("query_range", asked)["result"]
-        values = [{float(at): float(value) for at, value in each["values"]} for each in found]
+        answered = self._asked("query_range", asked)["result"]
+        values = [{float(at): float(value) for at, value in each["values"]} for each in answered]
         finite = [{at: value for at, value in some.items() if math.isfinite(value)} for some in values]
-        return [Series(each["metric"], some) for each, some in zip(found, finite, strict=True) if some]
+        return [Series(each["metric"], some) for each, some in zip(answered, finite, strict=True) if some]
 
     def values_of(self, label: str, metric: str) -> list[str]:
         """The values of a label of a metric."""
@@ -61,12 +61,18 @@ class Prometheus:
             raise PrometheusError(f"{parameters}: {error.read().decode(errors='replace')}") from error
 
 
+def found(program: str) -> str:
+    """Its path. Raises PrometheusError, which says how to install it."""
+    path = shutil.which(program)
+    if path is None:
+        raise PrometheusError(f"{program} is missing: apt-get install prometheus, or name another by --prometheus")
+    return path
+
+
 @asynccontextmanager
 async def scraping(targets: Mapping[str, str], program: str, directory: Path) -> AsyncIterator[Prometheus]:
-    """Prometheus, for as long as the block runs. `targets`: HOST:PORT by the name that becomes the label instance."""
-    found = shutil.which(program)
-    if found is None:
-        raise PrometheusError(f"{program} is missing: apt-get install prometheus, or name another by --prometheus")
+    """Prometheus, for as long as the block runs. `targets`: HOST:PORT by the name that becomes the label instance. `program`:
+    its path."""
     config = directory / "prometheus.json"  # JSON is YAML
     config.write_text(json.dumps(_config(targets)))
     with socket.socket() as probe:
@@ -74,7 +80,7 @@ async def scraping(targets: Mapping[str, str], program: str, directory: Path) ->
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     log = directory / "prometheus.log"
     storage = f"--storage.tsdb.path={directory / 'series'}"
-    command = [found, f"--config.file={config}", storage, f"--web.listen-address={address}", "--log.level=warn"]
+    command = [program, f"--config.file={config}", storage, f"--web.listen-address={address}", "--log.level=warn"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stdout=stderr, stderr=stderr, env=_environment(), process_group=0)
     try:
