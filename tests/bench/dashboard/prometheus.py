@@ -71,8 +71,8 @@ def found(program: str) -> str:
 
 @asynccontextmanager
 async def scraping(targets: Mapping[str, str], program: str, directory: Path) -> AsyncIterator[Prometheus]:
-    """Prometheus, for as long as the block runs. `targets`: HOST:PORT by the name that becomes the label instance. `program`:
-    its path."""
+    """Prometheus, for as long as the block runs. `targets`: HOST:PORT by the name that becomes the label instance.
+    `program`: its path."""
     config = directory / "prometheus.json"  # JSON is YAML
     config.write_text(json.dumps(_config(targets)))
     with socket.socket() as probe:
