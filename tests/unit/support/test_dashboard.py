@@ -80,4 +80,5 @@ def test_values_are_written_in_a_unit_of_their_size(unit: str, largest: float, e
 def test_entries_of_a_legend_go_to_the_next_line_when_there_is_no_room() -> None:
     """One that is wider than the panel has a line for itself."""
     assert lines([40, 40, 40, 200, 10], 100) == [[0, 1], [2], [3], [4]]
+    assert lines([200], 100) == [[0]]
     assert lines([], 100) == [[]]
