@@ -1,6 +1,5 @@
 """The queries of the dashboard and of the alerts, and what they ask of an exposition."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import promql_parser
 import yaml
 from promql_parser import AggregateExpr, BinaryExpr, VectorSelector
 
+from tests.support.dashboard import Dashboard, sent
 from tests.support.scraped import Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -28,22 +28,18 @@ def alerts() -> dict[str, str]:
 
 def panels() -> dict[str, list[str]]:
     """The queries of the dashboard's panels, by their titles, as Grafana would send them."""
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
-    with_queries = [each for each in dashboard["panels"] if "targets" in each]
-    found = {each["title"]: [target["expr"] for target in each["targets"]] for each in with_queries}
+    dashboard = Dashboard.read()
+    with_queries = [each for each in dashboard.panels if not each.is_row]
+    found = {each.title: [target.query for target in each.targets] for each in with_queries}
     assert len(found) == len(with_queries), "two panels have the same title"
-    found["annotations"] = [each["expr"] for each in dashboard["annotations"]["list"]]
-    return {title: [_sent(each) for each in queries] for title, queries in found.items()}
+    found["annotations"] = list(dashboard.annotations.values())
+    return {title: [sent(each, "1m", ".+") for each in queries] for title, queries in found.items()}
 
 
 def queries() -> dict[str, str]:
     """All of them, by where they are."""
     of_panels = {f"{title} {number}": each for title, some in panels().items() for number, each in enumerate(some)}
     return {**alerts(), **of_panels}
-
-
-def _sent(query: str) -> str:
-    return query.replace("$__rate_interval", "1m").replace('"$instance"', '".+"')
 
 
 def is_of_router(query: str) -> bool:
