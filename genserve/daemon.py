@@ -17,7 +17,7 @@ from functools import partial
 
 import uvloop
 
-from genserve import frontend
+from genserve import frontend, leftovers
 from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
@@ -63,7 +63,6 @@ from genserve.weights.checkpoint.version_zero import (
     opened_as_loaded,
     resident_store,
 )
-from genserve.weights.lora import files as lora_files
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
@@ -332,7 +331,7 @@ async def _build_parts(
 
 def _sweep() -> None:
     """Removes what killed daemons left behind."""
-    lora_files.sweep()
+    leftovers.sweep()
     if swept := stale_shm.sweep():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")
 

@@ -43,7 +43,8 @@ def json_line(level: str, logger: str, message: str, created_s: float, **fields:
     """A line in JSON; `created_s` in seconds of the epoch."""
     time = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": level, "logger": logger, "message": message, **noted(), **fields}
-    return json.dumps(line, ensure_ascii=False)
+    # The names of files need not be text. In ASCII, because stderr escapes what it cannot write as JSON does not.
+    return json.dumps({key: value.encode(errors="backslashreplace").decode() for key, value in line.items()})
 
 
 def is_json() -> bool:
@@ -54,7 +55,7 @@ def is_json() -> bool:
 def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) -> None:
     """Writes what genserve's modules log to stderr, unless the user's configuration of logging does. Call it in each
     process that logs; one that is forked from it has it too. The form is that of this process and of those that it
-    starts, None = as the one that started it. As JSON, lines of vLLM and Python's warnings have it too."""
+    starts, None = as the one that started it. As JSON, lines of libraries and Python's warnings have it too."""
     if log_format is not None:
         os.environ[_VARIABLE] = log_format
     logger = logging.getLogger(_LOGGER)
@@ -63,6 +64,8 @@ def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) 
     if is_json():
         for handler in logging.getLogger("vllm").handlers:
             handler.setFormatter(JsonFormatter())
+        if logging.lastResort is not None:  # warnings of libraries: gRPC, asyncio, an exporter of spans
+            logging.lastResort.setFormatter(JsonFormatter())
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler()
@@ -80,7 +83,7 @@ def as_text(line: str) -> str:
     try:
         found: Any = json.loads(line)
         logger, level, message = found["logger"], found["level"], found["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return line
     if not isinstance(logger, str) or logger.split(".")[0] != _LOGGER:
         return line

@@ -5,6 +5,7 @@ keeps them for each task, and for the tasks that it starts.
 """
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 HEADERS: Final = ("traceparent", "tracestate")
 _MAX_CHARS: Final = 512  # as much of tracestate as everybody has to pass on
+_KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_MEMBER: Final = rf"{_KEY}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_FORMS: Final = {
+    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"),
+    "tracestate": re.compile(rf"{_MEMBER}([ \t]*,[ \t]*{_MEMBER}){{0,31}}[ \t]*"),
+}
+"""As the standard has them. OpenTelemetry would log each member of a list that has another form: lines for a caller."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +35,7 @@ def keep_headers(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     found = {
         key: value
         for key, value in metadata
-        if key in HEADERS and isinstance(value, str) and len(value) <= _MAX_CHARS and value.isascii()
+        if key in HEADERS and isinstance(value, str) and len(value) <= _MAX_CHARS and _FORMS[key].fullmatch(value)
     }
     _headers.set(found if "traceparent" in found else None)
 

@@ -31,11 +31,14 @@ def with_config_file(flags: Sequence[str], switches: Collection[str] = (), repea
 
 
 def _flags_of(path: str, switches: Collection[str], repeated: Collection[str]) -> Iterator[str]:
-    shown = _shown(path)
+    shown, seen = _shown(path), set[str]()
     for key, value in _read(path).items():
         if not isinstance(key, str) or re.fullmatch("[A-Za-z][A-Za-z0-9_.-]*", key) is None or key == "config":
             raise ValueError(f"--config {shown}: {key!a} is not the name of a flag")
         flag = f"--{key.replace('_', '-')}"
+        if flag in seen:
+            raise ValueError(f"--config {shown}: {key} is there twice, with - and with _")
+        seen.add(flag)
         match value:
             case True:
                 yield flag
@@ -45,8 +48,11 @@ def _flags_of(path: str, switches: Collection[str], repeated: Collection[str]) -
             case str() | int() | float():
                 yield f"{flag}={value}"
             case dict():
-                yield f"{flag}={json.dumps(value)}"
-            case list() if value and all(isinstance(each, str | int | float) for each in value):
+                try:
+                    yield f"{flag}={json.dumps(value)}"
+                except (TypeError, ValueError, RecursionError) as error:  # a date, or what contains itself
+                    raise ValueError(f"--config {shown}: {key}: {error}") from None
+            case list() if value and all(_may_be_listed(each) for each in value):
                 texts = [str(each) for each in value]
                 yield from (f"{flag}={each}" for each in texts) if flag in repeated else (flag, *texts)
             case _:
@@ -60,16 +66,36 @@ def _read(path: str) -> dict[Any, Any]:
         raise ValueError(f'--config: {error}: pip install "genserve[route]"') from error
     try:
         with Path(path).open("rb") as file:
-            content = yaml.safe_load(file.read(_MAX_BYTES))
+            read = file.read(_MAX_BYTES + 1)
+        if len(read) > _MAX_BYTES:
+            raise ValueError(f"has more than {_MAX_BYTES} bytes")
+        _refuse_repeated(yaml.compose(read, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(read)
     except OSError as error:
         raise ValueError(f"--config {_shown(path)}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    # What looks like a date or a number and is none is a ValueError.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {_shown(path)}: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ValueError(f"--config {_shown(path)}: must be a mapping of flags to values, is {type(content).__name__}")
     return content
+
+
+def _refuse_repeated(root: Any) -> None:
+    """Raises ValueError for a key of the file that is there twice: YAML forbids it, and its parser takes the last."""
+    lines: dict[str, int] = {}
+    for key, _ in getattr(root, "value", ()) if getattr(root, "id", "") == "mapping" else ():
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in lines:
+            raise ValueError(f"{name!a} is there twice, in lines {lines[name]} and {line}")
+        lines[name] = line
+
+
+def _may_be_listed(value: object) -> bool:
+    """Not what would be the next flag on a command line."""
+    return isinstance(value, str | int | float) and not (isinstance(value, str) and value.startswith("--"))
 
 
 def _shown(path: str) -> str:

@@ -49,10 +49,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         from genserve import daemon
     except ModuleNotFoundError as error:
-        extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
-        print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
-        return 1
+        return _not_installed(error)
     return daemon.main(args.flags)
+
+
+def _not_installed(error: ModuleNotFoundError) -> int:
+    extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
+    print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
+    return 1
 
 
 def _check(flags: Sequence[str]) -> int:
@@ -60,8 +64,10 @@ def _check(flags: Sequence[str]) -> int:
     from genserve.config import ServeConfig
 
     _quiet()
-    from genserve.doctor.start_checks import Finding, Start, findings
-
+    try:
+        from genserve.doctor.start_checks import Finding, Start, findings
+    except ModuleNotFoundError as error:
+        return _not_installed(error)
     said, status = io.StringIO(), 0
     try:
         with contextlib.redirect_stderr(said):

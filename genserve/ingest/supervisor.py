@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from genserve.ingest.relay import IngestSettings
+from genserve.leftovers import prefix
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
@@ -23,7 +24,7 @@ class IngestProcesses:
 
     def __init__(self, count: int, settings: IngestSettings, say: Callable[[str], None]) -> None:
         """Adds the daemon's own address to `settings`: a socket in a directory that only this user can open."""
-        self._directory = tempfile.TemporaryDirectory(prefix="genserve-ingest-")
+        self._directory = tempfile.TemporaryDirectory(prefix=prefix("ingest"))
         self.address = f"unix:{Path(self._directory.name) / 'daemon'}"
         self._settings = [replace(settings, daemon=self.address, port=0) for _ in range(count)]
         self._processes: list[Process] = []

@@ -10,7 +10,7 @@ from genserve.metrics.exposition import Exposition, Registry
 from genserve.metrics.families import Family
 from genserve.metrics.http import OPEN, Access, start_metrics_server
 from genserve.metrics.loop_lag import LoopLag
-from genserve.metrics.processes import count_into, registry_of, shared_directory, sweep
+from genserve.metrics.processes import count_into, registry_of, shared_directory
 
 
 class ProcessMetrics:
@@ -69,7 +69,6 @@ class _Both:
 @contextmanager
 def daemon_metrics(port: int, num_frontends: int) -> Iterator[ProcessMetrics | None]:
     """Those of the daemon, None if nothing is to be shown (port -1). Enter before the engine starts."""
-    sweep()
     if port == -1:
         yield None
         return

@@ -6,21 +6,20 @@ Without front ends, counters are ordinary numbers, which are cheaper.
 """
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import prometheus_client.values
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import MultiProcessValue
 
+from genserve.leftovers import prefix
+
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus_client, in this process, keeps its files. vLLM looks at it too."""
-_DIRECTORY = re.compile(r"genserve-metrics-(\d+)-\w+")
 _DAEMON = "daemon"
 
 
@@ -36,7 +35,7 @@ def count_into(directory: str, name: str) -> None:
 @contextmanager
 def shared_directory() -> Iterator[str]:
     """A directory for the counters of the daemon and of its front ends. This process counts there from now on."""
-    directory = tempfile.mkdtemp(prefix=f"genserve-metrics-{os.getpid()}-")
+    directory = tempfile.mkdtemp(prefix=prefix("metrics"))
     try:
         count_into(directory, _DAEMON)
         yield directory
@@ -51,18 +50,3 @@ def registry_of(directory: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     return registry
-
-
-def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes the directories of this user's daemons that were killed."""
-    for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-metrics-*"):
-        named = _DIRECTORY.fullmatch(path.name)
-        if named is not None and not (proc / named[1]).exists() and _is_ours(path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return path.lstat().st_uid == os.getuid()
-    except FileNotFoundError:  # another daemon that starts removes it too
-        return False

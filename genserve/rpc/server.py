@@ -38,6 +38,7 @@ from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.services import Services, ServiceTable
 from genserve.rpc.starting import add_starting
+from genserve.rpc.status_answers import StatusAnswers
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.security.caller import Caller
@@ -93,8 +94,9 @@ class DaemonServer:
     """Listens from the start of the daemon to its end. `address` is the one for clients: the TCP address if there is
     one."""
 
-    def __init__(self, server: grpc.aio.Server, services: Services, address: str) -> None:
-        """The server has started."""
+    def __init__(self, server: grpc.aio.Server, services: Services, early: StatusAnswers, address: str) -> None:
+        """The server has started. `early`: answers those who watched before the engine was there."""
+        self._early = early
         self._services = services
         self._servers = [server]
         self.address = address
@@ -110,13 +112,13 @@ class DaemonServer:
         """Starts listening. Until `serve` it tells how far the daemon is. Raises OSError naming an address that cannot
         be used, and CertificateError."""
         table = ServiceTable()
-        add_starting(table, SERVICES, board)
+        early = add_starting(table, SERVICES, board)
         add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)
         server = make_server(config, callers, observers)
         services = Services.of(server, table)
         address = bind(server, config.host, config.port, config.uds, config.certificate)
         await server.start()
-        return cls(server, services, address)
+        return cls(server, services, early, address)
 
     async def serve(self, parts: ServerParts) -> None:
         """Every method is served from now on. Raises OSError if there is no address for receiving processes."""
@@ -138,6 +140,7 @@ class DaemonServer:
             await relay.start()
             self._servers.append(relay)
         self._services.become(_services(parts, weights))
+        self._early.tell_in_flight(parts.pushes.in_flight)
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, and ends the running ones after `grace_s` seconds."""

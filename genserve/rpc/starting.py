@@ -14,9 +14,9 @@ from genserve.rpc.status_answers import StatusAnswers
 _ANSWERED = frozenset({"genserve.v1.ControlService.GetStatus", "genserve.v1.ControlService.WatchStatus"})
 
 
-def add_starting(table: ServiceTable, services: Iterable[ServiceDescriptor], board: StateBoard) -> None:
-    """Adds every method of these services. GetStatus and WatchStatus answer; a watch goes on when the daemon serves.
-    The others are UNAVAILABLE."""
+def add_starting(table: ServiceTable, services: Iterable[ServiceDescriptor], board: StateBoard) -> StatusAnswers:
+    """Adds every method of these services. GetStatus and WatchStatus answer, and what does is returned; a watch goes on
+    when the daemon serves. The others are UNAVAILABLE."""
     answers = StatusAnswers(board)
     refuse = _refusing(board)
     for service in services:
@@ -27,6 +27,7 @@ def add_starting(table: ServiceTable, services: Iterable[ServiceDescriptor], boa
             for method in service.methods
         }
         table.add_registered_method_handlers(service.full_name, handlers)
+    return answers
 
 
 def _refusing(board: StateBoard) -> Callable[[Any, Any], Awaitable[NoReturn]]:

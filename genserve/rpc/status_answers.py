@@ -25,6 +25,10 @@ class StatusAnswers:
         self._in_flight = in_flight
         self._watchers = Watchers("the status")
 
+    def tell_in_flight(self, in_flight: Callable[[], tuple[PushInFlight, ...]]) -> None:
+        """From now on these are the pushes on their way, also for who watches already."""
+        self._in_flight = in_flight
+
     async def GetStatus(
         self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetStatusResponse:

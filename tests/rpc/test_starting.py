@@ -22,7 +22,8 @@ from genserve.errors import DeadlineError, DrainingError, EngineDeadError
 from genserve.rpc.server import SERVICE_NAMES, SERVICES, DaemonServer
 from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
-from tests.support.scripted_daemon import serving
+from genserve.weights.push.types import PushHeader
+from tests.support.scripted_daemon import CHECKPOINT, serving
 
 CONFIG = ServeConfig(port=0)
 BEGAN_S = 1_700_000_000.0
@@ -122,6 +123,23 @@ async def test_watches_go_on_when_the_daemon_serves(starting: Starting) -> None:
             assert not last.state.HasField("startup")
             board.tell_answers(False)
             assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_watch_that_began_early_shows_pushes(starting: Starting) -> None:
+    """As one does that begins when the daemon serves."""
+    async with (
+        AsyncClient(starting.server.address) as client,
+        client.watch_status() as watch,
+    ):
+        assert (await anext(watch)).state.phase == "starting"
+        async with serving(CONFIG, opened=starting.server, board=starting.board) as daemon:
+            starting.board.become(DaemonCondition.SERVING)
+            stream = await daemon.registry.open(PushHeader("step-1", 1, manifest=CHECKPOINT.as_manifest()))
+            async with asyncio.timeout(30):
+                while not (last := await anext(watch)).pushes:
+                    pass
+            stream.detach()
+    assert [push.push_id for push in last.pushes] == ["step-1"]
 
 
 async def test_a_start_that_fails_ends_its_watches(starting: Starting) -> None:

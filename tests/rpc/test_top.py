@@ -18,7 +18,10 @@ from genserve.cli.top.lines import plain
 from genserve.cli.top.screen import LinkState, Screen
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.control.conditions import DaemonCondition
+from genserve.control.state import StateBoard
 from genserve.errors import UnavailableError
+from genserve.rpc.server import DaemonServer
 from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from genserve.weights.push.types import PushHeader
@@ -148,6 +151,30 @@ async def test_what_is_refused_is_told_with_the_reason() -> None:
         await pilot.press("p", "k")
         await until(lambda: "PERMISSION_DENIED: Pause needs the role operator" in text(app))
         assert "p pause (not allowed)" in text(app) and "● live" in text(app)
+    await server.stop(0)
+
+
+async def test_who_has_no_such_call_is_shown_so() -> None:
+    """The screen goes on: a daemon may take the place of another server."""
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with shown(address) as (app, _):
+        await until(lambda: app.state.link.state is LinkState.LOST)
+        assert "UNSUPPORTED: what answers at" in text(app) and app.is_running
+    await server.stop(0)
+
+
+async def test_what_is_served_is_shown_once_the_engine_is_there() -> None:
+    """While it starts nobody knows."""
+    config, board = ServeConfig(port=0), StateBoard(None, tuple, "one", DaemonCondition.STARTING)
+    server = await DaemonServer.open(config, board)
+    async with shown(server.address) as (app, _):
+        await until(lambda: "STARTING" in text(app))
+        async with serving(config, opened=server, board=board) as daemon:
+            board.become(DaemonCondition.SERVING)
+            await until(lambda: app.state.info is not None)
+            assert app.state.info is not None and app.state.info.model == daemon.engine.info.model
     await server.stop(0)
 
 

@@ -84,6 +84,20 @@ asyncio.run(main())
     assert datetime.fromisoformat(first["time"]).utcoffset() == timedelta(0)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_json_is_json_whatever_stderr_can_write(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any text, and what libraries log that nobody has configured."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    found = json_lines("""
+logging.getLogger("genserve.a").warning("\\xe9 \\U0001f600 \\u2028 \\udc80")
+logging.getLogger("opentelemetry.exporter").error("two\\nlines")
+""")
+    assert [(each["logger"], each["message"]) for each in found] == [
+        ("genserve.a", "\xe9 \U0001f600 \u2028 \\udc80"),
+        ("opentelemetry.exporter", "two\nlines"),
+    ]
+
+
 def test_a_process_that_is_started_writes_what_its_starter_writes() -> None:
     """Workers and front ends are given no flags of ours."""
     (found,) = json_lines("""
@@ -104,6 +118,7 @@ subprocess.run([sys.executable, "-c", program], check=True)
         ('{"logger": 1, "level": "ERROR", "message": "m"}', None),
         ('{"message": "m"}', None),
         ("{no json", None),
+        ('{"message": ' + "[" * 100_000, None),
         ("genserve: ready", None),
     ],
 )

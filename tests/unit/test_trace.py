@@ -46,11 +46,32 @@ async def test_a_call_belongs_to_the_trace_that_its_metadata_name() -> None:
 
 @pytest.mark.parametrize(
     "metadata",
-    [[], [("tracestate", "a=b")], [("traceparent", b"\xff")], [("traceparent", "0" * 513)], [("traceparent", "é")]],
+    [
+        [],
+        [("tracestate", "a=b")],
+        [("traceparent", b"\xff")],
+        [("traceparent", "0" * 513)],
+        [("traceparent", "é")],
+        [("traceparent", "x")],
+    ],
 )
 async def test_what_names_no_trace_is_no_header(metadata: list[tuple[str, str | bytes]]) -> None:
     """It would be passed on to whoever cannot take it."""
     assert await kept(*metadata) is None
+
+
+@pytest.mark.parametrize(
+    "state", ["", ",,,", "=", "a," * 200, ",".join(["a=b"] * 33), "A=b", "a=b=c", "a=" + "b" * 511]
+)
+async def test_a_state_of_another_form_is_left_out(state: str) -> None:
+    """OpenTelemetry would write a line of the log for each member."""
+    assert await kept(("traceparent", PARENT), ("tracestate", state)) == {"traceparent": PARENT}
+
+
+async def test_a_state_of_the_standard_is_kept() -> None:
+    """With blanks around commas, and keys of tenants."""
+    state = ",".join(["a=b , 1t@v=c d", *["a=b"] * 30])
+    assert await kept(("traceparent", PARENT), ("tracestate", state)) == {"traceparent": PARENT, "tracestate": state}
 
 
 async def test_steps_are_told_with_the_error_that_ended_them(steps: list[str]) -> None:

@@ -133,9 +133,15 @@ class Feed:
     async def _watch_status(self) -> None:
         interval_s = self._pace.interval_s
         while True:
-            await self._follow(
-                lambda: self._client.watch_status(interval_s=interval_s, heartbeat_s=interval_s), self._took, self._lost
-            )
+            try:
+                await self._follow(
+                    lambda: self._client.watch_status(interval_s=interval_s, heartbeat_s=interval_s),
+                    self._took,
+                    self._lost,
+                )
+            except UnsupportedError as error:  # neither a daemon nor a router, or an old one
+                self._lost(error)
+            await asyncio.sleep(_MAX_RETRY_S)
 
     async def _watch_replicas(self) -> None:
         interval_s = self._pace.interval_s
@@ -186,6 +192,8 @@ class Feed:
         is_new = screen.link.state is not LinkState.LIVE
         if before is not None and before.state.instance_id != status.state.instance_id:
             is_new = True
+        # While it starts it does not tell what it serves.
+        has_started = before is not None and before.state.phase == "starting" != status.state.phase
         gone = screen.took_status(status, self._clock(), datetime.now(UTC))
         for transfer in gone:
             if len(self._asking) < _MAX_ASKING:
@@ -194,6 +202,7 @@ class Feed:
                 screen.push_ended(transfer, None)
         if is_new:
             self._connected.set()
+        if is_new or has_started:
             self._ask(self._ask_info())
 
     def _lost(self, error: GenserveError) -> None:

@@ -115,7 +115,8 @@ def sparkline(values: Sequence[float | None], width: int, top: float) -> str:
 def _level(value: float, top: float) -> int:
     if not value > 0 or not top > 0:  # NaN, too
         return 0
-    return min(len(_BLOCKS) - 1, max(1, int(value / top * len(_BLOCKS))))
+    share = min(1.0, value / top)  # 1 for infinities, which a daemon may tell
+    return min(len(_BLOCKS) - 1, max(1, int(share * len(_BLOCKS))))
 
 
 def bar(share: float, width: int) -> str:

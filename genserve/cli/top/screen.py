@@ -152,10 +152,13 @@ class Screen:
     # --- what follows from it
 
     def daemon_time(self, now_s: float) -> datetime | None:
-        """The clock of who answers; None before it has answered."""
+        """The clock of who answers; None before it has answered, or when it tells the end of time."""
         if self._told_time is None:
             return None
-        return self._told_time + timedelta(seconds=now_s - self._told_at_s)
+        try:
+            return self._told_time + timedelta(seconds=now_s - self._told_at_s)
+        except OverflowError:
+            return None
 
     @property
     def served_version(self) -> int:

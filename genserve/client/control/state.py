@@ -1,12 +1,12 @@
 """The engine as the control plane reports it: state, leases, load, what is served."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from google.protobuf.message import Message
 
 from genserve.client.transport.enums import word_of
-from genserve.client.transport.fields import utc_time
+from genserve.client.transport.fields import as_utc, utc_time
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 
@@ -38,8 +38,7 @@ class Startup:
     @classmethod
     def of(cls, message: types_pb2.Startup) -> "Startup":
         """From the wire."""
-        begin_time = message.begin_time.ToDatetime(tzinfo=UTC)
-        return cls(message.step, message.step_begin_time.ToDatetime(tzinfo=UTC), begin_time)
+        return cls(message.step, as_utc(message.step_begin_time), as_utc(message.begin_time))
 
     def described(self, now: datetime) -> str:
         """The step and how long it and the start have taken, for people."""

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from genserve.errors import InvalidFieldError
 from genserve.wire import duration_of
@@ -92,7 +93,15 @@ def utc_time(message: Message, field: str) -> datetime | None:
     """A Timestamp of a message in UTC; None if it is not set."""
     if not message.HasField(field):
         return None
-    time: datetime = getattr(message, field).ToDatetime(tzinfo=UTC)
+    return as_utc(getattr(message, field))
+
+
+def as_utc(timestamp: Timestamp) -> datetime:
+    """A Timestamp in UTC; the nearest time that a datetime can be if it is none, which is up to whoever answers."""
+    try:
+        time: datetime = timestamp.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return (datetime.min if timestamp.seconds < 0 else datetime.max).replace(tzinfo=UTC)
     return time
 
 

@@ -4,13 +4,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 from genserve.client.transport.connection import UNSET, Timeout
-from genserve.client.transport.fields import build, duration, naming, refuse_unknown
+from genserve.client.transport.fields import as_utc, build, duration, naming, refuse_unknown
 from genserve.client.weights.calls import WeightCalls
 from genserve.client.weights.options import PushOptions, SendOptions
 from genserve.client.weights.push import PushResult
@@ -41,7 +41,7 @@ class Lora:
             rank=message.rank,
             size_bytes=message.size_bytes,
             source=message.source,
-            load_time=message.load_time.ToDatetime(UTC),
+            load_time=as_utc(message.load_time),
             running_requests=message.running_requests,
         )
 

@@ -4,13 +4,12 @@ vLLM loads an adapter from a directory, and reads it again whenever it has dropp
 weight transfer. So this module keeps a directory of links to anonymous memory as long as the daemon runs.
 """
 
-import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
 from genserve.errors import InvalidFieldError
+from genserve.leftovers import prefix
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import CheckpointFileError, encoded_header
@@ -20,7 +19,6 @@ from genserve.weights.lora.config import LoraConfig, lora_issues
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
-_DIRECTORY = re.compile(r"genserve-lora-(\d+)-\w+")
 
 
 class LoraFiles:
@@ -38,7 +36,7 @@ class LoraFiles:
             text = config.text.encode()
             self._arenas.append(Arena.allocate(len(text)))
             self._arenas[1].write(0, text)
-            self.directory = tempfile.mkdtemp(prefix=f"genserve-lora-{os.getpid()}-")
+            self.directory = tempfile.mkdtemp(prefix=prefix("lora"))
             for name, arena in zip((TENSORS, CONFIG), self._arenas, strict=True):
                 Path(self.directory, name).symlink_to(arena.path)
         except BaseException:
@@ -88,22 +86,6 @@ class LoraFiles:
             arena.close()
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes directories of daemons that were killed. Their memory is freed already. Daemons that start at the same
-    time may all do it."""
-    for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
-        found = _DIRECTORY.fullmatch(path.name)
-        if found and not (proc / found[1]).exists() and _is_ours(path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return path.lstat().st_uid == os.getuid()
-    except FileNotFoundError:
-        return False
 
 
 def _copied(file: CheckpointFile) -> Arena:

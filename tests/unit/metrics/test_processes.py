@@ -8,8 +8,7 @@ from pathlib import Path
 import prometheus_client
 from prometheus_client import generate_latest
 
-from genserve.metrics.processes import registry_of, sweep
-from tests.support.idle_process import idle_process
+from genserve.metrics.processes import registry_of
 from tests.support.scraped import parsed
 
 COUNT = """
@@ -40,14 +39,3 @@ def test_what_a_process_has_counted_outlives_it_and_its_successor_goes_on(tmp_pa
     assert found.value("process_open_fds") > 0
     assert len(list(tmp_path.iterdir())) == 2
     assert os.environ == before and prometheus_client.values.ValueClass.__name__ == "MutexValue"  # type: ignore[attr-defined]
-
-
-def test_only_directories_of_this_users_dead_daemons_are_removed(tmp_path: Path) -> None:
-    """Another daemon may run, and others have names of their own."""
-    dead, alive = tmp_path / "genserve-metrics-999999999-abc", tmp_path / f"genserve-metrics-{idle_process().pid}-abc"
-    other = tmp_path / "genserve-metrics-x"
-    for each in (dead, alive, other):
-        each.mkdir()
-        (each / "counter_daemon.db").touch()
-    sweep(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([alive, other])

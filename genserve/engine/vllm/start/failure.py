@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from genserve.engine.vllm.start.progress import ProgressHandler
+from genserve.leftovers import prefix
 
 _LAST_WORDS = "failed to start."
 _POINTS_ELSEWHERE = "root cause"
@@ -51,7 +52,7 @@ def explained(
     `logging_config` is what vLLM would pass to logging.config.dictConfig; `use` makes it read this from a JSON file
     instead. `model` is what --model says. `progress_path`: where a Progress listens, if one does.
     """
-    with TemporaryDirectory(prefix="genserve-start-") as directory:
+    with TemporaryDirectory(prefix=prefix("start")) as directory:
         report, config = Path(directory, "report"), Path(directory, "logging.json")
         report.touch()
         reporting = _with_handler(logging_config, "genserve", ReportHandler, str(report))

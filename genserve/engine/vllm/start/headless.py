@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
+from genserve import leftovers
 from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals, stale_shm
@@ -28,6 +29,7 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
+    leftovers.sweep()
     stale_shm.sweep()
     with vllm_config.start_explained(args):
         # A copy: the values that it fills in would count as flags the next time.

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from genserve.leftovers import prefix
+
 STEPS = (
     "reading the model's configuration",
     "starting the engine's processes",
@@ -85,7 +87,7 @@ class Progress:
         """Takes what handlers send. Enter on the event loop."""
         loop = self._loop
         with (
-            TemporaryDirectory(prefix="genserve-start-") as directory,
+            TemporaryDirectory(prefix=prefix("start")) as directory,
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
         ):
             receiver.setblocking(False)

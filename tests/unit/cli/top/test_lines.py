@@ -66,6 +66,8 @@ def test_a_sparkline_shows_the_last_values_at_the_right() -> None:
     assert sparkline([1.0, 2.0, 3.0], 2, 3.0) == "▆█"
     assert sparkline([9.0, float("nan"), -1.0], 3, 3.0) == "█▁▁"
     assert sparkline([0.0, 0.0], 2, 0.0) == "▁▁"
+    assert sparkline([1.0, float("inf")], 2, float("inf")) == "▂█"
+    assert sparkline([float("inf")], 1, 1.0) == "█"
     assert sparkline([1.0], 0, 1.0) == ""
 
 

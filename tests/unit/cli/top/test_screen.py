@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from genserve.cli.top.lines import Tone
 from genserve.cli.top.screen import LinkState, Screen
 from genserve.client import Status
@@ -22,6 +24,16 @@ def test_a_daemon_without_a_clock_is_shown_by_that_of_this_machine() -> None:
     shown = screen(told)
     assert shown.daemon_time(13.0) == HERE + timedelta(seconds=3)
     assert Screen("t", 0.0).daemon_time(1.0) is None
+
+
+@pytest.mark.parametrize("time_s", [253402300799, 2**60, -(2**60)])
+def test_times_that_are_none_are_shown_as_far_as_they_go(time_s: int) -> None:
+    """A daemon may tell anything: the screen goes on."""
+    push = pushing()
+    push.begin_time.seconds = push.state_time.seconds = time_s
+    for clock_s in (100, time_s):
+        shown = screen(status(push, leases=(lease("l", expires_s=time_s),), time_s=clock_s))
+        assert any("trainer" in row for row in rows(shown, now_s=99.0))
 
 
 def test_the_age_of_a_version_is_known_from_when_it_was_seen_to_begin() -> None:

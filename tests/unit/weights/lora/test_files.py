@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from genserve.errors import InvalidFieldError
+from genserve.leftovers import sweep
 from genserve.memory.arena import Arena
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint.files import CheckpointFile
 from genserve.weights.lora.config import LoraConfig
-from genserve.weights.lora.files import LoraFiles, sweep
+from genserve.weights.lora.files import LoraFiles
 from tests.unit.weights.conftest import num_arenas
 from tests.unit.weights.lora.adapter import CONFIG, TENSORS, space
 
