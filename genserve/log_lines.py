@@ -54,7 +54,8 @@ def is_json() -> bool:
 def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) -> None:
     """Writes what genserve's modules log to stderr, unless the user's configuration of logging does. Call it in each
     process that logs; one that is forked from it has it too. The form is that of this process and of those that it
-    starts, None = as the one that started it. As JSON, lines of vLLM and Python's warnings have it too."""
+    starts, None = as the one that started it. As JSON, lines of vLLM and
+    other libraries and Python's warnings have it too."""
     if log_format is not None:
         os.environ[_VARIABLE] = log_format
     logger = logging.getLogger(_LOGGER)
@@ -63,6 +64,8 @@ def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) 
     if is_json():
         for handler in logging.getLogger("vllm").handlers:
             handler.setFormatter(JsonFormatter())
+        if logging.lastResort is not None:  # writes the warnings of loggers without a handler
+            logging.lastResort.setFormatter(JsonFormatter())
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler()

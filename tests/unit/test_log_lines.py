@@ -84,6 +84,12 @@ asyncio.run(main())
     assert datetime.fromisoformat(first["time"]).utcoffset() == timedelta(0)
 
 
+def test_as_json_a_library_without_a_handler_writes_the_same_form() -> None:
+    """Such as the exporter of OpenTelemetry that reaches no collector."""
+    (found,) = json_lines("logging.getLogger('a.library').warning('no collector')")
+    assert (found["level"], found["logger"], found["message"]) == ("WARNING", "a.library", "no collector")
+
+
 def test_a_process_that_is_started_writes_what_its_starter_writes() -> None:
     """Workers and front ends are given no flags of ours."""
     (found,) = json_lines("""
