@@ -98,6 +98,21 @@ logging.getLogger("opentelemetry.exporter").error("two\\nlines")
     ]
 
 
+@pytest.mark.parametrize(
+    ("said", "level", "message"),
+    [
+        ("ready", "INFO", "ready"),
+        ("warning: --auth-file a: is not TOML", "WARNING", "--auth-file a: is not TOML"),
+        ("error: no room", "ERROR", "no room"),
+    ],
+)
+def test_as_json_a_notice_has_the_level_that_it_begins_with(said: str, level: str, message: str) -> None:
+    """And reads as it would have been as text where it is shown to people."""
+    (found,) = json_lines(f"from genserve.notices import say\nsay({said!r})")
+    assert (found["level"], found["message"]) == (level, message)
+    assert as_text(json.dumps(found)) == f"genserve: {said}"
+
+
 def test_a_process_that_is_started_writes_what_its_starter_writes() -> None:
     """Workers and front ends are given no flags of ours."""
     (found,) = json_lines("""
