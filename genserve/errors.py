@@ -6,7 +6,7 @@ The daemon raises these classes, `rpc.status` turns them into status codes with 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 DOMAIN = "genserve"
 
@@ -274,3 +274,7 @@ def all_errors() -> Iterator[type[GenserveError]]:
 def error_for_reason(reason: str) -> type[GenserveError]:
     """Returns the class for `reason`, or the base class if this version of genserve does not know the reason."""
     return next((error for error in all_errors() if error.reason == reason), GenserveError)
+
+
+REASONS: Final = (GenserveError.reason, *(error.reason for error in all_errors()))
+"""Every reason that this version of genserve gives."""

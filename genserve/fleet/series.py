@@ -4,10 +4,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from genserve.errors import REASONS
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
 from genserve.metrics.families import Family, counters, gauge, gauges
 from genserve.routing.replica import ReplicaState
+
+_NO_PUSHES = dict.fromkeys(("OK", "UNFINISHED", *REASONS), 0)
+"""All series are there from the beginning. `increase` does not see the first push of one that begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +53,5 @@ class RouterSeries:
             "genserve_router_pushes",
             "Pushes that the router was done with: OK, the reason of their error, or UNFINISHED by their trainer.",
             ["outcome"],
-            [([outcome], count) for outcome, count in self.pushes.outcomes.items()],
+            [([outcome], count) for outcome, count in {**_NO_PUSHES, **self.pushes.outcomes}.items()],
         )

@@ -7,12 +7,13 @@ from typing import Protocol
 from genserve.control.conditions import Phase
 from genserve.engine.staleness import CLASSES
 from genserve.engine.types import Load
+from genserve.errors import REASONS
 from genserve.metrics.families import Family, counter, counters, gauge, gauges, histogram, histograms
 from genserve.rpc.server import ServerParts
 from genserve.weights.push.types import PushKind
 
-_NO_PUSHES = {(kind, outcome): 0 for kind in PushKind for outcome in ("APPLIED", "STAGED", "PREPARED")}
-"""A rule that compares failures with them finds them from the beginning."""
+_NO_PUSHES = {(kind, outcome): 0 for kind in PushKind for outcome in ("APPLIED", "STAGED", "PREPARED", *REASONS)}
+"""All series are there from the beginning. `increase` does not see the first push of one that begins with it."""
 
 
 class MeasuredEngine(Protocol):

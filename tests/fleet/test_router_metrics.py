@@ -1,5 +1,7 @@
 """The series of a router."""
 
+import asyncio
+
 import pytest
 
 from genserve.errors import PushRolledBackError
@@ -7,7 +9,7 @@ from tests.fleet.routers import routed
 from tests.support.documented_series import differences
 from tests.support.promql import faults, is_of_router, queries
 from tests.support.pulled_peers import weights
-from tests.support.scraped import scraped_until
+from tests.support.scraped import scrape, scraped_until
 
 
 async def test_a_router_shows_its_replicas_its_version_and_its_pushes() -> None:
@@ -25,8 +27,10 @@ async def test_a_router_shows_its_replicas_its_version_and_its_pushes() -> None:
 
 
 async def test_a_push_that_fails_counts_by_its_reason() -> None:
-    """What its trainer was told."""
+    """What its trainer was told. The series is there before, or `increase` would not see the first failure."""
     async with routed(1, metrics_port=0) as fleet:
+        before = await asyncio.to_thread(scrape, fleet.running.metrics_url)
+        assert before.samples["genserve_router_pushes_total", frozenset({("outcome", "PUSH_ROLLED_BACK")})] == 0
         fleet.daemons[0].engine.fails["prepare_weights"] = PushRolledBackError("out of memory")
         with pytest.raises(PushRolledBackError):
             await fleet.client.push_weights(weights(1), version=1, timeout_s=30)

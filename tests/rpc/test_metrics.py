@@ -1,5 +1,6 @@
 """The series of a daemon on a scripted engine: what calls, pushes and pauses do to them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from genserve.metrics.process import ProcessMetrics
 from genserve.v1 import control_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from tests.rpc.frames import END, chunk, header, push, refused
-from tests.support.scraped import Scrape, scraped_until
+from tests.support.scraped import Scrape, scrape, scraped_until
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, GeneratingEngine, serving
 
 _PUSH = {"grpc_service": "genserve.v1.WeightService", "grpc_method": "PushWeights", "grpc_type": "client_stream"}
@@ -83,7 +84,10 @@ async def test_a_push_counts_with_its_bytes_its_steps_and_its_version(shown: Sho
 
 
 async def test_a_push_that_is_cut_off_counts_by_the_reason_of_its_error(shown: Shown) -> None:
-    """The bytes that came are there; nothing was applied."""
+    """The bytes that came are there; nothing was applied. The series is there before, or `increase` would not see the
+    first failure."""
+    before, labels = await asyncio.to_thread(scrape, shown.url), {("kind", "weights"), ("outcome", "PUSH_TRUNCATED")}
+    assert before.samples["genserve_pushes_total", frozenset(labels)] == 0
     error = await refused(shown.daemon, [await header(shown.daemon), chunk(0, 8), END])
     assert error.code() is grpc.StatusCode.ABORTED
     after = await shown.until("grpc_server_handled_total", 1, grpc_code="ABORTED", **_PUSH)
