@@ -5,7 +5,8 @@ stdin is a command, and is answered by a line of JSON:
 
     reset            the proxy ends all of its connections
     throttle BYTES   the proxy sends so many bytes a second to the daemon over each connection; 0 = no limit
-    engine           `live`: SHA-256 of each live tensor; `running`; `closed`: the ids of requests whose call has ended
+    engine           `live`: SHA-256 of each live tensor; `running`; `closed`: the ids of requests whose call has ended;
+                     `open`: of those that have not ended by themselves
 
 Prompts of text tell what the engine does. "forever": a token every few milliseconds until the request ends.
 "refuse REASON": the error with this reason. Others get `max_tokens` tokens: 0, 1, ...
@@ -95,6 +96,7 @@ def _carry_out(command: str, daemon: Daemon, proxy: FaultProxy) -> dict[str, obj
                 "live": {name: hashlib.sha256(data).hexdigest() for name, data in engine.live.items()},
                 "running": engine.running,
                 "closed": [stream.request_id for stream in engine.streams if stream.closed.is_set()],
+                "open": [each.request_id for each in engine.streams if not (each.is_finished or each.closed.is_set())],
             }
         case _:
             return {"error": f"unknown command {command!r}"}

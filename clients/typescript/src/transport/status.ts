@@ -81,14 +81,14 @@ function typed(code: number, message: string, status: Status | undefined, addres
 
 /** gRPC's own words, with what was called. */
 function explained(code: number, message: string, address: string): string {
-  switch (code as Code) {
-    case Code.UNAVAILABLE:
+  switch (Code[code]) {
+    case "UNAVAILABLE":
       return BROKEN.test(message)
         ? `the connection to ${address} broke: ${message}`
         : `no daemon answers at ${address}: ${message}`;
-    case Code.DEADLINE_EXCEEDED:
+    case "DEADLINE_EXCEEDED":
       return `the call to ${address} did not finish within its timeout`;
-    case Code.UNIMPLEMENTED:
+    case "UNIMPLEMENTED":
       return `what answers at ${address} does not have this call: ${message}`;
     default:
       return message;
