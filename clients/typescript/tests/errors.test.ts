@@ -18,9 +18,9 @@ beforeAll(async () => {
   daemon = await ScriptedDaemon.start();
   client = new Client(daemon.address);
 });
-afterAll(() => {
+afterAll(async () => {
   client.close();
-  daemon.stop();
+  await daemon.stop();
 });
 
 test("there is a class for each reason that the documentation lists, and no other", () => {

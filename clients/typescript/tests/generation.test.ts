@@ -9,9 +9,9 @@ beforeAll(async () => {
   daemon = await ScriptedDaemon.start();
   client = new Client(daemon.address);
 });
-afterAll(() => {
+afterAll(async () => {
   client.close();
-  daemon.stop();
+  await daemon.stop();
 });
 
 test("a generation has the tokens, the text, what weights sampled them and why it ended", async () => {

@@ -9,9 +9,9 @@ beforeAll(async () => {
   daemon = await ScriptedDaemon.start();
   client = new Client(daemon.address);
 });
-afterAll(() => {
+afterAll(async () => {
   client.close();
-  daemon.stop();
+  await daemon.stop();
 });
 
 test("the engine is paused while the work runs, and its result is returned", async () => {

@@ -25,9 +25,9 @@ beforeAll(async () => {
   daemon = await ScriptedDaemon.start();
   client = new Client(daemon.address);
 });
-afterAll(() => {
+afterAll(async () => {
   client.close();
-  daemon.stop();
+  await daemon.stop();
 });
 beforeEach(() => {
   tensors = randomTensors();

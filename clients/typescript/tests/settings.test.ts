@@ -83,7 +83,7 @@ test.each([
   ["daemon:1", {}, { ...none, GENSERVE_TLS: "maybe" }, "$GENSERVE_TLS"],
   ["daemon:1", {}, { ...none, GENSERVE_CONFIG: "/nonexistent.toml" }, "/nonexistent.toml"],
 ])("address %j with %j is refused, naming what is wrong", (address, options, environment, field) => {
-  expect(() => reachOf(address, options as object, environment)).toThrow(
+  expect(() => reachOf(address, options, environment)).toThrow(
     expect.objectContaining({ message: expect.stringContaining(`${field}: `) as string }) as Error,
   );
 });
