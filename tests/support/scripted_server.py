@@ -6,16 +6,21 @@ stdin is a command, and is answered by a line of JSON:
     reset            the proxy ends all of its connections
     throttle BYTES   the proxy sends so many bytes a second to the daemon over each connection; 0 = no limit
     engine           `live`: SHA-256 of each live tensor; `running`; `closed`: the ids of requests whose call has ended;
-                     `open`: of those that have not ended by themselves
+                     `open`: those of requests that still run; `numRefused`: how many were refused
 
 Prompts of text tell what the engine does. "forever": a token every few milliseconds until the request ends.
 "refuse REASON": the error with this reason. Others get `max_tokens` tokens: 0, 1, ...
+
+`--secured DIRECTORY` writes certificates and tokens there: only TLS connections with a certificate are taken, and only
+calls with a token. The first line then also has `caFile`, `certFile`, `keyFile`, and the `tokens` by their roles.
 """
 
 import asyncio
 import hashlib
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 from genserve.config import ServeConfig
 from genserve.engine.generation import (
@@ -31,8 +36,9 @@ from genserve.engine.generation import (
 )
 from genserve.errors import FieldViolation, error_for_reason
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from tests.support.credentials import Authority, one_each
 from tests.support.fault_proxy import FaultProxy, Way
-from tests.support.scripted_daemon import Daemon, GeneratingEngine, ScriptedStream, serving
+from tests.support.scripted_daemon import GeneratingEngine, ScriptedStream, serving
 
 CHECKPOINT = CheckpointIndex(
     {
@@ -51,12 +57,14 @@ class TalkingEngine(GeneratingEngine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_refused = 0
         self._talking: set[asyncio.Task[None]] = set()
 
     async def submit(self, request: GenerationRequest) -> ScriptedStream:
         text = request.prompt.text if isinstance(request.prompt, TextPrompt) else ""
         if text.startswith("refuse "):
             reason = text.removeprefix("refuse ")
+            self.num_refused += 1
             violations = [FieldViolation("text", "is refused")]
             raise error_for_reason(reason)("as told", violations=violations, retry_after_s=0.5, metadata={"key": "1"})
         stream = await super().submit(request)
@@ -82,7 +90,7 @@ def _update(number: int, num_tokens: int, version: int) -> GenerationUpdate:
     return GenerationUpdate(PromptInfo(2, 0, None, None) if number == 0 else None, [delta], usage)
 
 
-def _carry_out(command: str, daemon: Daemon, proxy: FaultProxy) -> dict[str, object]:
+def _carry_out(command: str, engine: TalkingEngine, proxy: FaultProxy) -> dict[str, object]:
     match command.split():
         case ["reset"]:
             proxy.reset()
@@ -91,28 +99,46 @@ def _carry_out(command: str, daemon: Daemon, proxy: FaultProxy) -> dict[str, obj
             proxy.switch(Way.TO_SERVER, bytes_per_s=float(number) or None)
             return {}
         case ["engine"]:
-            engine = daemon.engine
             return {
                 "live": {name: hashlib.sha256(data).hexdigest() for name, data in engine.live.items()},
                 "running": engine.running,
                 "closed": [stream.request_id for stream in engine.streams if stream.closed.is_set()],
+                "numRefused": engine.num_refused,
                 "open": [each.request_id for each in engine.streams if not (each.is_finished or each.closed.is_set())],
             }
         case _:
             return {"error": f"unknown command {command!r}"}
 
 
+def _secured(directory: Path) -> tuple[ServeConfig, dict[str, Any]]:
+    """The daemon's settings, and what a client needs."""
+    authority, callers = Authority(directory), one_each(directory)
+    server, own = authority.issue("127.0.0.1", "daemon.test"), authority.issue("client.test")
+    config = ServeConfig(
+        port=0,
+        ssl_certfile=server.cert_file,
+        ssl_keyfile=server.key_file,
+        ssl_ca_certs=authority.ca_file,
+        auth_file=callers.auth_file,
+    )
+    files = {"caFile": authority.ca_file, "certFile": own.cert_file, "keyFile": own.key_file}
+    return config, {**files, "tokens": callers.tokens}
+
+
 async def main() -> None:
     """Serves until stdin ends."""
     loop = asyncio.get_running_loop()
-    config, engine = ServeConfig(port=0), TalkingEngine()
+    config, credentials = ServeConfig(port=0), dict[str, Any]()
+    if sys.argv[1:2] == ["--secured"]:
+        config, credentials = _secured(Path(sys.argv[2]))
+    engine = TalkingEngine()
     async with (
         serving(config, checkpoint=CHECKPOINT, max_staging_bytes=_MAX_STAGING_BYTES, engine=engine) as daemon,
         FaultProxy(daemon.address) as proxy,
     ):
-        print(json.dumps({"address": daemon.address, "proxy": proxy.address}), flush=True)
+        print(json.dumps({"address": daemon.address, "proxy": proxy.address, **credentials}), flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            print(json.dumps(_carry_out(line.strip(), daemon, proxy)), flush=True)
+            print(json.dumps(_carry_out(line.strip(), engine, proxy)), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ test("there is a class for each reason that the documentation lists, and no othe
   );
 });
 
-// A daemon does not tell what it has done wrong itself, and says UNAVAILABLE with another reason.
-test.each(rows.filter(({ reason }) => reason !== "INTERNAL" && reason !== "QUEUE_FULL"))(
+// A daemon does not tell what it has done wrong itself.
+test.each(rows.filter(({ reason }) => reason !== "INTERNAL"))(
   "$reason of the daemon is thrown as $name",
   async ({ reason, name, code }) => {
     const error: unknown = await client
@@ -42,6 +42,17 @@ test.each(rows.filter(({ reason }) => reason !== "INTERNAL" && reason !== "QUEUE
     expect((error as GenserveError).violations).toEqual([{ field: "text", description: "is refused" }]);
   },
 );
+
+test("a generation that is refused as unavailable is tried three times, and with another reason once", async () => {
+  for (const [reason, attempts] of [
+    ["DRAINING", 3],
+    ["LORA_NOT_FOUND", 1],
+  ] as const) {
+    const before = (await daemon.engine()).numRefused;
+    await expect(client.generate(`refuse ${reason}`)).rejects.toMatchObject({ reason });
+    expect((await daemon.engine()).numRefused - before).toBe(attempts);
+  }
+});
 
 test("what nobody answers is UnavailableError, and names the address", async () => {
   using nobody = new Client("127.0.0.1:1");

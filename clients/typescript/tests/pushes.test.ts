@@ -7,6 +7,7 @@ import {
   ManifestMismatchError,
   type PushProgress,
   type Tensor,
+  UnavailableError,
   VersionNotNewerError,
   WeightVersionMismatchError,
 } from "genserve";
@@ -98,6 +99,11 @@ test("a push is sent no faster than the daemon takes it", async () => {
   await expect(pushing).rejects.toMatchObject({ name: "TimeoutError" });
   await daemon.throttle(0);
   expect(sent).toBeLessThan(7 << 20); // of 8 MiB: kernels and the proxy buffer some
+});
+
+test("a push to nobody fails at once, because there is nothing to resume", { timeout: 10_000 }, async () => {
+  using nobody = new Client("127.0.0.1:1");
+  await expect(nobody.pushTensors(tensors, { version })).rejects.toBeInstanceOf(UnavailableError);
 });
 
 test("aborting a push applies nothing", async () => {

@@ -1,5 +1,6 @@
 /** A daemon with a scripted engine, and a proxy in front of it: tests/support/scripted_server.py of the project. */
 
+import { newDirectory } from "./checkpoints.js";
 import { type Addresses, ServedProcess } from "./served-process.js";
 
 /** What the engine has, and what it does. */
@@ -10,6 +11,17 @@ export interface Engine {
   /** Ids of requests whose call has ended, and of those that run. */
   closed: string[];
   open: string[];
+  /** Requests that were refused. */
+  numRefused: number;
+}
+
+/** What a client of a daemon with TLS and roles needs. */
+export interface Credentials {
+  caFile: string;
+  certFile: string;
+  keyFile: string;
+  /** By the role that they give; that of "router" gives all. */
+  tokens: Record<"generate" | "trainer" | "operator" | "router", string>;
 }
 
 export class ScriptedDaemon extends ServedProcess {
@@ -19,6 +31,12 @@ export class ScriptedDaemon extends ServedProcess {
   static async start(): Promise<ScriptedDaemon> {
     const daemon = new ScriptedDaemon("tests.support.scripted_server");
     return Object.assign(daemon, (await daemon.told()) as Addresses);
+  }
+
+  /** One that takes only connections and calls with credentials. */
+  static async startSecured(): Promise<ScriptedDaemon & Credentials> {
+    const daemon = new ScriptedDaemon("tests.support.scripted_server", "--secured", await newDirectory());
+    return Object.assign(daemon, (await daemon.told()) as Addresses & Credentials);
   }
 
   async engine(): Promise<Engine> {

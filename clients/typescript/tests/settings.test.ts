@@ -72,7 +72,7 @@ test("a message never has a token that is refused", () => {
   expect(() => reachOf("127.0.0.1:1", { token: "my secret" }, none)).toThrow(/^token: must be printable ASCII/);
 });
 
-test.each([
+const refused: [address: string, options: object, environment: NodeJS.ProcessEnv, field: string][] = [
   ["", {}, none, "address"],
   ["http://daemon:1", {}, none, "address"],
   ["daemon", {}, none, "address"],
@@ -82,7 +82,9 @@ test.each([
   ["daemon:1", { ca_file: "/ca.pem" }, none, "ca_file"],
   ["daemon:1", {}, { ...none, GENSERVE_TLS: "maybe" }, "$GENSERVE_TLS"],
   ["daemon:1", {}, { ...none, GENSERVE_CONFIG: "/nonexistent.toml" }, "/nonexistent.toml"],
-])("address %j with %j is refused, naming what is wrong", (address, options, environment, field) => {
+];
+
+test.each(refused)("address %j with %j is refused, naming what is wrong", (address, options, environment, field) => {
   expect(() => reachOf(address, options, environment)).toThrow(
     expect.objectContaining({ message: expect.stringContaining(`${field}: `) as string }) as Error,
   );

@@ -32,6 +32,7 @@ export interface PauseOptions {
   ttlMs?: number | undefined;
   /** Longest wait for the pause to begin; default 60 s. If it ends, nothing is paused. */
   timeoutMs?: number | undefined;
+  /** Ends the wait for the pause. */
   signal?: AbortSignal | undefined;
 }
 

@@ -110,7 +110,9 @@ export class Upload {
       if (!call.write(frame)) await once(call, "drain", { signal: answered });
     };
     const header = { frame: { $case: "header" as const, value: this.#header } };
-    await write(Buffer.from(PushWeightsRequest.encode(header).finish()));
+    call.write(Buffer.from(PushWeightsRequest.encode(header).finish()), (error: unknown) => {
+      this.#hasReachedDaemon ||= !error; // the connection has taken it
+    });
     for (const [rangeStart, rangeEnd] of ranges) {
       for (let offset = rangeStart; offset < rangeEnd; offset += this.#chunkBytes) {
         const frame = chunkFrame(offset, Math.min(this.#chunkBytes, rangeEnd - offset), checksum);
@@ -155,7 +157,6 @@ export class Upload {
   }
 
   #report(newBytes: number): void {
-    this.#hasReachedDaemon = true;
     this.#sentBytes += newBytes;
     this.#options.onProgress?.({
       pushId: this.#header.pushId,
