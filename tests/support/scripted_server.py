@@ -9,7 +9,7 @@ stdin is a command, and is answered by a line of JSON:
                      `open`: those of requests that still run; `numRefused`: how many were refused
 
 Prompts of text tell what the engine does. "forever": a token every few milliseconds until the request ends.
-"refuse REASON": the error with this reason. Others get `max_tokens` tokens: 0, 1, ...
+"silent": no token at all. "refuse REASON": the error with this reason. Others get `max_tokens` tokens: 0, 1, ...
 
 `--secured DIRECTORY` writes certificates and tokens there: only TLS connections with a certificate are taken, and only
 calls with a token. The first line then also has `caFile`, `certFile`, `keyFile`, and the `tokens` by their roles.
@@ -69,6 +69,8 @@ class TalkingEngine(GeneratingEngine):
             raise error_for_reason(reason)("as told", violations=violations, retry_after_s=0.5, metadata={"key": "1"})
         stream = await super().submit(request)
         num_tokens = 1 << 30 if text == "forever" else request.stop.max_tokens or _NUM_TOKENS
+        if text == "silent":
+            return stream
         self._talking.add(task := asyncio.create_task(self._talk(stream, num_tokens, text == "forever")))
         task.add_done_callback(self._talking.discard)
         return stream

@@ -97,7 +97,21 @@ test("leaving the loop over many prompts ends those that still run", async () =>
 
 test("many prompts end when their signal is aborted", async () => {
   const signal = AbortSignal.timeout(100);
-  await expect(client.generateMany(["forever", "forever"], { signal })).rejects.toMatchObject({ name: "TimeoutError" });
+  await expect(client.generateMany(["forever", "silent"], { signal })).rejects.toMatchObject({ name: "TimeoutError" });
+});
+
+test("aborting the signal ends a call that waits for an answer, too", { timeout: 10_000 }, async () => {
+  for (const call of [
+    (signal: AbortSignal) => client.generate("silent", { signal }),
+    (signal: AbortSignal) => client.generateMany(["silent"], { signal }),
+  ]) {
+    const controller = new AbortController();
+    const calling = call(controller.signal);
+    setTimeout(() => {
+      controller.abort();
+    }, 50);
+    await expect(calling).rejects.toMatchObject({ name: "AbortError" });
+  }
 });
 
 test("requests are ended by their ids, and ids that do not run are told", async () => {

@@ -156,8 +156,9 @@ export class Connection {
   /** Sends encoded requests over a connection of its own, which ends with the call. */
   upstream<Request, Response>(method: ClientStreamMethod<Request, Response>, options: TimedCall): Upstream<Response> {
     this.#checkMayBegin(options.signal);
-    // gRPC keeps what it might send again; a push that breaks is resumed by who sends it.
-    const client = this.#newClient({ "grpc.enable_retries": 0 });
+    // Nothing is kept to be sent again, for a push that breaks is resumed by who sends it. So a write is complete when
+    // the connection has taken it, and not before.
+    const client = this.#newClient({ "grpc.enable_retries": 0, "grpc.per_rpc_retry_buffer_size": 0 });
     let settle!: { resolve: (response: Response) => void; reject: (error: unknown) => void };
     const answer = new Promise<Response>((resolve, reject) => (settle = { resolve, reject }));
     answer.catch(() => undefined); // it may fail before anybody waits for it

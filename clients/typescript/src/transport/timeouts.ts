@@ -32,5 +32,5 @@ export function deadlineOf(timeoutMs: number): number {
   if (typeof timeoutMs !== "number" || Number.isNaN(timeoutMs)) {
     throw InvalidFieldError.of("timeoutMs", `${timeoutMs} is not a number of milliseconds`);
   }
-  return Date.now() + Math.ceil(timeoutMs); // grpc-js would write a fraction into its header, which servers refuse
+  return Date.now() + timeoutMs;
 }
