@@ -44,7 +44,7 @@ test.each(rows.filter(({ reason }) => reason !== "INTERNAL"))(
 );
 
 test("a generation that is refused as unavailable is tried three times, and with another reason once", async () => {
-  using fresh = new Client(daemon.address); // one that was refused often tries less
+  using fresh = new Client(daemon.proxy); // where calls were refused often, gRPC tries less
   for (const [reason, attempts] of [
     ["DRAINING", 3],
     ["LORA_NOT_FOUND", 1],
