@@ -194,10 +194,11 @@ async def serving(
     observers: Sequence[CallObserver] = (),
     opened: DaemonServer | None = None,
     board: StateBoard | None = None,
+    engine: GeneratingEngine | None = None,
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
-    engine, leases = GeneratingEngine(), LeaseTable()
+    engine, leases = engine or GeneratingEngine(), LeaseTable()
     board = board or StateBoard(engine, lambda: leases.active, instance_id)
     board.attach(engine)
     pauses = PauseController(engine, leases, board)

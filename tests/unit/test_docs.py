@@ -18,7 +18,11 @@ from tests.bench.results.page import BEGIN, END, FIGURES, update_page, update_re
 from tests.bench.results.result import Result
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("clients/**/*.md")]
+PAGES = [
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("clients/**/*.md"))
+    if "node_modules" not in page.parts  # packages that npm has installed
+]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 
 

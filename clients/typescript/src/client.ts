@@ -1,0 +1,186 @@
+import { ControlCalls, type PauseOptions, type WatchOptions } from "./control/calls.js";
+import { holdPause, type HeldPause } from "./control/held-pause.js";
+import type { ServerInfo } from "./control/server-info.js";
+import type { PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
+import {
+  type AbortResult,
+  type CompletedGeneration,
+  GenerationCalls,
+  type GenerateManyOptions,
+} from "./generation/calls.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, Prompt } from "./generation/options.js";
+import type { Delta, Generation } from "./generation/results.js";
+import { Connection } from "./transport/connection.js";
+import type { ConnectionOptions } from "./transport/settings.js";
+import type { CallOptions } from "./transport/timeouts.js";
+import { type ServedWeights, WeightCalls } from "./weights/calls.js";
+import type { ApplyOptions, PushOptions } from "./weights/options.js";
+import type { Push, PushResult } from "./weights/push.js";
+import type { Tensor } from "./weights/sources.js";
+
+/**
+ * A client of one daemon, or of a router. It connects with the first call, and again when the connection breaks.
+ *
+ * Every call has a deadline, and ends when its `signal` is aborted. A call that fails throws a `GenserveError`, of the
+ * class that its reason has.
+ */
+export class Client implements Disposable {
+  readonly #connection: Connection;
+  readonly #generation: GenerationCalls;
+  readonly #weights: WeightCalls;
+  readonly #control: ControlCalls;
+
+  /**
+   * @param address "HOST:PORT" or "unix:PATH"; default: $GENSERVE_TARGET, the configuration file, 127.0.0.1:50051
+   */
+  constructor(address?: string, options: ConnectionOptions = {}) {
+    this.#connection = new Connection(address, options);
+    this.#generation = new GenerationCalls(this.#connection);
+    this.#weights = new WeightCalls(this.#connection);
+    this.#control = new ControlCalls(this.#connection);
+  }
+
+  /** Where the daemon is. */
+  get address(): string {
+    return this.#connection.address;
+  }
+
+  /**
+   * Generates from one prompt and returns the whole result. A request that fails or exceeds `timeoutMs` returns nothing:
+   * `timeBudgetMs` keeps the tokens so far.
+   */
+  generate(prompt: Prompt, options: GenerateOptions = {}): Promise<Generation> {
+    return this.#generation.generate(prompt, options);
+  }
+
+  /** Generates from one prompt and yields new output as it comes. Leaving the loop ends the request in the daemon. */
+  stream(prompt: Prompt, options: GenerateOptions = {}): AsyncGenerator<Delta, void, undefined> {
+    return this.#generation.stream(prompt, options);
+  }
+
+  /**
+   * Generates from many prompts over one call, and returns the results in the order of the prompts. The options apply to
+   * every prompt. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
+   * all of them. If the daemon's queue is full, the rest is sent when it has room.
+   */
+  generateMany(prompts: Iterable<Prompt>, options: GenerateManyOptions = {}): Promise<Generation[]> {
+    return this.#generation.generateMany(prompts, options);
+  }
+
+  /** The same, and yields each result as soon as it is complete. Leaving the loop ends the requests that still run. */
+  generateAsCompleted(
+    prompts: Iterable<Prompt>,
+    options: GenerateManyOptions = {},
+  ): AsyncGenerator<CompletedGeneration, void, undefined> {
+    return this.#generation.generateAsCompleted(prompts, options);
+  }
+
+  /** Ends requests of any client, or with `all` every request. Their results finish as "aborted" and keep their tokens. */
+  abort(requestIds: readonly string[], options: CallOptions & { all?: boolean } = {}): Promise<AbortResult> {
+    return this.#generation.abort(requestIds, options);
+  }
+
+  /** The token ids that `generate` would use for text or the messages of a chat. */
+  tokenize(
+    prompt: string | readonly ChatMessage[],
+    options: CallOptions & ChatOptions & { addSpecialTokens?: boolean } = {},
+  ): Promise<number[]> {
+    return this.#generation.tokenize(prompt, options);
+  }
+
+  /** The text of token ids. */
+  detokenize(
+    tokenIds: readonly number[],
+    options: CallOptions & { skipSpecialTokens?: boolean } = {},
+  ): Promise<string> {
+    return this.#generation.detokenize(tokenIds, options);
+  }
+
+  /**
+   * Streams a checkpoint into the daemon, which applies all of it or nothing.
+   *
+   * A stream that breaks is resumed with what is missing, a few times within `timeoutMs`. Aborting the `signal` stops
+   * sending, and nothing is applied unless every byte had arrived. Throws ManifestMismatchError, which names the
+   * tensors, and CheckpointFileError.
+   *
+   * @param path a .safetensors file, the index of a sharded checkpoint, or the directory of either. The files must not
+   *   change before the push has ended.
+   */
+  pushCheckpoint(path: string, options: PushOptions): Promise<PushResult> {
+    return this.#weights.pushCheckpoint(path, options);
+  }
+
+  /** The same for tensors in memory, by their names in the checkpoint. */
+  pushTensors(tensors: Readonly<Record<string, Tensor>>, options: PushOptions): Promise<PushResult> {
+    return this.#weights.pushTensors(tensors, options);
+  }
+
+  /** Progress and outcome of a push, and the bytes that it misses. */
+  getPush(pushId: string, options: CallOptions = {}): Promise<PushResult> {
+    return this.#weights.getPush(pushId, options);
+  }
+
+  /** Applies a push that was sent with `action: "stage"` or "prepare". A repeat answers the same. */
+  commitPush(pushId: string, options: ApplyOptions = {}): Promise<PushResult> {
+    return this.#weights.commitPush(pushId, options);
+  }
+
+  /** Frees a staged or prepared push; with `force` even while somebody sends it. */
+  discardPush(pushId: string, options: CallOptions & { force?: boolean } = {}): Promise<Push> {
+    return this.#weights.discardPush(pushId, options);
+  }
+
+  /** The served version, the tensors that a push must bring and, on request, digests of the live weights (seconds). */
+  getWeights(options: CallOptions & { includeDigests?: boolean } = {}): Promise<ServedWeights> {
+    return this.#weights.getWeights(options);
+  }
+
+  /**
+   * Runs `work` while generation is paused, and resumes however it ends.
+   *
+   * The lease is renewed every third of `ttlMs`. If it is lost, the `signal` of the lease is aborted, and this throws
+   * PauseLeaseLostError when the work has ended: the engine may have run meanwhile.
+   */
+  paused<Result>(work: (lease: HeldPause) => Promise<Result> | Result, options: PauseOptions = {}): Promise<Result> {
+    return holdPause(this.#control, options, work);
+  }
+
+  /** Pauses generation under a lease, which its holder renews and ends. Prefer `paused`, which does both. */
+  pause(options: PauseOptions = {}): Promise<PauseResult> {
+    return this.#control.pause(options);
+  }
+
+  /** Extends a lease to `ttlMs` from now; default: its first time to live. */
+  renewPause(leaseId: string, options: CallOptions & { ttlMs?: number } = {}): Promise<PauseLease> {
+    return this.#control.renewPause(leaseId, options);
+  }
+
+  /** Ends a lease, or with `force` every lease, whoever holds it. */
+  resume(leaseId: string, options: CallOptions & { force?: boolean } = {}): Promise<ResumeResult> {
+    return this.#control.resume(leaseId, options);
+  }
+
+  /** State and load of the engine. */
+  status(options: CallOptions = {}): Promise<Status> {
+    return this.#control.status(options);
+  }
+
+  /** The same, at once and then on every change, until the loop is left: the one call without a deadline by default. */
+  watch(options: WatchOptions = {}): AsyncGenerator<Status, void, undefined> {
+    return this.#control.watch(options);
+  }
+
+  /** What the daemon serves and can do. */
+  serverInfo(options: CallOptions = {}): Promise<ServerInfo> {
+    return this.#control.serverInfo(options);
+  }
+
+  /** Ends the connection; running calls throw ClientClosedError. */
+  close(): void {
+    this.#connection.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}

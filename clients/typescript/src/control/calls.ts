@@ -1,0 +1,114 @@
+/** The calls of ControlService. */
+
+import { randomUUID } from "node:crypto";
+import type { Connection } from "../transport/connection.js";
+import { durationOf, optionalDuration } from "../transport/fields.js";
+import type { CallOptions } from "../transport/timeouts.js";
+import { valueOf } from "../transport/words.js";
+import { ControlServiceService } from "../wire/genserve/v1/control.js";
+import * as types from "../wire/genserve/v1/types.js";
+import { serverInfoOf, type ServerInfo } from "./server-info.js";
+import {
+  type KvPolicy,
+  leaseOf,
+  type PauseLease,
+  type PauseMode,
+  type PauseResult,
+  type ResumeResult,
+  stateOf,
+  type Status,
+  statusOf,
+} from "./state.js";
+
+/** How to pause. */
+export interface PauseOptions {
+  /** What happens to requests in flight; default "keep". */
+  mode?: PauseMode | undefined;
+  /** What happens to the KV cache; default "reuse". */
+  kvPolicy?: KvPolicy | undefined;
+  /** Name of the holder, for people: it is shown in the status. */
+  holder?: string | undefined;
+  /** When the lease expires unless it is renewed; default 60 s. */
+  ttlMs?: number | undefined;
+  /** Longest wait for the pause to begin; default 60 s. If it ends, nothing is paused. */
+  timeoutMs?: number | undefined;
+  /** Ends the wait for the pause. */
+  signal?: AbortSignal | undefined;
+}
+
+/** How often a watcher is told. */
+export interface WatchOptions extends CallOptions {
+  /** Also tells at least this often while the load changes; default 1 s. */
+  intervalMs?: number | undefined;
+  /** Also tells this often if nothing changes; default never. */
+  heartbeatMs?: number | undefined;
+}
+
+const PAUSE_TIMEOUT_MS = 60_000;
+
+/** Pause, resume and status. */
+export class ControlCalls {
+  readonly #connection: Connection;
+
+  constructor(connection: Connection) {
+    this.#connection = connection;
+  }
+
+  async status(options: CallOptions): Promise<Status> {
+    return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, this.#timed(options)));
+  }
+
+  async *watch(options: WatchOptions): AsyncGenerator<Status, void, undefined> {
+    const request = {
+      interval: optionalDuration(options.intervalMs, "intervalMs"),
+      heartbeat: optionalDuration(options.heartbeatMs, "heartbeatMs"),
+    };
+    const timed = { timeoutMs: options.timeoutMs ?? Infinity, signal: options.signal };
+    for await (const response of this.#connection.responses(ControlServiceService.watchStatus, request, timed)) {
+      yield statusOf(response);
+    }
+  }
+
+  async serverInfo(options: CallOptions): Promise<ServerInfo> {
+    return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, this.#timed(options)));
+  }
+
+  async pause(options: PauseOptions): Promise<PauseResult> {
+    const timeoutMs = options.timeoutMs ?? PAUSE_TIMEOUT_MS;
+    const request = {
+      mode: valueOf(types.PauseMode, options.mode, "mode"),
+      kvPolicy: valueOf(types.KvPolicy, options.kvPolicy, "kvPolicy"),
+      holder: options.holder ?? "",
+      ttl: optionalDuration(options.ttlMs, "ttlMs"),
+      noExpiry: false,
+      requestId: randomUUID(),
+      timeout: durationOf(timeoutMs, "timeoutMs"),
+    };
+    const response = await this.#connection.unary(ControlServiceService.pause, request, {
+      timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
+      signal: options.signal,
+    });
+    return {
+      lease: leaseOf(response.lease),
+      requestsKept: response.requestsKept,
+      requestsAborted: response.requestsAborted,
+      state: stateOf(response.state),
+    };
+  }
+
+  async renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined }): Promise<PauseLease> {
+    const request = { leaseId, ttl: optionalDuration(options.ttlMs, "ttlMs") };
+    const response = await this.#connection.unary(ControlServiceService.renewPause, request, this.#timed(options));
+    return leaseOf(response.lease);
+  }
+
+  async resume(leaseId: string, options: CallOptions & { force?: boolean | undefined }): Promise<ResumeResult> {
+    const request = { leaseId, force: options.force ?? false };
+    const response = await this.#connection.unary(ControlServiceService.resume, request, this.#timed(options));
+    return { leaseExpired: response.leaseExpired, state: stateOf(response.state) };
+  }
+
+  #timed({ timeoutMs, signal }: CallOptions) {
+    return { timeoutMs: timeoutMs ?? this.#connection.timeouts.controlMs, signal };
+  }
+}

@@ -1,0 +1,166 @@
+/** The calls of GenerationService. */
+
+import { randomUUID } from "node:crypto";
+import { GenserveError, InvalidFieldError, QueueFullError } from "../errors.js";
+import type { Connection } from "../transport/connection.js";
+import { errorOfStatus } from "../transport/status.js";
+import type { CallOptions } from "../transport/timeouts.js";
+import {
+  type GenerateManyItem,
+  type GenerateRequest,
+  GenerationServiceService,
+  TokenizeRequest,
+} from "../wire/genserve/v1/generation.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, Prompt } from "./options.js";
+import { chatOf, generateRequest } from "./request.js";
+import { type Delta, deltaOf, Generation } from "./results.js";
+import { Submissions } from "./submissions.js";
+
+/** The answer to one of many prompts, and the place of the prompt among them. */
+export interface CompletedGeneration {
+  index: number;
+  generation: Generation;
+}
+
+/** Options of many requests, which share them. */
+export type GenerateManyOptions = Omit<GenerateOptions, "requestId">;
+
+/** Requests that were running and are ended, and ids that were not running. */
+export interface AbortResult {
+  abortedIds: string[];
+  unknownIds: string[];
+}
+
+/** Generation of tokens. */
+export class GenerationCalls {
+  readonly #connection: Connection;
+
+  constructor(connection: Connection) {
+    this.#connection = connection;
+  }
+
+  async generate(prompt: Prompt, options: GenerateOptions): Promise<Generation> {
+    const generation = new Generation();
+    for await (const delta of this.stream(prompt, { ...options, streamInterval: options.streamInterval ?? 0 })) {
+      generation.add(delta);
+    }
+    return generation;
+  }
+
+  stream(prompt: Prompt, options: GenerateOptions): AsyncGenerator<Delta, void, undefined> {
+    return this.#deltas(generateRequest(prompt, options), options);
+  }
+
+  async generateMany(prompts: Iterable<Prompt>, options: GenerateManyOptions): Promise<Generation[]> {
+    const generations: Generation[] = [];
+    for await (const { index, generation } of this.generateAsCompleted(prompts, options)) {
+      generations[index] = generation;
+    }
+    return generations;
+  }
+
+  generateAsCompleted(
+    prompts: Iterable<Prompt>,
+    options: GenerateManyOptions,
+  ): AsyncGenerator<CompletedGeneration, void, undefined> {
+    if (typeof prompts === "string") throw InvalidFieldError.of("prompts", "is one prompt; pass a list of prompts");
+    const shared = { ...options, streamInterval: options.streamInterval ?? 0 };
+    const prefix = randomUUID();
+    const requests = Array.from(prompts, (prompt, index) => ({
+      ...generateRequest(prompt, shared),
+      requestId: `${prefix}-${index}`,
+    }));
+    return this.#completed(requests, options);
+  }
+
+  async abort(requestIds: readonly string[], options: CallOptions & { all?: boolean }): Promise<AbortResult> {
+    const request = { requestIds: [...requestIds], all: options.all ?? false };
+    const method = GenerationServiceService.abort;
+    const { abortedIds, unknownIds } = await this.#connection.unary(method, request, this.#timed(options));
+    return { abortedIds, unknownIds };
+  }
+
+  async tokenize(
+    prompt: string | readonly ChatMessage[],
+    { addSpecialTokens, timeoutMs, signal, ...chat }: CallOptions & ChatOptions & { addSpecialTokens?: boolean },
+  ): Promise<number[]> {
+    const request = TokenizeRequest.fromPartial(addSpecialTokens === undefined ? {} : { addSpecialTokens });
+    request.input =
+      typeof prompt === "string" ? { $case: "text", value: prompt } : { $case: "chat", value: chatOf(prompt, chat) };
+    const timed = this.#timed({ timeoutMs, signal });
+    return (await this.#connection.unary(GenerationServiceService.tokenize, request, timed)).tokenIds;
+  }
+
+  async detokenize(
+    tokenIds: readonly number[],
+    options: CallOptions & { skipSpecialTokens?: boolean },
+  ): Promise<string> {
+    const request = { tokenIds: [...tokenIds], skipSpecialTokens: options.skipSpecialTokens ?? false };
+    return (await this.#connection.unary(GenerationServiceService.detokenize, request, this.#timed(options))).text;
+  }
+
+  async *#deltas(request: GenerateRequest, options: CallOptions): AsyncGenerator<Delta, void, undefined> {
+    let { requestId } = request;
+    const timed = this.#timed(options, this.#connection.timeouts.generateMs);
+    for await (const response of this.#connection.responses(GenerationServiceService.generate, request, timed)) {
+      const delta = deltaOf(response, requestId);
+      requestId = delta.requestId;
+      yield delta;
+    }
+  }
+
+  async *#completed(
+    requests: readonly GenerateRequest[],
+    options: CallOptions,
+  ): AsyncGenerator<CompletedGeneration, void, undefined> {
+    const unfinished = new Map(
+      requests.map(({ requestId }, index) => [requestId, { index, generation: new Generation() }]),
+    );
+    if (unfinished.size === 0) return;
+    const timed = this.#timed(options, this.#connection.timeouts.generateMs);
+    const { call, responses } = this.#connection.duplex(GenerationServiceService.generateMany, timed);
+    const submissions = new Submissions(call, requests);
+    try {
+      for await (const { items } of responses) {
+        for (const item of items) {
+          const completed = this.#add(item, unfinished.get(item.requestId), submissions);
+          if (completed === undefined) continue;
+          unfinished.delete(item.requestId);
+          yield completed;
+        }
+      }
+    } finally {
+      submissions.stop();
+    }
+    if (unfinished.size > 0) {
+      throw new GenserveError(`the daemon ended the stream while ${unfinished.size} requests were running`);
+    }
+  }
+
+  /** Adds an item to the request that it is about. Returns the request if nothing follows. */
+  #add(
+    { requestId, result }: GenerateManyItem,
+    unfinished: CompletedGeneration | undefined,
+    submissions: Submissions,
+  ): CompletedGeneration | undefined {
+    const error = result?.$case === "error" ? errorOfStatus(result.value, this.#connection.address) : undefined;
+    if (unfinished === undefined) {
+      throw error ?? new GenserveError(`the daemon answered for ${JSON.stringify(requestId)}, which is not running`);
+    }
+    const { generation } = unfinished;
+    if (error instanceof QueueFullError && generation.prompt === undefined) {
+      submissions.refused(requestId, error.retryAfterMs); // it has not begun
+      return undefined;
+    }
+    if (result?.$case === "response") generation.add(deltaOf(result.value, requestId));
+    if (error === undefined && generation.usage === undefined) return undefined;
+    generation.requestId = requestId;
+    generation.error = error;
+    submissions.ended(requestId);
+    return unfinished;
+  }
+
+  #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {
+    return { timeoutMs: timeoutMs ?? defaultMs, signal };
+  }
+}

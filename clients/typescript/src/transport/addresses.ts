@@ -1,0 +1,11 @@
+/** Addresses of the network, as gRPC writes them. Nothing is resolved. */
+
+/** Whether an address is of this host alone: a Unix socket, localhost or a loopback address. */
+export function isLocal(address: string): boolean {
+  if (/^unix(-abstract)?:/.test(address)) return true;
+  const host = address
+    .replace(/^(dns:(\/\/\/)?|ipv4:|ipv6:)/, "")
+    .replace(/:[^:]*$/, "")
+    .replace(/^\[(.*)\]$/, "$1");
+  return host === "localhost" || host === "::1" || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(host);
+}

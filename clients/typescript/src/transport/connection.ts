@@ -1,0 +1,251 @@
+/** The connection to one daemon: deadlines, metadata, cancellation and typed errors. It does not know what calls mean. */
+
+import {
+  Client,
+  type ClientDuplexStream,
+  type ClientReadableStream,
+  type ClientWritableStream,
+  Metadata,
+  type ServiceError,
+} from "@grpc/grpc-js";
+import { ClientClosedError } from "../errors.js";
+import { SERVICE_CONFIG } from "../wire/service_config.js";
+import { type ConnectionOptions, type Reach, reachOf } from "./settings.js";
+import { errorOf } from "./status.js";
+import { type CallOptions, DEFAULT_TIMEOUTS, deadlineOf, type Timeouts } from "./timeouts.js";
+
+/** What a generated definition of a method tells. */
+interface MethodTypes<Request, Response> {
+  readonly path: string;
+  readonly requestSerialize: (request: Request) => Buffer;
+  readonly responseDeserialize: (bytes: Buffer) => Response;
+}
+
+/** A method of which one request goes, and one response comes. */
+export interface UnaryMethod<Request, Response> extends MethodTypes<Request, Response> {
+  readonly requestStream: false;
+  readonly responseStream: false;
+}
+
+/** A method that streams responses. */
+export interface ServerStreamMethod<Request, Response> extends MethodTypes<Request, Response> {
+  readonly requestStream: false;
+  readonly responseStream: true;
+}
+
+/** A method that streams requests. */
+export interface ClientStreamMethod<Request, Response> extends MethodTypes<Request, Response> {
+  readonly requestStream: true;
+  readonly responseStream: false;
+}
+
+/** A method that streams both. */
+export interface DuplexMethod<Request, Response> extends MethodTypes<Request, Response> {
+  readonly requestStream: true;
+  readonly responseStream: true;
+}
+
+/** A call with a limit that is known, and whether it waits for a connection. */
+export interface TimedCall extends CallOptions {
+  timeoutMs: number;
+  waitForReady?: boolean;
+}
+
+/** A call that streams requests, and its answer. */
+export interface Upstream<Response> {
+  readonly call: ClientWritableStream<Buffer>;
+  readonly answer: Promise<Response>;
+}
+
+const CHANNEL_OPTIONS = {
+  "grpc.max_receive_message_length": -1,
+  "grpc.max_send_message_length": -1,
+  // A daemon that restarts is found again within seconds; gRPC's own backoff grows to two minutes.
+  "grpc.initial_reconnect_backoff_ms": 200,
+  "grpc.max_reconnect_backoff_ms": 5_000,
+  // gRPC servers close connections with pings faster than five minutes by default.
+  "grpc.keepalive_time_ms": 310_000,
+  // Each client has its own connection, so that a push does not delay generation.
+  "grpc.use_local_subchannel_pool": 1,
+  // Daemons are nearby: do not use a proxy that is meant for the web.
+  "grpc.enable_http_proxy": 0,
+  "grpc.service_config": SERVICE_CONFIG,
+};
+
+interface Cancellable {
+  cancel(): void;
+}
+
+/** One channel to one daemon, opened by the first call. */
+export class Connection {
+  readonly address: string;
+  readonly timeouts: Readonly<Timeouts>;
+  readonly #reach: Reach;
+  readonly #client: Client;
+  readonly #running = new Set<Cancellable>();
+  #isClosed = false;
+
+  constructor(address: string | undefined, options: ConnectionOptions) {
+    this.#reach = reachOf(address, options);
+    this.address = this.#reach.address;
+    this.timeouts = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
+    this.#client = this.#newClient({});
+  }
+
+  /** Makes one call. */
+  async unary<Request, Response>(
+    method: UnaryMethod<Request, Response>,
+    request: Request,
+    options: TimedCall,
+  ): Promise<Response> {
+    this.#checkMayBegin(options.signal);
+    return new Promise((resolve, reject) => {
+      const call = this.#client.makeUnaryRequest(
+        method.path,
+        method.requestSerialize,
+        method.responseDeserialize,
+        request,
+        this.#metadata(options.waitForReady),
+        { deadline: deadlineOf(options.timeoutMs) },
+        (error, response) => {
+          release();
+          // An AbortSignal may have any reason.
+          // eslint-disable-next-line @typescript-eslint/prefer-promise-reject-errors
+          if (error !== null) reject(this.#typed(error, options.signal));
+          else resolve(response as Response);
+        },
+      );
+      const release = this.#watch(call, options.signal);
+    });
+  }
+
+  /** The responses of a call that begins with the first of them; leaving the loop ends it in the daemon. */
+  async *responses<Request, Response>(
+    method: ServerStreamMethod<Request, Response>,
+    request: Request,
+    options: TimedCall,
+  ): AsyncGenerator<Response, void, undefined> {
+    this.#checkMayBegin(options.signal);
+    const call = this.#client.makeServerStreamRequest(
+      method.path,
+      method.requestSerialize,
+      method.responseDeserialize,
+      request,
+      this.#metadata(options.waitForReady),
+      { deadline: deadlineOf(options.timeoutMs) },
+    );
+    yield* this.#read(call, options.signal);
+  }
+
+  /** A call that streams both ways, and an iterator of its responses, which must be read. */
+  duplex<Request, Response>(
+    method: DuplexMethod<Request, Response>,
+    options: TimedCall,
+  ): { call: ClientDuplexStream<Request, Response>; responses: AsyncGenerator<Response, void, undefined> } {
+    this.#checkMayBegin(options.signal);
+    const call = this.#client.makeBidiStreamRequest(
+      method.path,
+      method.requestSerialize,
+      method.responseDeserialize,
+      this.#metadata(options.waitForReady),
+      { deadline: deadlineOf(options.timeoutMs) },
+    );
+    return { call, responses: this.#read<Response>(call, options.signal) };
+  }
+
+  /** Sends encoded requests over a connection of its own, which ends with the call. */
+  upstream<Request, Response>(method: ClientStreamMethod<Request, Response>, options: TimedCall): Upstream<Response> {
+    this.#checkMayBegin(options.signal);
+    // Nothing is kept to be sent again, for a push that breaks is resumed by who sends it. So a write is complete when
+    // the connection has taken it, and not before.
+    const client = this.#newClient({ "grpc.enable_retries": 0, "grpc.per_rpc_retry_buffer_size": 0 });
+    let settle!: { resolve: (response: Response) => void; reject: (error: unknown) => void };
+    const answer = new Promise<Response>((resolve, reject) => (settle = { resolve, reject }));
+    answer.catch(() => undefined); // it may fail before anybody waits for it
+    const call = client.makeClientStreamRequest(
+      method.path,
+      (frame: Buffer) => frame,
+      method.responseDeserialize,
+      this.#metadata(options.waitForReady),
+      { deadline: deadlineOf(options.timeoutMs) },
+      (error, response) => {
+        release();
+        client.close();
+        if (error !== null) settle.reject(this.#typed(error, options.signal));
+        else settle.resolve(response as Response);
+      },
+    );
+    call.on("error", () => undefined); // the answer has it
+    const release = this.#watch(call, options.signal);
+    return { call, answer };
+  }
+
+  /** Ends the connection; running calls throw ClientClosedError. */
+  close(): void {
+    this.#isClosed = true;
+    for (const call of this.#running) call.cancel();
+    this.#client.close();
+  }
+
+  async *#read<Response>(
+    call: ClientReadableStream<Response>,
+    signal: AbortSignal | undefined,
+  ): AsyncGenerator<Response, void, undefined> {
+    call.on("error", () => undefined); // one that comes when nobody reads any more is no fault
+    const release = this.#watch(call, signal);
+    try {
+      for await (const response of call) {
+        signal?.throwIfAborted(); // what had come before it is not wanted either
+        yield response as Response;
+      }
+    } catch (error) {
+      throw this.#typed(error, signal);
+    } finally {
+      release();
+      call.cancel();
+    }
+  }
+
+  #newClient(options: Record<string, number>): Client {
+    const { address, credentials, channelOptions } = this.#reach;
+    return new Client(address, credentials, { ...CHANNEL_OPTIONS, ...channelOptions, ...options });
+  }
+
+  #metadata(waitForReady = false): Metadata {
+    const metadata = new Metadata({ waitForReady });
+    for (const [key, value] of this.#reach.metadata()) metadata.set(key, value);
+    return metadata;
+  }
+
+  #checkMayBegin(signal: AbortSignal | undefined): void {
+    if (this.#isClosed) throw this.#closedError();
+    signal?.throwIfAborted();
+  }
+
+  /** Cancels the call when the signal says so or the client is closed, until it is released. */
+  #watch(call: Cancellable, signal: AbortSignal | undefined): () => void {
+    const cancel = () => {
+      call.cancel();
+    };
+    this.#running.add(call);
+    signal?.addEventListener("abort", cancel, { once: true });
+    return () => {
+      this.#running.delete(call);
+      signal?.removeEventListener("abort", cancel);
+    };
+  }
+
+  #typed(error: unknown, signal: AbortSignal | undefined): unknown {
+    if (signal?.aborted === true) return signal.reason;
+    if (this.#isClosed) return this.#closedError();
+    return isServiceError(error) ? errorOf(error, this.address) : error;
+  }
+
+  #closedError(): ClientClosedError {
+    return new ClientClosedError(`the client of ${this.address} is closed`);
+  }
+}
+
+function isServiceError(error: unknown): error is ServiceError {
+  return error instanceof Error && "code" in error && "details" in error && "metadata" in error;
+}

@@ -1,0 +1,157 @@
+/**
+ * How a client reaches a daemon: from its arguments, the environment and a file, in this order.
+ *
+ * The variables are GENSERVE_ and the name of a setting, such as GENSERVE_TARGET or GENSERVE_TOKEN_FILE. The file is
+ * $GENSERVE_CONFIG, or genserve/client.toml in $XDG_CONFIG_HOME or ~/.config. It has the same settings, but no token.
+ */
+
+import { readFileSync } from "node:fs";
+import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
+import { InvalidFieldError } from "../errors.js";
+import { isLocal } from "./addresses.js";
+import { fromEnvironment, fromFile, type Settings } from "./setting-sources.js";
+import type { Timeouts } from "./timeouts.js";
+import { TokenFile, checkToken } from "./token.js";
+
+const DEFAULT_ADDRESS = "127.0.0.1:50051";
+
+/** A PEM document. */
+export type Pem = string | Uint8Array;
+
+/** How to reach the daemon. What is not given comes from the environment or the configuration file. */
+export interface ConnectionOptions {
+  /** TLS with the root certificates of Node. */
+  tls?: boolean | undefined;
+  /** Certificate authorities of the daemon, as PEM, instead of Node's; implies TLS. */
+  ca?: Pem | undefined;
+  /** PEM file with them. */
+  caFile?: string | undefined;
+  /** The client's own certificate and its chain, as PEM, for a daemon that requires one; implies TLS. */
+  cert?: Pem | undefined;
+  /** PEM file with them. */
+  certFile?: string | undefined;
+  /** The key of the certificate, as PEM, unless it stands with the certificate. */
+  key?: Pem | undefined;
+  /** PEM file with it. */
+  keyFile?: string | undefined;
+  /** Name that the daemon's certificate has, if it is not the host in the address. */
+  serverName?: string | undefined;
+  /** Bearer token, sent with every call. */
+  token?: string | undefined;
+  /** File that holds the token alone. It is read again when it changes. */
+  tokenFile?: string | undefined;
+  /** Send the token to another host without TLS, too. */
+  allowInsecure?: boolean | undefined;
+  /** Further metadata, sent with every call. */
+  metadata?: Readonly<Record<string, string>> | undefined;
+  /** Limits of calls without a `timeoutMs`. */
+  timeouts?: Partial<Timeouts> | undefined;
+  /** Channel options of gRPC, which override those of the client. */
+  channelOptions?: ChannelOptions | undefined;
+}
+
+/** Where a daemon is, and how it is called. */
+export interface Reach {
+  readonly address: string;
+  readonly credentials: ChannelCredentials;
+  readonly channelOptions: ChannelOptions;
+  /** What goes with a call that begins now. */
+  metadata(): [key: string, value: string][];
+}
+
+/** What is decided together: the first source that says anything of a group decides all of it. */
+const TLS_GROUP = ["tls", "ca", "caFile", "cert", "certFile", "key", "keyFile", "serverName"] as const;
+const TOKEN_GROUP = ["token", "tokenFile"] as const;
+const INSECURE_GROUP = ["allowInsecure"] as const;
+const OWN = ["metadata", "timeouts", "channelOptions"] as const;
+const KNOWN: ReadonlySet<string> = new Set([...TLS_GROUP, ...TOKEN_GROUP, ...INSECURE_GROUP, ...OWN]);
+
+/** Arguments, environment and file together. Throws InvalidFieldError naming what is wrong. */
+export function reachOf(
+  given: string | undefined,
+  options: ConnectionOptions,
+  environment: NodeJS.ProcessEnv = process.env,
+): Reach {
+  for (const name of Object.keys(options)) {
+    if (!KNOWN.has(name)) throw InvalidFieldError.of(name, "is not an option of a client");
+  }
+  const ofEnvironment = fromEnvironment(environment);
+  let ofFile = fromFile(environment);
+  const address = checkAddress(given ?? ofEnvironment.target ?? ofFile.target ?? DEFAULT_ADDRESS);
+  // What the file has for its own target is for no other.
+  if (ofFile.target !== undefined && ofFile.target !== address) ofFile = {};
+  const sources: (ConnectionOptions & Settings)[] = [options, ofEnvironment, ofFile];
+  const tls = firstWith(TLS_GROUP, sources);
+  const { token, tokenFile } = firstWith(TOKEN_GROUP, sources);
+  const { allowInsecure } = firstWith(INSECURE_GROUP, sources);
+
+  const file = token === undefined && tokenFile !== undefined ? new TokenFile(tokenFile) : undefined;
+  if (token !== undefined) checkToken(token, "token");
+  const usesTls = !address.startsWith("unix") && isTls(tls);
+  const hasToken = token !== undefined || file !== undefined;
+  if (hasToken && !usesTls && allowInsecure !== true && !isLocal(address)) {
+    throw InvalidFieldError.of(
+      "token",
+      `would go to ${address} unencrypted, where others could read it: use TLS, or allowInsecure`,
+    );
+  }
+  return {
+    address,
+    credentials: usesTls ? tlsCredentials(tls) : credentials.createInsecure(),
+    channelOptions: {
+      ...(tls.serverName === undefined ? {} : { "grpc.ssl_target_name_override": tls.serverName }),
+      ...options.channelOptions,
+    },
+    metadata() {
+      const bearer = token ?? file?.token;
+      const entries = Object.entries(options.metadata ?? {});
+      return bearer === undefined ? entries : [...entries, ["authorization", `Bearer ${bearer}`]];
+    },
+  };
+}
+
+function checkAddress(address: unknown): string {
+  if (typeof address !== "string" || !/^[\x21-\x7e]+$/.test(address)) {
+    throw InvalidFieldError.of("address", `${JSON.stringify(address)} is not an address`);
+  }
+  if (/^https?:/.test(address) || !address.includes(":")) {
+    throw InvalidFieldError.of("address", `${JSON.stringify(address)} is not an address of gRPC: write HOST:PORT`);
+  }
+  return address;
+}
+
+function firstWith<Source, Name extends keyof Source>(names: readonly Name[], sources: Source[]): Pick<Source, Name> {
+  const source = sources.find((each) => names.some((name) => each[name] !== undefined));
+  return Object.fromEntries(names.map((name) => [name, source?.[name]])) as Pick<Source, Name>;
+}
+
+type TlsSettings = Pick<ConnectionOptions, (typeof TLS_GROUP)[number]>;
+
+function isTls({ tls, ca, caFile, cert, certFile, key, keyFile }: TlsSettings): boolean {
+  const hasCertificate = cert !== undefined || certFile !== undefined;
+  if (!hasCertificate && (key !== undefined || keyFile !== undefined)) {
+    throw InvalidFieldError.of("key", "is the key of no certificate: give its certificate, too");
+  }
+  return tls === true || ca !== undefined || caFile !== undefined || hasCertificate;
+}
+
+function tlsCredentials({ ca, caFile, cert, certFile, key, keyFile }: TlsSettings): ChannelCredentials {
+  const roots = pem(ca, caFile, "caFile");
+  const chain = pem(cert, certFile, "certFile");
+  const privateKey = pem(key, keyFile, "keyFile") ?? chain;
+  try {
+    return credentials.createSsl(roots, privateKey, chain);
+  } catch (error) {
+    throw InvalidFieldError.of("cert", (error as Error).message);
+  }
+}
+
+function pem(value: Pem | undefined, path: string | undefined, field: string): Buffer | null {
+  if (value !== undefined) return Buffer.from(value);
+  if (path === undefined) return null;
+  try {
+    return readFileSync(path);
+  } catch (error) {
+    throw InvalidFieldError.of(field, (error as Error).message);
+  }
+}

@@ -1,0 +1,96 @@
+/** Turns the status of a failed call into a typed error, by the daemon's reason, never by its message. */
+
+import { type ServiceError, status as Code } from "@grpc/grpc-js";
+import {
+  DeadlineError,
+  ERROR_CLASSES,
+  type FieldViolation,
+  GenserveError,
+  MessageTooLargeError,
+  PermissionDeniedError,
+  UnauthenticatedError,
+  UnavailableError,
+  UnsupportedError,
+} from "../errors.js";
+import { BadRequest, ErrorInfo, RetryInfo } from "../wire/google/rpc/error_details.js";
+import { Status } from "../wire/google/rpc/status.js";
+import { millisecondsOf } from "./fields.js";
+
+const DOMAIN = "genserve";
+const DETAILS_KEY = "grpc-status-details-bin";
+const TYPE_PREFIX = "type.googleapis.com/google.rpc.";
+
+const CLASS_BY_REASON = new Map(ERROR_CLASSES.map((errorClass) => [errorClass.reason, errorClass]));
+
+/** For codes of gRPC itself, which have no reason of genserve. */
+const CLASS_BY_CODE = new Map<number, typeof GenserveError>([
+  [Code.DEADLINE_EXCEEDED, DeadlineError],
+  [Code.PERMISSION_DENIED, PermissionDeniedError],
+  [Code.RESOURCE_EXHAUSTED, MessageTooLargeError],
+  [Code.UNAUTHENTICATED, UnauthenticatedError],
+  [Code.UNAVAILABLE, UnavailableError],
+  [Code.UNIMPLEMENTED, UnsupportedError],
+]);
+
+/** What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes. */
+const BROKEN = /Connection dropped|ECONNRESET|EPIPE|GOAWAY|socket hang up|Received RST_STREAM/i;
+
+/** The typed error for a failed call to `address`. */
+export function errorOf(error: ServiceError, address: string): GenserveError {
+  const details = error.metadata.get(DETAILS_KEY)[0];
+  const status = details instanceof Buffer ? Status.decode(details) : undefined;
+  return typed(error.code, error.details, status, address);
+}
+
+/** The same for a status that came in a message. */
+export function errorOfStatus(status: Status, address: string): GenserveError {
+  return typed(status.code, status.message, status, address);
+}
+
+function typed(code: number, message: string, status: Status | undefined, address: string): GenserveError {
+  let info: ErrorInfo | undefined;
+  const violations: FieldViolation[] = [];
+  let retryAfterMs: number | undefined;
+  for (const { typeUrl, value } of status?.details ?? []) {
+    if (typeUrl === `${TYPE_PREFIX}ErrorInfo`) {
+      const candidate = ErrorInfo.decode(value);
+      if (candidate.domain === DOMAIN) info = candidate;
+    } else if (typeUrl === `${TYPE_PREFIX}BadRequest`) {
+      violations.push(
+        ...BadRequest.decode(value).fieldViolations.map(({ field, description }) => ({ field, description })),
+      );
+    } else if (typeUrl === `${TYPE_PREFIX}RetryInfo`) {
+      const { retryDelay } = RetryInfo.decode(value);
+      retryAfterMs = retryDelay && millisecondsOf(retryDelay);
+    }
+  }
+  const codeName = Code[code] ?? `code ${code}`;
+  if (info !== undefined) {
+    const errorClass = CLASS_BY_REASON.get(info.reason) ?? GenserveError;
+    return new errorClass(message || codeName, {
+      reason: info.reason,
+      code: codeName,
+      violations,
+      retryAfterMs,
+      metadata: info.metadata,
+    });
+  }
+  const errorClass = CLASS_BY_CODE.get(code) ?? GenserveError;
+  return new errorClass(explained(code, message || codeName, address), { code: codeName, violations, retryAfterMs });
+}
+
+/** gRPC's own words, with what was called. */
+function explained(code: number, message: string, address: string): string {
+  switch (Code[code]) {
+    case "UNAVAILABLE":
+      return BROKEN.test(message)
+        ? `the connection to ${address} broke: ${message}`
+        : `no daemon answers at ${address}: ${message}`;
+    case "DEADLINE_EXCEEDED":
+      return `the call to ${address} did not finish within its timeout`;
+    case "UNIMPLEMENTED":
+      return `what answers at ${address} does not have this call: ${message}`;
+    default:
+      return message;
+  }
+}

@@ -1,0 +1,29 @@
+/** Enum values as words and back: `"keep"` here is `PAUSE_MODE_KEEP` on the wire. */
+
+import { InvalidFieldError } from "../errors.js";
+
+/** The words of an enum. */
+export type Word<Enum> = Lowercase<Exclude<keyof Enum & string, "UNSPECIFIED">>;
+
+type EnumObject = Readonly<Record<string, string | number>>;
+
+/** The word for a value; `unknown_9` for one of a newer daemon. */
+export function wordOf<Enum extends EnumObject>(names: Enum, value: number): Word<Enum> {
+  const name = (names as Readonly<Record<number, string | number>>)[value];
+  return (typeof name === "string" ? name.toLowerCase() : `unknown_${value}`) as Word<Enum>;
+}
+
+/** The value for a word; UNSPECIFIED for none. Throws InvalidFieldError naming `field`. */
+export function valueOf<Enum extends EnumObject>(
+  names: Enum,
+  word: Word<Enum> | undefined,
+  field: string,
+): Extract<Enum[keyof Enum], number> {
+  if (word === undefined) return 0 as Extract<Enum[keyof Enum], number>;
+  const value = names[typeof word === "string" ? word.toUpperCase() : ""];
+  if (typeof value !== "number" || value === 0) {
+    const words = Object.keys(names).filter((name) => /^[A-Z]/.test(name) && names[name] !== 0);
+    throw InvalidFieldError.of(field, `${JSON.stringify(word)} is not one of ${words.join(", ").toLowerCase()}`);
+  }
+  return value as Extract<Enum[keyof Enum], number>;
+}

@@ -1,0 +1,118 @@
+/** The calls of WeightService. */
+
+import { type EngineState, stateOf } from "../control/state.js";
+import type { Connection } from "../transport/connection.js";
+import { exactNumber } from "../transport/fields.js";
+import type { CallOptions } from "../transport/timeouts.js";
+import { type GetWeightsResponse, WeightServiceService } from "../wire/genserve/v1/weights.js";
+import { ByteSpace } from "./byte-space.js";
+import { Checkpoint } from "./checkpoint.js";
+import { type ApplyOptions, commitRequest, pushHeader, type PushOptions } from "./options.js";
+import { type Push, pushOf, type PushResult, pushResultOf } from "./push.js";
+import { memorySources, type Tensor, type TensorSource } from "./sources.js";
+import { Upload } from "./upload.js";
+
+/** A tensor that a push must bring; `dtype` is safetensors' name. */
+export interface ServedTensor {
+  name: string;
+  dtype: string;
+  shape: number[];
+}
+
+/** SHA-256, in hex, of one live tensor on one rank. */
+export interface WeightDigest {
+  rank: string;
+  /** vLLM's name, where several tensors of the checkpoint may be one. */
+  name: string;
+  sha256: string;
+}
+
+/** The weights that are served. */
+export interface ServedWeights {
+  /** 0 before the first push. */
+  weightVersion: number;
+  tensors: ServedTensor[];
+  totalBytes: number;
+  /** Of the live weights, if they were asked for. */
+  digests: WeightDigest[];
+  /** Whether the daemon keeps the bytes of this version: partial pushes need them. */
+  resident: boolean;
+  /** The push that brought them; "" if none did. */
+  pushId: string;
+  /** SHA-256 of their contents; "" if it is not known. */
+  contentDigest: string;
+  state: EngineState;
+}
+
+/** Pushes of weights. */
+export class WeightCalls {
+  readonly #connection: Connection;
+
+  constructor(connection: Connection) {
+    this.#connection = connection;
+  }
+
+  async pushCheckpoint(path: string, options: PushOptions): Promise<PushResult> {
+    const checkpoint = await Checkpoint.open(path);
+    try {
+      return await this.#push(checkpoint.tensors, options);
+    } finally {
+      await checkpoint[Symbol.asyncDispose]();
+    }
+  }
+
+  async pushTensors(tensors: Readonly<Record<string, Tensor>>, options: PushOptions): Promise<PushResult> {
+    return this.#push(memorySources(tensors), options);
+  }
+
+  async getPush(pushId: string, options: CallOptions): Promise<PushResult> {
+    const request = { pushId };
+    return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, request, this.#timed(options)));
+  }
+
+  async commitPush(pushId: string, options: ApplyOptions): Promise<PushResult> {
+    const timed = this.#timed(options, this.#connection.timeouts.pushMs);
+    const request = commitRequest(pushId, options);
+    return pushResultOf(await this.#connection.unary(WeightServiceService.commitPush, request, timed));
+  }
+
+  async discardPush(pushId: string, options: CallOptions & { force?: boolean }): Promise<Push> {
+    const request = { pushId, force: options.force ?? false };
+    const response = await this.#connection.unary(WeightServiceService.discardPush, request, this.#timed(options));
+    return pushOf(response.push);
+  }
+
+  async getWeights(options: CallOptions & { includeDigests?: boolean }): Promise<ServedWeights> {
+    const request = { includeDigests: options.includeDigests ?? false, omitManifest: false };
+    return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, this.#timed(options)));
+  }
+
+  async #push(sources: readonly TensorSource[], options: PushOptions): Promise<PushResult> {
+    const space = new ByteSpace(sources);
+    const manifest = space.manifest(options.partial ?? false);
+    const header = { ...pushHeader(options), manifest, manifestDigest: space.manifestDigest };
+    return new Upload(this.#connection, header, space, options).run();
+  }
+
+  #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {
+    return { timeoutMs: timeoutMs ?? defaultMs, signal };
+  }
+}
+
+function servedOf(message: GetWeightsResponse): ServedWeights {
+  const { weightVersion, manifest, digests, resident, pushId, contentDigest, state } = message;
+  return {
+    weightVersion,
+    tensors: (manifest?.tensors ?? []).map(({ name, dtype, shape }) => ({
+      name,
+      dtype,
+      shape: shape.map((size) => exactNumber(size, `the shape of ${name}`)),
+    })),
+    totalBytes: exactNumber(manifest?.totalBytes ?? 0n, "totalBytes"),
+    digests,
+    resident,
+    pushId,
+    contentDigest,
+    state: stateOf(state),
+  };
+}

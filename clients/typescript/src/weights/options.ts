@@ -1,0 +1,109 @@
+/** Options of a push, into its header. */
+
+import { randomUUID } from "node:crypto";
+import type { KvPolicy, PauseMode } from "../control/state.js";
+import { checkCount, checkNumber, optionalDuration, refuseUnknown } from "../transport/fields.js";
+import type { CallOptions } from "../transport/timeouts.js";
+import { valueOf, type Word } from "../transport/words.js";
+import * as types from "../wire/genserve/v1/types.js";
+import * as wire from "../wire/genserve/v1/weights.js";
+import type { PushProgress } from "./push.js";
+
+/** What a push does when every byte has arrived. "stage" and "prepare" wait for `commitPush`. */
+export type PushAction = Word<typeof wire.PushAction>;
+
+/** Whether generation runs or is paused while a version is prepared. */
+export type PrepareMode = Word<typeof wire.PrepareMode>;
+
+/** How weights that have come are applied. */
+export interface ApplyOptions extends CallOptions {
+  /** Refuse the push unless this version is served. */
+  expectedVersion?: number | undefined;
+  /** What the pause does to requests; default "keep". */
+  pauseMode?: PauseMode | undefined;
+  /** What becomes of the KV cache; default "recompute". */
+  kvPolicy?: KvPolicy | undefined;
+  /** Apply under this lease, and leave the engine paused. */
+  pauseLeaseId?: string | undefined;
+  /** How long applying may take; default 300 s. */
+  applyTimeoutMs?: number | undefined;
+  /** Default "running": generation stops only for the exchange. */
+  prepareMode?: PrepareMode | undefined;
+}
+
+/** Every option of a push. */
+export interface PushOptions extends ApplyOptions {
+  /** Version of the weights, above the served one unless `force`. */
+  version: number;
+  /** Names the push: a repeat answers what the first one answered. Default: a new UUID. */
+  pushId?: string | undefined;
+  /** Default "apply". */
+  action?: PushAction | undefined;
+  /** Whether tensors of the checkpoint may be missing: they keep their present values. Default false. */
+  partial?: boolean | undefined;
+  /** Whether the version may be one that is not above the served one. Default false. */
+  force?: boolean | undefined;
+  /** How long bytes are kept that are incomplete or not committed; default 300 s. */
+  stagingTtlMs?: number | undefined;
+  /** How long a prepared push waits for `commitPush`; default 60 s. */
+  preparedTtlMs?: number | undefined;
+  /** SHA-256 of the contents, as weights.proto defines it: other contents are refused. */
+  contentDigest?: string | undefined;
+  /** Bytes in a message; default 1 MiB. */
+  chunkBytes?: number | undefined;
+  /** Whether each chunk has its CRC32C; default true. */
+  checksum?: boolean | undefined;
+  /** Called after each chunk. */
+  onProgress?: ((progress: PushProgress) => void) | undefined;
+}
+
+const MIB = 1 << 20;
+const APPLY_NAMES = ["pauseMode", "kvPolicy", "pauseLeaseId", "applyTimeoutMs", "prepareMode"];
+const COMMIT_NAMES = [...APPLY_NAMES, "expectedVersion", "timeoutMs", "signal"];
+const OWN_NAMES = ["version", "pushId", "action", "partial", "force", "stagingTtlMs", "preparedTtlMs", "contentDigest"];
+const COMMIT_OPTIONS = new Set(COMMIT_NAMES);
+const PUSH_OPTIONS = new Set([...COMMIT_NAMES, ...OWN_NAMES, "chunkBytes", "checksum", "onProgress"]);
+
+/** The header of a push, without tensors. Throws InvalidFieldError. */
+export function pushHeader(options: PushOptions): wire.PushHeader {
+  refuseUnknown(options, PUSH_OPTIONS);
+  return {
+    ...wire.PushHeader.create(),
+    pushId: options.pushId ?? randomUUID(),
+    weightVersion: checkNumber(options.version, "uint32", "version"),
+    expectedVersion: expectedVersionOf(options),
+    action: valueOf(wire.PushAction, options.action, "action"),
+    apply: applyMessage(options),
+    stagingTtl: optionalDuration(options.stagingTtlMs, "stagingTtlMs"),
+    preparedTtl: optionalDuration(options.preparedTtlMs, "preparedTtlMs"),
+    force: options.force ?? false,
+    attempt: randomUUID(),
+    numStreams: 1,
+    contentDigest: options.contentDigest ?? "",
+  };
+}
+
+/** The request that applies a staged push. Throws InvalidFieldError. */
+export function commitRequest(pushId: string, options: ApplyOptions): wire.CommitPushRequest {
+  refuseUnknown(options, COMMIT_OPTIONS);
+  return { pushId, apply: applyMessage(options), expectedVersion: expectedVersionOf(options) };
+}
+
+/** Bytes in a message. Throws InvalidFieldError. */
+export function chunkBytesOf(options: PushOptions): number {
+  return options.chunkBytes === undefined ? MIB : checkCount(options.chunkBytes, "chunkBytes");
+}
+
+function expectedVersionOf({ expectedVersion }: ApplyOptions): number | undefined {
+  return expectedVersion === undefined ? undefined : checkNumber(expectedVersion, "uint32", "expectedVersion");
+}
+
+function applyMessage(options: ApplyOptions): wire.ApplyOptions {
+  return {
+    pauseMode: valueOf(types.PauseMode, options.pauseMode, "pauseMode"),
+    kvPolicy: valueOf(types.KvPolicy, options.kvPolicy, "kvPolicy"),
+    pauseLeaseId: options.pauseLeaseId ?? "",
+    timeout: optionalDuration(options.applyTimeoutMs, "applyTimeoutMs"),
+    prepareMode: valueOf(wire.PrepareMode, options.prepareMode, "prepareMode"),
+  };
+}

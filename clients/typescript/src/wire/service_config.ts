@@ -1,0 +1,4 @@
+// Generated from service_config.json by scripts/generate; never edited.
+
+export const SERVICE_CONFIG =
+  "{\"methodConfig\":[{\"name\":[{\"service\":\"genserve.v1.GenerationService\",\"method\":\"Generate\"},{\"service\":\"genserve.v1.GenerationService\",\"method\":\"Tokenize\"},{\"service\":\"genserve.v1.GenerationService\",\"method\":\"Detokenize\"},{\"service\":\"genserve.v1.WeightService\",\"method\":\"GetPush\"},{\"service\":\"genserve.v1.WeightService\",\"method\":\"GetWeights\"},{\"service\":\"genserve.v1.ControlService\",\"method\":\"GetStatus\"},{\"service\":\"genserve.v1.ControlService\",\"method\":\"GetServerInfo\"},{\"service\":\"genserve.v1.ControlService\",\"method\":\"RenewPause\"}],\"retryPolicy\":{\"maxAttempts\":3,\"initialBackoff\":\"0.2s\",\"maxBackoff\":\"2s\",\"backoffMultiplier\":3,\"retryableStatusCodes\":[\"UNAVAILABLE\"]}}],\"retryThrottling\":{\"maxTokens\":10,\"tokenRatio\":0.1}}";

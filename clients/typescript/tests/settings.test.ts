@@ -1,0 +1,100 @@
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { type ConnectionOptions, reachOf } from "../src/transport/settings.js";
+
+const directory = mkdtempSync(join(tmpdir(), "genserve-"));
+const none = { HOME: "/nonexistent" };
+
+function written(name: string, text: string): string {
+  const path = join(directory, name);
+  writeFileSync(path, text);
+  return path;
+}
+
+function authorization(address: string | undefined, options: ConnectionOptions, environment: NodeJS.ProcessEnv = none) {
+  return new Map(reachOf(address, options, environment).metadata()).get("authorization");
+}
+
+test("arguments come before the environment, and that before the file", () => {
+  const file = { ...none, GENSERVE_CONFIG: written("a.toml", 'target = "of-file:1"') };
+  const both = { ...file, GENSERVE_TARGET: "of-environment:1" };
+  expect(reachOf("given:1", {}, both).address).toBe("given:1");
+  expect(reachOf(undefined, {}, both).address).toBe("of-environment:1");
+  expect(reachOf(undefined, {}, file).address).toBe("of-file:1");
+  expect(reachOf(undefined, {}, none).address).toBe("127.0.0.1:50051");
+});
+
+test("a file without a name is looked for where configuration stands", () => {
+  const environment = { XDG_CONFIG_HOME: mkdtempSync(join(tmpdir(), "genserve-")) };
+  expect(reachOf(undefined, {}, environment).address).toBe("127.0.0.1:50051");
+});
+
+test("what a file has for its own target is for no other", () => {
+  const token = written("token", "from-file\n");
+  const config = written("b.toml", 'target = "127.0.0.1:7"\ntoken_file = "token"');
+  const environment = { ...none, GENSERVE_CONFIG: config };
+  expect(token).toContain(directory);
+  expect(authorization(undefined, {}, environment)).toBe("Bearer from-file");
+  expect(authorization("127.0.0.1:8", {}, environment)).toBeUndefined();
+});
+
+test("a token file is read again when it changes, and one that has become invalid changes nothing", () => {
+  const tokenFile = written("changing", "one");
+  const reach = reachOf("127.0.0.1:1", { tokenFile }, none);
+  expect(reach.metadata()).toEqual([["authorization", "Bearer one"]]);
+  written("changing", "second");
+  expect(reach.metadata()).toEqual([["authorization", "Bearer second"]]);
+  written("changing", "two words");
+  expect(reach.metadata()).toEqual([["authorization", "Bearer second"]]);
+});
+
+test("a token of the environment does not replace one that is given as a file", () => {
+  const tokenFile = written("given", "given");
+  expect(authorization("127.0.0.1:1", { tokenFile }, { ...none, GENSERVE_TOKEN: "other" })).toBe("Bearer given");
+  expect(authorization("127.0.0.1:1", {}, { ...none, GENSERVE_TOKEN: "other" })).toBe("Bearer other");
+});
+
+test("a token does not leave the host unencrypted, unless that is allowed", () => {
+  expect(() => reachOf("daemon:1", { token: "secret" }, none)).toThrow(/token: would go to daemon:1 unencrypted/);
+  expect(authorization("daemon:1", { token: "secret", tls: true })).toBe("Bearer secret");
+  expect(authorization("daemon:1", { token: "secret", allowInsecure: true })).toBe("Bearer secret");
+  for (const local of ["localhost:1", "127.0.0.9:1", "[::1]:1", "unix:/run/genserve", "dns:///localhost:1"]) {
+    expect(authorization(local, { token: "secret" })).toBe("Bearer secret");
+  }
+  for (const other of ["127.0.0.1.example:1", "localhost.example:1"]) {
+    expect(() => reachOf(other, { token: "secret" }, none)).toThrow(/unencrypted/);
+  }
+});
+
+test("a message never has a token that is refused", () => {
+  expect(() => reachOf("127.0.0.1:1", { token: "my secret" }, none)).toThrow(/^token: must be printable ASCII/);
+});
+
+const refused: [address: string, options: object, environment: NodeJS.ProcessEnv, field: string][] = [
+  ["", {}, none, "address"],
+  ["http://daemon:1", {}, none, "address"],
+  ["daemon", {}, none, "address"],
+  ["daemon:1", { keyFile: "/key.pem" }, none, "key"],
+  ["daemon:1", { caFile: "/nonexistent.pem" }, none, "caFile"],
+  ["daemon:1", { tokenFile: "/nonexistent", tls: true }, none, "tokenFile"],
+  ["daemon:1", { ca_file: "/ca.pem" }, none, "ca_file"],
+  ["daemon:1", {}, { ...none, GENSERVE_TLS: "maybe" }, "$GENSERVE_TLS"],
+  ["daemon:1", {}, { ...none, GENSERVE_CONFIG: "/nonexistent.toml" }, "/nonexistent.toml"],
+];
+
+test.each(refused)("address %j with %j is refused, naming what is wrong", (address, options, environment, field) => {
+  expect(() => reachOf(address, options, environment)).toThrow(
+    expect.objectContaining({ message: expect.stringContaining(`${field}: `) as string }) as Error,
+  );
+});
+
+test.each([
+  ["token = 'x'", 'unknown key "token"'],
+  ["tls = 'yes'", "tls must be a boolean"],
+  ["target = ", "Invalid TOML"],
+])("the file %j is refused", (text, problem) => {
+  const environment = { ...none, GENSERVE_CONFIG: written("wrong.toml", text) };
+  expect(() => reachOf("daemon:1", {}, environment)).toThrow(problem);
+});

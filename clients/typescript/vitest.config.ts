@@ -1,0 +1,17 @@
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  test: {
+    include: ["tests/**/*.test.ts"],
+    testTimeout: 60_000,
+    hookTimeout: 120_000,
+    // One daemon at a time: each takes the cores that there are.
+    fileParallelism: false,
+  },
+  resolve: {
+    alias: {
+      "genserve/v1": new URL("src/v1.ts", import.meta.url).pathname,
+      genserve: new URL("src/index.ts", import.meta.url).pathname,
+    },
+  },
+});
