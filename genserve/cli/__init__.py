@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
         _print_error(error.metadata.get("reason", error.reason), error.message)
         for violation in error.violations:
             if violation.field not in error.message:
-                print(f"  {violation.field}: {violation.description}", file=sys.stderr)
+                print(f"  {_printable(violation.field)}: {_printable(violation.description)}", file=sys.stderr)
         return 1
     except OSError as error:
         _print_error("OS_ERROR", str(error))
@@ -113,6 +113,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _print_error(reason: str, message: str) -> None:
-    # A path may have bytes that are no text.
-    text = " ".join(message.split()).encode(errors="backslashreplace").decode()
-    print(f"genserve: {reason}: {text}", file=sys.stderr)
+    print(f"genserve: {_printable(reason)}: {_printable(message)}", file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """In one line. A path may have bytes that are no text, and a daemon's answer may have what a terminal obeys."""
+    words = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)

@@ -26,7 +26,7 @@ from genserve.listening import require_free
 from genserve.memory.available import available_memory_bytes
 from genserve.security.access_list import AccessList, AccessSource, listed_environment, open_access_list
 from genserve.security.caller import Caller
-from genserve.security.certificates import check_files
+from genserve.security.certificates import check_accepted
 from genserve.tensors.safetensors import CheckpointFileError, read_checkpoint
 from genserve.worker.contract.placement import GIB
 
@@ -126,11 +126,12 @@ def engine(start: Start) -> str:
 
 
 def access(start: Start) -> str:
-    """The certificate is the key's, and the list of callers and the files for calls to other daemons can be read."""
+    """Clients accept the certificate today, it is the key's, and the list of callers and the files for calls to other
+    daemons can be read."""
     config = start.config
     certificate = config.certificate
     if certificate is not None:
-        check_files(certificate)
+        check_accepted(certificate)
     Caller(config.peers)
     callers = open_access_list(AccessSource(config.auth_file, listed_environment()))
     clients = " of clients that have a certificate" if certificate is not None and certificate.requires_clients else ""

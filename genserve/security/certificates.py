@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import grpc
@@ -12,6 +12,7 @@ from genserve.security.files import CertificateError, CertificateFiles
 from genserve.security.watched_files import WatchedContent, read_bounded
 
 MAX_PEM_BYTES: Final = 1 << 20
+_NOT_FOUND: Final = "no certificate with its key in PEM is there; a key in another file must be named, too"
 _STAYS: Final = "The certificate of before stays"
 
 
@@ -51,6 +52,23 @@ def check_files(files: CertificateFiles) -> None:
     _context(files)
 
 
+def check_accepted(files: CertificateFiles) -> None:
+    """Shakes hands in memory with a client that trusts the certificate itself. Raises CertificateError if it refuses it
+    all the same: it has expired, is not valid yet, or is not for servers."""
+    check_files(files)
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(files.certfile, files.keyfile or None, password=_refuse_password)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(files.certfile)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours, theirs = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    with _naming(f"--ssl-certfile {files.certfile}"):
+        for side in (ours, theirs, ours):  # hello, certificate, verdict
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
 def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
     """The same for a caller; "" = no file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -80,8 +98,10 @@ def _naming(*files: str) -> Iterator[None]:
     named = [name for name in files if name]
     try:
         yield
+    except ssl.SSLCertVerificationError as error:
+        raise CertificateError(f"{' and '.join(named)}: {error.verify_message}") from None
     except ssl.SSLError as error:
-        raise CertificateError(f"{' and '.join(named)}: {error.reason or error}") from None
+        raise CertificateError(f"{' and '.join(named)}: {error.reason or _NOT_FOUND}") from None
     except OSError as error:
         raise CertificateError(f"{' or '.join(named)}: {error.strerror or error}") from None
     except CertificateError:

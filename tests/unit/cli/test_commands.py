@@ -305,6 +305,19 @@ async def test_an_error_is_one_line_and_one_a_violation(daemon: ScriptedDaemon, 
     assert await genserve("generate", "x", "--top-p", "0") == (1, "", expected)
 
 
+async def test_a_terminal_obeys_nothing_that_a_daemon_answers(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Neither in the message nor in the names of fields."""
+
+    async def fail(context: Any) -> None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field="a\x1b[2J", description="b\x9bc\n")
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad\x1b]0;title\x07", details)
+
+    daemon.fail = fail
+    expected = "genserve: INVALID_FIELD: bad\\x1b]0;title\\x07\n  a\\x1b[2J: b\\x9bc\n"
+    assert await genserve("generate", "x", "--top-p", "0") == (1, "", expected)
+
+
 def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 1."""
     assert main(["status", "--target", "127.0.0.1:1"]) == 1
