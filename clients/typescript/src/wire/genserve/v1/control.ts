@@ -121,14 +121,13 @@ export interface GetStatusResponse {
     | Load
     | undefined;
   /**
-   * Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A watcher is told
-   * at once when one has another state, and of new bytes as of a changed load. Of a router: one entry for each push, as
-   * it is on the replica that has received most of it.
+   * Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A router has one
+   * entry for each push, as it is on the replica that has received most of it.
    */
   pushes: PushInFlight[];
   /**
    * The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
-   * clock differs. It alone is no change.
+   * clock differs.
    */
   time?: Date | undefined;
 }
@@ -157,15 +156,11 @@ export interface WatchStatusResponse {
     | Load
     | undefined;
   /**
-   * Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A watcher is told
-   * at once when one has another state, and of new bytes as of a changed load. Of a router: one entry for each push, as
-   * it is on the replica that has received most of it.
+   * As in GetStatusResponse. A watcher is told at once when a push has another state, and of new bytes as of a changed
+   * load.
    */
   pushes: PushInFlight[];
-  /**
-   * The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
-   * clock differs. It alone is no change.
-   */
+  /** As in GetStatusResponse. No message is sent because of the time alone. */
   time?: Date | undefined;
 }
 
