@@ -11,7 +11,7 @@ from pathlib import Path
 from clients.conformance.runner import checkpoints
 from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import DRIVERS
-from clients.conformance.runner.relay import MUTATIONS
+from clients.conformance.runner.mutations import MUTATIONS
 from clients.conformance.runner.run import Run, subject_of
 from clients.conformance.runner.scenario import Scenario, all_scenarios
 from clients.conformance.runner.table import table

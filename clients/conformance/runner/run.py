@@ -10,7 +10,8 @@ from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
-from clients.conformance.runner.relay import MUTATIONS, CorruptChunk, Relay
+from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
+from clients.conformance.runner.relay import Relay
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
