@@ -1,7 +1,13 @@
-import { ControlCalls, type PauseOptions, type WatchOptions } from "./control/calls.js";
+import {
+  ControlCalls,
+  type PauseOptions,
+  type SleepOptions,
+  type SleepTag,
+  type WatchOptions,
+} from "./control/calls.js";
 import { holdPause, type HeldPause } from "./control/held-pause.js";
 import type { ServerInfo } from "./control/server-info.js";
-import type { PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
+import type { EngineState, PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
 import {
   type AbortResult,
   type CompletedGeneration,
@@ -14,7 +20,9 @@ import { Connection } from "./transport/connection.js";
 import type { ConnectionOptions } from "./transport/settings.js";
 import type { CallOptions } from "./transport/timeouts.js";
 import { type ServedWeights, WeightCalls } from "./weights/calls.js";
-import type { ApplyOptions, PushOptions } from "./weights/options.js";
+import type { PulledWeights, PullOptions } from "./weights/download.js";
+import { type Lora, type LoraAdapter, LoraCalls } from "./weights/lora.js";
+import type { ApplyOptions, PushOptions, SendOptions } from "./weights/options.js";
 import type { Push, PushResult } from "./weights/push.js";
 import type { Tensor } from "./weights/sources.js";
 
@@ -28,6 +36,7 @@ export class Client implements Disposable {
   readonly #connection: Connection;
   readonly #generation: GenerationCalls;
   readonly #weights: WeightCalls;
+  readonly #loras: LoraCalls;
   readonly #control: ControlCalls;
 
   /**
@@ -37,6 +46,7 @@ export class Client implements Disposable {
     this.#connection = new Connection(address, options);
     this.#generation = new GenerationCalls(this.#connection);
     this.#weights = new WeightCalls(this.#connection);
+    this.#loras = new LoraCalls(this.#connection);
     this.#control = new ControlCalls(this.#connection);
   }
 
@@ -136,6 +146,39 @@ export class Client implements Disposable {
   }
 
   /**
+   * Returns all served weights, in memory. A stream that breaks is continued, a few times within `timeoutMs`. Throws
+   * NotResidentError, and WeightVersionMismatchError, also if the version is replaced meanwhile.
+   */
+  pullWeights(options: PullOptions = {}): Promise<PulledWeights> {
+    return this.#weights.pullWeights(options);
+  }
+
+  /**
+   * Streams a LoRA adapter into the daemon, whose later requests with this `loraName` use it. Nothing is paused. One
+   * that is loaded under the name is replaced: requests that run go on with it.
+   *
+   * @param adapter tensors and PEFT's configuration, or a directory that PEFT has saved
+   */
+  pushLora(loraName: string, adapter: string | LoraAdapter, options: SendOptions = {}): Promise<PushResult> {
+    return this.#loras.push(loraName, adapter, options);
+  }
+
+  /** Loads an adapter from a directory on the daemon's host, as PEFT saves it; otherwise as `pushLora`. */
+  loadLora(loraName: string, path: string, options: CallOptions = {}): Promise<Lora> {
+    return this.#loras.load(loraName, path, options);
+  }
+
+  /** Removes an adapter and returns it; running requests keep it. Throws LoraNotFoundError. */
+  unloadLora(loraName: string, options: CallOptions = {}): Promise<Lora> {
+    return this.#loras.unload(loraName, options);
+  }
+
+  /** The adapters that requests can use, in order of their names. */
+  listLoras(options: CallOptions = {}): Promise<Lora[]> {
+    return this.#loras.list(options);
+  }
+
+  /**
    * Runs `work` while generation is paused, and resumes however it ends.
    *
    * The lease is renewed every third of `ttlMs`. If it is lost, the `signal` of the lease is aborted, and this throws
@@ -158,6 +201,32 @@ export class Client implements Disposable {
   /** Ends a lease, or with `force` every lease, whoever holds it. */
   resume(leaseId: string, options: CallOptions & { force?: boolean } = {}): Promise<ResumeResult> {
     return this.#control.resume(leaseId, options);
+  }
+
+  /**
+   * Releases the memory of the device until `wakeUp`. Nothing is generated meanwhile, and nothing can be pushed before
+   * the weights are awake. A sleep has no lease: the caller must wake up the engine.
+   */
+  sleep(options: SleepOptions = {}): Promise<EngineState> {
+    return this.#control.sleep(options);
+  }
+
+  /** Wakes up these parts, or all. The engine runs when none of its memory is asleep any more. */
+  wakeUp(options: CallOptions & { tags?: readonly SleepTag[] } = {}): Promise<EngineState> {
+    return this.#control.wakeUp(options);
+  }
+
+  /** Drops the prefix cache; false if blocks of running requests kept it alive. */
+  resetCache(options: CallOptions & { resetRunningRequests?: boolean } = {}): Promise<boolean> {
+    return this.#control.resetCache(options);
+  }
+
+  /**
+   * Returns when the daemon serves; it need not be started yet. Throws DeadlineError after `timeoutMs` (default: 10
+   * minutes), which names the phase of a daemon that answers, and what it does while it starts.
+   */
+  waitReady(options: CallOptions = {}): Promise<void> {
+    return this.#control.waitReady(options);
   }
 
   /** State and load of the engine. */
