@@ -14,7 +14,7 @@ import {
   GenerationCalls,
   type GenerateManyOptions,
 } from "./generation/calls.js";
-import type { ChatMessage, ChatOptions, GenerateOptions, Prompt } from "./generation/options.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, Prompt, RequestOptions } from "./generation/options.js";
 import type { Delta, Generation } from "./generation/results.js";
 import { Connection } from "./transport/connection.js";
 import type { ConnectionOptions } from "./transport/settings.js";
@@ -70,30 +70,33 @@ export class Client implements Disposable {
 
   /**
    * Generates from many prompts over one call, and returns the results in the order of the prompts. The options apply to
-   * every prompt. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
+   * every prompt; one that is given as `{ prompt, … }` has its own, which come before them. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
    * all of them. If the daemon's queue is full, the rest is sent when it has room.
    */
-  generateMany(prompts: Iterable<Prompt>, options: GenerateManyOptions = {}): Promise<Generation[]> {
+  generateMany(prompts: Iterable<Prompt | RequestOptions>, options: GenerateManyOptions = {}): Promise<Generation[]> {
     return this.#generation.generateMany(prompts, options);
   }
 
   /** The same, and yields each result as soon as it is complete. Leaving the loop ends the requests that still run. */
   generateAsCompleted(
-    prompts: Iterable<Prompt>,
+    prompts: Iterable<Prompt | RequestOptions>,
     options: GenerateManyOptions = {},
   ): AsyncGenerator<CompletedGeneration, void, undefined> {
     return this.#generation.generateAsCompleted(prompts, options);
   }
 
   /** Ends requests of any client, or with `all` every request. Their results finish as "aborted" and keep their tokens. */
-  abort(requestIds: readonly string[], options: CallOptions & { all?: boolean } = {}): Promise<AbortResult> {
+  abort(
+    requestIds: readonly string[],
+    options: CallOptions & { all?: boolean | undefined } = {},
+  ): Promise<AbortResult> {
     return this.#generation.abort(requestIds, options);
   }
 
   /** The token ids that `generate` would use for text or the messages of a chat. */
   tokenize(
     prompt: string | readonly ChatMessage[],
-    options: CallOptions & ChatOptions & { addSpecialTokens?: boolean } = {},
+    options: CallOptions & ChatOptions & { addSpecialTokens?: boolean | undefined } = {},
   ): Promise<number[]> {
     return this.#generation.tokenize(prompt, options);
   }
@@ -101,7 +104,7 @@ export class Client implements Disposable {
   /** The text of token ids. */
   detokenize(
     tokenIds: readonly number[],
-    options: CallOptions & { skipSpecialTokens?: boolean } = {},
+    options: CallOptions & { skipSpecialTokens?: boolean | undefined } = {},
   ): Promise<string> {
     return this.#generation.detokenize(tokenIds, options);
   }
@@ -136,12 +139,12 @@ export class Client implements Disposable {
   }
 
   /** Frees a staged or prepared push; with `force` even while somebody sends it. */
-  discardPush(pushId: string, options: CallOptions & { force?: boolean } = {}): Promise<Push> {
+  discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined } = {}): Promise<Push> {
     return this.#weights.discardPush(pushId, options);
   }
 
   /** The served version, the tensors that a push must bring and, on request, digests of the live weights (seconds). */
-  getWeights(options: CallOptions & { includeDigests?: boolean } = {}): Promise<ServedWeights> {
+  getWeights(options: CallOptions & { includeDigests?: boolean | undefined } = {}): Promise<ServedWeights> {
     return this.#weights.getWeights(options);
   }
 
@@ -194,12 +197,12 @@ export class Client implements Disposable {
   }
 
   /** Extends a lease to `ttlMs` from now; default: its first time to live. */
-  renewPause(leaseId: string, options: CallOptions & { ttlMs?: number } = {}): Promise<PauseLease> {
+  renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined } = {}): Promise<PauseLease> {
     return this.#control.renewPause(leaseId, options);
   }
 
   /** Ends a lease, or with `force` every lease, whoever holds it. */
-  resume(leaseId: string, options: CallOptions & { force?: boolean } = {}): Promise<ResumeResult> {
+  resume(leaseId: string, options: CallOptions & { force?: boolean | undefined } = {}): Promise<ResumeResult> {
     return this.#control.resume(leaseId, options);
   }
 
@@ -212,12 +215,12 @@ export class Client implements Disposable {
   }
 
   /** Wakes up these parts, or all. The engine runs when none of its memory is asleep any more. */
-  wakeUp(options: CallOptions & { tags?: readonly SleepTag[] } = {}): Promise<EngineState> {
+  wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined } = {}): Promise<EngineState> {
     return this.#control.wakeUp(options);
   }
 
   /** Drops the prefix cache; false if blocks of running requests kept it alive. */
-  resetCache(options: CallOptions & { resetRunningRequests?: boolean } = {}): Promise<boolean> {
+  resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined } = {}): Promise<boolean> {
     return this.#control.resetCache(options);
   }
 

@@ -80,13 +80,13 @@ export class WeightCalls {
     return pushResultOf(await this.#connection.unary(WeightServiceService.commitPush, request, timed));
   }
 
-  async discardPush(pushId: string, options: CallOptions & { force?: boolean }): Promise<Push> {
+  async discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined }): Promise<Push> {
     const request = { pushId, force: options.force ?? false };
     const response = await this.#connection.unary(WeightServiceService.discardPush, request, this.#timed(options));
     return pushOf(response.push);
   }
 
-  async getWeights(options: CallOptions & { includeDigests?: boolean }): Promise<ServedWeights> {
+  async getWeights(options: CallOptions & { includeDigests?: boolean | undefined }): Promise<ServedWeights> {
     const request = { includeDigests: options.includeDigests ?? false, omitManifest: false };
     return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, this.#timed(options)));
   }
