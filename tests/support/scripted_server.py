@@ -6,7 +6,8 @@ stdin is a command, and is answered by a line of JSON:
     reset            the proxy ends all of its connections
     throttle BYTES   the proxy sends so many bytes a second to the daemon over each connection; 0 = no limit
     engine           `live`: SHA-256 of each live tensor; `running`; `closed`: the ids of requests whose call has ended;
-                     `open`: those of requests that still run; `numRefused`: how many were refused
+                     `open`: those of requests that still run; `numRefused`: how many were refused; `loras`: the names
+                     of adapters that requests have asked for
 
 Prompts of text tell what the engine does. "forever": a token every few milliseconds until the request ends.
 "silent": no token at all. "refuse REASON": the error with this reason. Others get `max_tokens` tokens: 0, 1, ...
@@ -58,6 +59,7 @@ class TalkingEngine(GeneratingEngine):
     def __init__(self) -> None:
         super().__init__()
         self.num_refused = 0
+        self.max_loras = 2
         self._talking: set[asyncio.Task[None]] = set()
 
     async def submit(self, request: GenerationRequest) -> ScriptedStream:
@@ -106,6 +108,7 @@ def _carry_out(command: str, engine: TalkingEngine, proxy: FaultProxy) -> dict[s
                 "running": engine.running,
                 "closed": [stream.request_id for stream in engine.streams if stream.closed.is_set()],
                 "numRefused": engine.num_refused,
+                "loras": [each.lora_name for each in engine.requests if each.lora_name],
                 "open": [each.request_id for each in engine.streams if not (each.is_finished or each.closed.is_set())],
             }
         case _:

@@ -1,20 +1,28 @@
-import { ControlCalls, type PauseOptions, type WatchOptions } from "./control/calls.js";
+import {
+  ControlCalls,
+  type PauseOptions,
+  type SleepOptions,
+  type SleepTag,
+  type WatchOptions,
+} from "./control/calls.js";
 import { holdPause, type HeldPause } from "./control/held-pause.js";
 import type { ServerInfo } from "./control/server-info.js";
-import type { PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
+import type { EngineState, PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
 import {
   type AbortResult,
   type CompletedGeneration,
   GenerationCalls,
   type GenerateManyOptions,
 } from "./generation/calls.js";
-import type { ChatMessage, ChatOptions, GenerateOptions, Prompt } from "./generation/options.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, Prompt, RequestOptions } from "./generation/options.js";
 import type { Delta, Generation } from "./generation/results.js";
 import { Connection } from "./transport/connection.js";
 import type { ConnectionOptions } from "./transport/settings.js";
 import type { CallOptions } from "./transport/timeouts.js";
 import { type ServedWeights, WeightCalls } from "./weights/calls.js";
-import type { ApplyOptions, PushOptions } from "./weights/options.js";
+import type { PulledWeights, PullOptions } from "./weights/download.js";
+import { type Lora, type LoraAdapter, LoraCalls } from "./weights/lora.js";
+import type { ApplyOptions, PushOptions, SendOptions } from "./weights/options.js";
 import type { Push, PushResult } from "./weights/push.js";
 import type { Tensor } from "./weights/sources.js";
 
@@ -28,6 +36,7 @@ export class Client implements Disposable {
   readonly #connection: Connection;
   readonly #generation: GenerationCalls;
   readonly #weights: WeightCalls;
+  readonly #loras: LoraCalls;
   readonly #control: ControlCalls;
 
   /**
@@ -37,6 +46,7 @@ export class Client implements Disposable {
     this.#connection = new Connection(address, options);
     this.#generation = new GenerationCalls(this.#connection);
     this.#weights = new WeightCalls(this.#connection);
+    this.#loras = new LoraCalls(this.#connection);
     this.#control = new ControlCalls(this.#connection);
   }
 
@@ -60,30 +70,33 @@ export class Client implements Disposable {
 
   /**
    * Generates from many prompts over one call, and returns the results in the order of the prompts. The options apply to
-   * every prompt. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
+   * every prompt; one that is given as `{ prompt, … }` has its own, which come before them. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
    * all of them. If the daemon's queue is full, the rest is sent when it has room.
    */
-  generateMany(prompts: Iterable<Prompt>, options: GenerateManyOptions = {}): Promise<Generation[]> {
+  generateMany(prompts: Iterable<Prompt | RequestOptions>, options: GenerateManyOptions = {}): Promise<Generation[]> {
     return this.#generation.generateMany(prompts, options);
   }
 
   /** The same, and yields each result as soon as it is complete. Leaving the loop ends the requests that still run. */
   generateAsCompleted(
-    prompts: Iterable<Prompt>,
+    prompts: Iterable<Prompt | RequestOptions>,
     options: GenerateManyOptions = {},
   ): AsyncGenerator<CompletedGeneration, void, undefined> {
     return this.#generation.generateAsCompleted(prompts, options);
   }
 
   /** Ends requests of any client, or with `all` every request. Their results finish as "aborted" and keep their tokens. */
-  abort(requestIds: readonly string[], options: CallOptions & { all?: boolean } = {}): Promise<AbortResult> {
+  abort(
+    requestIds: readonly string[],
+    options: CallOptions & { all?: boolean | undefined } = {},
+  ): Promise<AbortResult> {
     return this.#generation.abort(requestIds, options);
   }
 
   /** The token ids that `generate` would use for text or the messages of a chat. */
   tokenize(
     prompt: string | readonly ChatMessage[],
-    options: CallOptions & ChatOptions & { addSpecialTokens?: boolean } = {},
+    options: CallOptions & ChatOptions & { addSpecialTokens?: boolean | undefined } = {},
   ): Promise<number[]> {
     return this.#generation.tokenize(prompt, options);
   }
@@ -91,7 +104,7 @@ export class Client implements Disposable {
   /** The text of token ids. */
   detokenize(
     tokenIds: readonly number[],
-    options: CallOptions & { skipSpecialTokens?: boolean } = {},
+    options: CallOptions & { skipSpecialTokens?: boolean | undefined } = {},
   ): Promise<string> {
     return this.#generation.detokenize(tokenIds, options);
   }
@@ -126,13 +139,46 @@ export class Client implements Disposable {
   }
 
   /** Frees a staged or prepared push; with `force` even while somebody sends it. */
-  discardPush(pushId: string, options: CallOptions & { force?: boolean } = {}): Promise<Push> {
+  discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined } = {}): Promise<Push> {
     return this.#weights.discardPush(pushId, options);
   }
 
   /** The served version, the tensors that a push must bring and, on request, digests of the live weights (seconds). */
-  getWeights(options: CallOptions & { includeDigests?: boolean } = {}): Promise<ServedWeights> {
+  getWeights(options: CallOptions & { includeDigests?: boolean | undefined } = {}): Promise<ServedWeights> {
     return this.#weights.getWeights(options);
+  }
+
+  /**
+   * Returns all served weights, in memory. A stream that breaks is continued, a few times within `timeoutMs`. Throws
+   * NotResidentError, and WeightVersionMismatchError, also if the version is replaced meanwhile.
+   */
+  pullWeights(options: PullOptions = {}): Promise<PulledWeights> {
+    return this.#weights.pullWeights(options);
+  }
+
+  /**
+   * Streams a LoRA adapter into the daemon, whose later requests with this `loraName` use it. Nothing is paused. One
+   * that is loaded under the name is replaced: requests that run go on with it.
+   *
+   * @param adapter tensors and PEFT's configuration, or a directory that PEFT has saved
+   */
+  pushLora(loraName: string, adapter: string | LoraAdapter, options: SendOptions = {}): Promise<PushResult> {
+    return this.#loras.push(loraName, adapter, options);
+  }
+
+  /** Loads an adapter from a directory on the daemon's host, as PEFT saves it; otherwise as `pushLora`. */
+  loadLora(loraName: string, path: string, options: CallOptions = {}): Promise<Lora> {
+    return this.#loras.load(loraName, path, options);
+  }
+
+  /** Removes an adapter and returns it; running requests keep it. Throws LoraNotFoundError. */
+  unloadLora(loraName: string, options: CallOptions = {}): Promise<Lora> {
+    return this.#loras.unload(loraName, options);
+  }
+
+  /** The adapters that requests can use, in order of their names. */
+  listLoras(options: CallOptions = {}): Promise<Lora[]> {
+    return this.#loras.list(options);
   }
 
   /**
@@ -151,13 +197,39 @@ export class Client implements Disposable {
   }
 
   /** Extends a lease to `ttlMs` from now; default: its first time to live. */
-  renewPause(leaseId: string, options: CallOptions & { ttlMs?: number } = {}): Promise<PauseLease> {
+  renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined } = {}): Promise<PauseLease> {
     return this.#control.renewPause(leaseId, options);
   }
 
   /** Ends a lease, or with `force` every lease, whoever holds it. */
-  resume(leaseId: string, options: CallOptions & { force?: boolean } = {}): Promise<ResumeResult> {
+  resume(leaseId: string, options: CallOptions & { force?: boolean | undefined } = {}): Promise<ResumeResult> {
     return this.#control.resume(leaseId, options);
+  }
+
+  /**
+   * Releases the memory of the device until `wakeUp`. Nothing is generated meanwhile, and nothing can be pushed before
+   * the weights are awake. A sleep has no lease: the caller must wake up the engine.
+   */
+  sleep(options: SleepOptions = {}): Promise<EngineState> {
+    return this.#control.sleep(options);
+  }
+
+  /** Wakes up these parts, or all. The engine runs when none of its memory is asleep any more. */
+  wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined } = {}): Promise<EngineState> {
+    return this.#control.wakeUp(options);
+  }
+
+  /** Drops the prefix cache; false if blocks of running requests kept it alive. */
+  resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined } = {}): Promise<boolean> {
+    return this.#control.resetCache(options);
+  }
+
+  /**
+   * Returns when the daemon serves; it need not be started yet. Throws DeadlineError after `timeoutMs` (default: 10
+   * minutes), which names the phase of a daemon that answers, and what it does while it starts.
+   */
+  waitReady(options: CallOptions = {}): Promise<void> {
+    return this.#control.waitReady(options);
   }
 
   /** State and load of the engine. */

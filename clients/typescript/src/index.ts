@@ -3,7 +3,7 @@
 export { Client } from "./client.js";
 export * from "./errors.js";
 
-export type { PauseOptions, WatchOptions } from "./control/calls.js";
+export type { PauseOptions, SleepOptions, SleepTag, WatchOptions } from "./control/calls.js";
 export type { HeldPause } from "./control/held-pause.js";
 export type { Limits, ModelMemory, Parallelism, Protection, ServerInfo } from "./control/server-info.js";
 export type {
@@ -38,8 +38,10 @@ export {
 export type { ConnectionOptions, Pem } from "./transport/settings.js";
 export type { CallOptions, Timeouts } from "./transport/timeouts.js";
 export type { ServedTensor, ServedWeights, WeightDigest } from "./weights/calls.js";
+export type { PulledTensor, PulledWeights, PullOptions } from "./weights/download.js";
 export type { Dtype } from "./weights/dtypes.js";
-export type { ApplyOptions, PrepareMode, PushAction, PushOptions } from "./weights/options.js";
+export type { Lora, LoraAdapter } from "./weights/lora.js";
+export type { ApplyOptions, PrepareMode, PushAction, PushOptions, SendOptions } from "./weights/options.js";
 export type { Applied, Push, PushProgress, PushResult } from "./weights/push.js";
 export type { ByteRange } from "./weights/ranges.js";
 export { CheckpointFileError } from "./weights/safetensors.js";

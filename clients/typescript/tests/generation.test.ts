@@ -85,6 +85,21 @@ test("many prompts are answered in their order, and an error is that of its own 
   expect(await client.generateMany([])).toEqual([]);
 });
 
+test("one of many prompts may have options of its own, which come before those of all", async () => {
+  const own = [{ prompt: "a", maxTokens: 3, requestId: "own" }, "b", { prompt: [1], maxTokens: undefined }];
+  const generations = await client.generateMany(own, { maxTokens: 2 });
+  expect(generations.map(({ tokenIds }) => tokenIds.length)).toEqual([3, 2, 2]);
+  expect(generations[0]?.requestId).toBe("own");
+  const twice = client.generateMany([
+    { prompt: "a", requestId: "same" },
+    { prompt: "b", requestId: "same" },
+  ]);
+  await expect(twice).rejects.toThrow("requestId: is that of two requests");
+  await expect(client.generateMany([{ prompt: "a", timeoutMs: 1 } as object as { prompt: string }])).rejects.toThrow(
+    "timeoutMs: is an option of all requests together",
+  );
+});
+
 test("leaving the loop over many prompts ends those that still run", async () => {
   const completed = client.generateAsCompleted(["forever", "b"], { maxTokens: 1 });
   for await (const { index, generation } of completed) {

@@ -180,3 +180,35 @@ test("the served weights are told", async () => {
   expect(served.totalBytes).toBe((8 << 20) + 16);
   expect(served.digests).toEqual([{ rank: "dp0:pp0:pcp0:tp0", name: "w", sha256: "ab" }]);
 });
+
+test("what is served can be pulled, and pushed again", async () => {
+  await client.pushTensors(tensors, { version });
+  let received = 0;
+  const pulled = await client.pullWeights({
+    version,
+    chunkBytes: CHUNK_BYTES,
+    onProgress: (bytes) => (received = bytes),
+  });
+  expect(pulled).toMatchObject({ weightVersion: version, totalBytes: (8 << 20) + 16 });
+  expect(received).toBe(pulled.totalBytes);
+  expect(digestsOf(pulled.tensors)).toEqual(digestsOf(tensors));
+  expect(pulled.tensors["norm"]).toMatchObject({ dtype: "F32", shape: [4] });
+  await client.pushTensors(pulled.tensors, { version: version + 1 });
+  await expect(client.pullWeights({ version })).rejects.toBeInstanceOf(WeightVersionMismatchError);
+});
+
+test("a pull whose connection is cut goes on where it was cut", async () => {
+  await client.pushTensors(tensors, { version });
+  using throughProxy = new Client(daemon.proxy);
+  const positions: number[] = [];
+  const pulled = await throughProxy.pullWeights({
+    chunkBytes: CHUNK_BYTES,
+    onProgress: (bytes) => {
+      positions.push(bytes);
+      if (positions.length === 20) void daemon.reset();
+    },
+  });
+  expect(digestsOf(pulled.tensors)).toEqual(digestsOf(tensors));
+  expect(positions).toEqual([...positions].sort((a, b) => a - b));
+  expect(new Set(positions).size).toBe(positions.length); // nothing twice
+});

@@ -13,6 +13,8 @@ export interface Engine {
   open: string[];
   /** Requests that were refused. */
   numRefused: number;
+  /** The adapters that requests have asked for. */
+  loras: string[];
 }
 
 /** What a client of a daemon with TLS and roles needs. */

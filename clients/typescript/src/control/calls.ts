@@ -2,13 +2,15 @@
 
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
-import { durationOf, optionalDuration } from "../transport/fields.js";
+import { checkNumber, durationOf, optionalDuration } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
 import { ControlServiceService } from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
+import { waitReady } from "./readiness.js";
 import { serverInfoOf, type ServerInfo } from "./server-info.js";
 import {
+  type EngineState,
   type KvPolicy,
   leaseOf,
   type PauseLease,
@@ -44,9 +46,28 @@ export interface WatchOptions extends CallOptions {
   heartbeatMs?: number | undefined;
 }
 
-const PAUSE_TIMEOUT_MS = 60_000;
+/** A part of the engine that sleeps and wakes up. */
+export type SleepTag = "weights" | "kv_cache" | "scheduling";
 
-/** Pause, resume and status. */
+/** How to put the engine to sleep. */
+export interface SleepOptions {
+  /** What happens to requests in flight; default "keep": they continue after the sleep. */
+  mode?: PauseMode | undefined;
+  /** As in vLLM: 0 keeps all memory, 1 keeps the weights on the host, 2 drops weights and KV cache; default 1. */
+  level?: 0 | 1 | 2 | undefined;
+  /** The parts to release; default: as the level says. */
+  tags?: readonly SleepTag[] | undefined;
+  /** Longest wait for the sleep to begin; default 60 s. If it ends, the engine is awake. */
+  timeoutMs?: number | undefined;
+  /** Ends the wait for the sleep. */
+  signal?: AbortSignal | undefined;
+}
+
+const PAUSE_TIMEOUT_MS = 60_000;
+const SLEEP_TIMEOUT_MS = 60_000;
+const WAKE_UP_TIMEOUT_MS = 300_000;
+
+/** Pause, resume, sleep and status. */
 export class ControlCalls {
   readonly #connection: Connection;
 
@@ -106,6 +127,36 @@ export class ControlCalls {
     const request = { leaseId, force: options.force ?? false };
     const response = await this.#connection.unary(ControlServiceService.resume, request, this.#timed(options));
     return { leaseExpired: response.leaseExpired, state: stateOf(response.state) };
+  }
+
+  async resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined }): Promise<boolean> {
+    const request = { resetRunningRequests: options.resetRunningRequests ?? false };
+    return (await this.#connection.unary(ControlServiceService.resetCache, request, this.#timed(options))).reset;
+  }
+
+  async sleep(options: SleepOptions): Promise<EngineState> {
+    const timeoutMs = options.timeoutMs ?? SLEEP_TIMEOUT_MS;
+    const request = {
+      mode: valueOf(types.PauseMode, options.mode, "mode"),
+      level: options.level === undefined ? undefined : checkNumber(options.level, "uint32", "level"),
+      tags: [...(options.tags ?? [])],
+      timeout: durationOf(timeoutMs, "timeoutMs"),
+    };
+    const response = await this.#connection.unary(ControlServiceService.sleep, request, {
+      timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
+      signal: options.signal,
+    });
+    return stateOf(response.state);
+  }
+
+  async wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined }): Promise<EngineState> {
+    const request = { tags: [...(options.tags ?? [])] };
+    const timed = { timeoutMs: options.timeoutMs ?? WAKE_UP_TIMEOUT_MS, signal: options.signal };
+    return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);
+  }
+
+  waitReady(options: CallOptions): Promise<void> {
+    return waitReady(this.#connection, this, options);
   }
 
   #timed({ timeoutMs, signal }: CallOptions) {

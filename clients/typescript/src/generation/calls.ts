@@ -11,8 +11,8 @@ import {
   GenerationServiceService,
   TokenizeRequest,
 } from "../wire/genserve/v1/generation.js";
-import type { ChatMessage, ChatOptions, GenerateOptions, Prompt } from "./options.js";
-import { chatOf, generateRequest } from "./request.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, Prompt, RequestOptions } from "./options.js";
+import { chatOf, generateRequest, isPrompt } from "./request.js";
 import { type Delta, deltaOf, Generation } from "./results.js";
 import { Submissions } from "./submissions.js";
 
@@ -51,7 +51,7 @@ export class GenerationCalls {
     return this.#deltas(generateRequest(prompt, options), options);
   }
 
-  async generateMany(prompts: Iterable<Prompt>, options: GenerateManyOptions): Promise<Generation[]> {
+  async generateMany(prompts: Iterable<Prompt | RequestOptions>, options: GenerateManyOptions): Promise<Generation[]> {
     const generations: Generation[] = [];
     for await (const { index, generation } of this.generateAsCompleted(prompts, options)) {
       generations[index] = generation;
@@ -60,20 +60,26 @@ export class GenerationCalls {
   }
 
   generateAsCompleted(
-    prompts: Iterable<Prompt>,
+    prompts: Iterable<Prompt | RequestOptions>,
     options: GenerateManyOptions,
   ): AsyncGenerator<CompletedGeneration, void, undefined> {
     if (typeof prompts === "string") throw InvalidFieldError.of("prompts", "is one prompt; pass a list of prompts");
     const shared = { ...options, streamInterval: options.streamInterval ?? 0 };
     const prefix = randomUUID();
-    const requests = Array.from(prompts, (prompt, index) => ({
-      ...generateRequest(prompt, shared),
-      requestId: `${prefix}-${index}`,
-    }));
+    const requests = Array.from(prompts, (each, index) => {
+      const { prompt, ...own } = isPrompt(each) ? { prompt: each } : each;
+      return generateRequest(prompt, { requestId: `${prefix}-${index}`, ...shared, ...ownOptions(own) });
+    });
+    if (new Set(requests.map(({ requestId }) => requestId)).size < requests.length) {
+      throw InvalidFieldError.of("requestId", "is that of two requests");
+    }
     return this.#completed(requests, options);
   }
 
-  async abort(requestIds: readonly string[], options: CallOptions & { all?: boolean }): Promise<AbortResult> {
+  async abort(
+    requestIds: readonly string[],
+    options: CallOptions & { all?: boolean | undefined },
+  ): Promise<AbortResult> {
     const request = { requestIds: [...requestIds], all: options.all ?? false };
     const method = GenerationServiceService.abort;
     const { abortedIds, unknownIds } = await this.#connection.unary(method, request, this.#timed(options));
@@ -82,7 +88,12 @@ export class GenerationCalls {
 
   async tokenize(
     prompt: string | readonly ChatMessage[],
-    { addSpecialTokens, timeoutMs, signal, ...chat }: CallOptions & ChatOptions & { addSpecialTokens?: boolean },
+    {
+      addSpecialTokens,
+      timeoutMs,
+      signal,
+      ...chat
+    }: CallOptions & ChatOptions & { addSpecialTokens?: boolean | undefined },
   ): Promise<number[]> {
     const request = TokenizeRequest.fromPartial(addSpecialTokens === undefined ? {} : { addSpecialTokens });
     request.input =
@@ -93,7 +104,7 @@ export class GenerationCalls {
 
   async detokenize(
     tokenIds: readonly number[],
-    options: CallOptions & { skipSpecialTokens?: boolean },
+    options: CallOptions & { skipSpecialTokens?: boolean | undefined },
   ): Promise<string> {
     const request = { tokenIds: [...tokenIds], skipSpecialTokens: options.skipSpecialTokens ?? false };
     return (await this.#connection.unary(GenerationServiceService.detokenize, request, this.#timed(options))).text;
@@ -163,4 +174,13 @@ export class GenerationCalls {
   #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {
     return { timeoutMs: timeoutMs ?? defaultMs, signal };
   }
+}
+
+/** Those that are given. Throws InvalidFieldError for one of the call. */
+function ownOptions(options: Omit<RequestOptions, "prompt">): GenerateOptions {
+  const given: GenerateOptions = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined));
+  for (const name of ["timeoutMs", "signal"] as const) {
+    if (name in given) throw InvalidFieldError.of(name, "is an option of all requests together");
+  }
+  return given;
 }

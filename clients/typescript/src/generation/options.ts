@@ -127,3 +127,8 @@ export interface GenerateOptions
   /** Whether the request goes on elsewhere if the replica of a fleet that runs it is lost; default false. */
   resume?: boolean | undefined;
 }
+
+/** Options that one of many requests can have: all have one call, which the call's options are for. */
+export interface RequestOptions extends Omit<GenerateOptions, keyof CallOptions> {
+  prompt: Prompt;
+}

@@ -11,6 +11,7 @@ import type {
   Json,
   OutputOptions,
   Prompt,
+  RequestOptions,
   SamplingOptions,
   StopOptions,
 } from "./options.js";
@@ -108,6 +109,11 @@ export function chatOf(messages: readonly ChatMessage[], options: ChatOptions): 
     }
   }
   return Chat.fromPartial({ ...options, messages } as object);
+}
+
+/** Whether this is a prompt, and not a request with options of its own. */
+export function isPrompt(value: Prompt | RequestOptions): value is Prompt {
+  return typeof value === "string" || Array.isArray(value) || !("prompt" in value);
 }
 
 /** Whether the prompt is a sequence of messages. */

@@ -5,12 +5,12 @@ import type { Connection } from "../transport/connection.js";
 import { exactNumber } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { type GetWeightsResponse, WeightServiceService } from "../wire/genserve/v1/weights.js";
-import { ByteSpace } from "./byte-space.js";
 import { Checkpoint } from "./checkpoint.js";
+import { Download, type PulledWeights, type PullOptions } from "./download.js";
 import { type ApplyOptions, commitRequest, pushHeader, type PushOptions } from "./options.js";
 import { type Push, pushOf, type PushResult, pushResultOf } from "./push.js";
 import { memorySources, type Tensor, type TensorSource } from "./sources.js";
-import { Upload } from "./upload.js";
+import { upload } from "./upload.js";
 
 /** A tensor that a push must bring; `dtype` is safetensors' name. */
 export interface ServedTensor {
@@ -44,7 +44,7 @@ export interface ServedWeights {
   state: EngineState;
 }
 
-/** Pushes of weights. */
+/** Pushes and pulls of weights. */
 export class WeightCalls {
   readonly #connection: Connection;
 
@@ -65,6 +65,10 @@ export class WeightCalls {
     return this.#push(memorySources(tensors), options);
   }
 
+  async pullWeights(options: PullOptions): Promise<PulledWeights> {
+    return new Download(this.#connection, options).run();
+  }
+
   async getPush(pushId: string, options: CallOptions): Promise<PushResult> {
     const request = { pushId };
     return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, request, this.#timed(options)));
@@ -76,22 +80,19 @@ export class WeightCalls {
     return pushResultOf(await this.#connection.unary(WeightServiceService.commitPush, request, timed));
   }
 
-  async discardPush(pushId: string, options: CallOptions & { force?: boolean }): Promise<Push> {
+  async discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined }): Promise<Push> {
     const request = { pushId, force: options.force ?? false };
     const response = await this.#connection.unary(WeightServiceService.discardPush, request, this.#timed(options));
     return pushOf(response.push);
   }
 
-  async getWeights(options: CallOptions & { includeDigests?: boolean }): Promise<ServedWeights> {
+  async getWeights(options: CallOptions & { includeDigests?: boolean | undefined }): Promise<ServedWeights> {
     const request = { includeDigests: options.includeDigests ?? false, omitManifest: false };
     return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, this.#timed(options)));
   }
 
   async #push(sources: readonly TensorSource[], options: PushOptions): Promise<PushResult> {
-    const space = new ByteSpace(sources);
-    const manifest = space.manifest(options.partial ?? false);
-    const header = { ...pushHeader(options), manifest, manifestDigest: space.manifestDigest };
-    return new Upload(this.#connection, header, space, options).run();
+    return upload(this.#connection, pushHeader(options), sources, options);
   }
 
   #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {

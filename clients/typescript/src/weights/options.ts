@@ -31,12 +31,22 @@ export interface ApplyOptions extends CallOptions {
   prepareMode?: PrepareMode | undefined;
 }
 
-/** Every option of a push. */
-export interface PushOptions extends ApplyOptions {
-  /** Version of the weights, above the served one unless `force`. */
-  version: number;
+/** How bytes reach the daemon. */
+export interface SendOptions extends CallOptions {
   /** Names the push: a repeat answers what the first one answered. Default: a new UUID. */
   pushId?: string | undefined;
+  /** Bytes in a message; default 1 MiB. */
+  chunkBytes?: number | undefined;
+  /** Whether each chunk has its CRC32C; default true. */
+  checksum?: boolean | undefined;
+  /** Called after each chunk. */
+  onProgress?: ((progress: PushProgress) => void) | undefined;
+}
+
+/** Every option of a push. */
+export interface PushOptions extends ApplyOptions, SendOptions {
+  /** Version of the weights, above the served one unless `force`. */
+  version: number;
   /** Default "apply". */
   action?: PushAction | undefined;
   /** Whether tensors of the checkpoint may be missing: they keep their present values. Default false. */
@@ -49,20 +59,16 @@ export interface PushOptions extends ApplyOptions {
   preparedTtlMs?: number | undefined;
   /** SHA-256 of the contents, as weights.proto defines it: other contents are refused. */
   contentDigest?: string | undefined;
-  /** Bytes in a message; default 1 MiB. */
-  chunkBytes?: number | undefined;
-  /** Whether each chunk has its CRC32C; default true. */
-  checksum?: boolean | undefined;
-  /** Called after each chunk. */
-  onProgress?: ((progress: PushProgress) => void) | undefined;
 }
 
 const MIB = 1 << 20;
 const APPLY_NAMES = ["pauseMode", "kvPolicy", "pauseLeaseId", "applyTimeoutMs", "prepareMode"];
 const COMMIT_NAMES = [...APPLY_NAMES, "expectedVersion", "timeoutMs", "signal"];
-const OWN_NAMES = ["version", "pushId", "action", "partial", "force", "stagingTtlMs", "preparedTtlMs", "contentDigest"];
+const SEND_NAMES = ["pushId", "chunkBytes", "checksum", "onProgress", "timeoutMs", "signal"];
+const OWN_NAMES = ["version", "action", "partial", "force", "stagingTtlMs", "preparedTtlMs", "contentDigest"];
 const COMMIT_OPTIONS = new Set(COMMIT_NAMES);
-const PUSH_OPTIONS = new Set([...COMMIT_NAMES, ...OWN_NAMES, "chunkBytes", "checksum", "onProgress"]);
+const SEND_OPTIONS = new Set(SEND_NAMES);
+const PUSH_OPTIONS = new Set([...COMMIT_NAMES, ...SEND_NAMES, ...OWN_NAMES]);
 
 /** The header of a push, without tensors. Throws InvalidFieldError. */
 export function pushHeader(options: PushOptions): wire.PushHeader {
@@ -83,6 +89,18 @@ export function pushHeader(options: PushOptions): wire.PushHeader {
   };
 }
 
+/** The header of a push of an adapter, without tensors. Throws InvalidFieldError. */
+export function adapterHeader(loraName: string, config: string, options: SendOptions): wire.PushHeader {
+  refuseUnknown(options, SEND_OPTIONS);
+  return {
+    ...wire.PushHeader.create(),
+    pushId: options.pushId ?? randomUUID(),
+    lora: { loraName, config },
+    attempt: randomUUID(),
+    numStreams: 1,
+  };
+}
+
 /** The request that applies a staged push. Throws InvalidFieldError. */
 export function commitRequest(pushId: string, options: ApplyOptions): wire.CommitPushRequest {
   refuseUnknown(options, COMMIT_OPTIONS);
@@ -90,7 +108,7 @@ export function commitRequest(pushId: string, options: ApplyOptions): wire.Commi
 }
 
 /** Bytes in a message. Throws InvalidFieldError. */
-export function chunkBytesOf(options: PushOptions): number {
+export function chunkBytesOf(options: { chunkBytes?: number | undefined }): number {
   return options.chunkBytes === undefined ? MIB : checkCount(options.chunkBytes, "chunkBytes");
 }
 

@@ -5,24 +5,37 @@ import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, Unavai
 import type { Connection, Upstream } from "../transport/connection.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
-import type { ByteSpace } from "./byte-space.js";
+import { ByteSpace } from "./byte-space.js";
 import { loadChecksum } from "./checksum.js";
 import { type Checksum, chunkFrame } from "./chunk-frame.js";
-import { chunkBytesOf, type PushOptions } from "./options.js";
+import { chunkBytesOf, type SendOptions } from "./options.js";
 import { type PushResult, pushResultOf } from "./push.js";
 import { type ByteRange, numBytes } from "./ranges.js";
+import type { TensorSource } from "./sources.js";
 
 const MAX_RESUMES = 5;
 const RECONNECT_TIMEOUT_MS = 30_000;
 
 const END_FRAME = Buffer.from(PushWeightsRequest.encode({ frame: { $case: "end", value: {} } }).finish());
 
+/** Sends tensors under a header, whose manifest is added here. */
+export function upload(
+  connection: Connection,
+  header: PushHeader,
+  sources: readonly TensorSource[],
+  options: SendOptions & { partial?: boolean | undefined },
+): Promise<PushResult> {
+  const space = new ByteSpace(sources);
+  const manifest = space.manifest(options.partial ?? false);
+  return new Upload(connection, { ...header, manifest, manifestDigest: space.manifestDigest }, space, options).run();
+}
+
 /** Sends one push until it is done, fails, or its deadline has passed. */
-export class Upload {
+class Upload {
   readonly #connection: Connection;
   readonly #header: PushHeader;
   readonly #space: ByteSpace;
-  readonly #options: PushOptions;
+  readonly #options: SendOptions;
   readonly #chunkBytes: number;
   readonly #deadline: number;
   readonly #startedAt = performance.now();
@@ -30,7 +43,7 @@ export class Upload {
   #numResumes = 0;
   #hasReachedDaemon = false;
 
-  constructor(connection: Connection, header: PushHeader, space: ByteSpace, options: PushOptions) {
+  constructor(connection: Connection, header: PushHeader, space: ByteSpace, options: SendOptions) {
     this.#connection = connection;
     this.#header = header;
     this.#space = space;

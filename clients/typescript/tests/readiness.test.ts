@@ -1,0 +1,82 @@
+import { createServer, connect, type AddressInfo, type Server } from "node:net";
+import { Client, DeadlineError } from "genserve";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { ScriptedDaemon } from "./scripted-daemon.js";
+
+let daemon: ScriptedDaemon;
+let client: Client;
+
+beforeAll(async () => {
+  daemon = await ScriptedDaemon.start();
+  client = new Client(daemon.address);
+});
+afterAll(async () => {
+  client.close();
+  await daemon.stop();
+});
+
+/** A server on a free port, or on this one, that hands connections to the daemon. */
+async function listening(port = 0): Promise<[server: Server, port: number]> {
+  const target = Number(daemon.address.split(":").at(-1));
+  const server = createServer((socket) => {
+    const onward = connect(target, "127.0.0.1");
+    for (const each of [socket, onward]) each.on("error", () => undefined);
+    socket.pipe(onward).pipe(socket);
+  });
+  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
+  return [server, (server.address() as AddressInfo).port];
+}
+
+test("a daemon that serves is ready at once", async () => {
+  await client.waitReady({ timeoutMs: 20_000 });
+});
+
+test("a daemon that is not there yet is waited for", async () => {
+  const [reserving, port] = await listening();
+  await new Promise((resolve) => reserving.close(resolve));
+  using early = new Client(`127.0.0.1:${port}`);
+  const waiting = early.waitReady({ timeoutMs: 50_000 });
+  await expect(early.status({ timeoutMs: 5_000 })).rejects.toMatchObject({ reason: "UNAVAILABLE" });
+  const [server] = await listening(port);
+  await waiting;
+  early.close();
+  server.close();
+});
+
+test("a daemon that answers and does not serve is waited for", async () => {
+  await client.sleep();
+  const waiting = client.waitReady({ timeoutMs: 50_000 });
+  await expect(client.generate("hello", { timeoutMs: 5_000 })).rejects.toMatchObject({ reason: "ENGINE_SLEEPING" });
+  await client.wakeUp();
+  await waiting;
+});
+
+test("the deadline of the wait says what the daemon does instead", async () => {
+  expect((await client.sleep({ level: 0 })).asleepTags).toEqual(["scheduling"]);
+  const waiting = client.waitReady({ timeoutMs: 300 });
+  await expect(waiting).rejects.toBeInstanceOf(DeadlineError);
+  await expect(waiting).rejects.toThrow(`no daemon was ready at ${daemon.address} within 0.3 s: it is asleep`);
+  await client.wakeUp();
+});
+
+test("the deadline of a wait for nobody names the address", async () => {
+  using nobody = new Client("127.0.0.1:1");
+  const waiting = nobody.waitReady({ timeoutMs: 300 });
+  await expect(waiting).rejects.toBeInstanceOf(DeadlineError);
+  await expect(waiting).rejects.toThrow(/^no daemon was ready at 127\.0\.0\.1:1 within 0\.3 s$/);
+});
+
+test("a wait ends when its signal is aborted", async () => {
+  using nobody = new Client("127.0.0.1:1");
+  const signal = AbortSignal.timeout(100);
+  await expect(nobody.waitReady({ signal })).rejects.toMatchObject({ name: "TimeoutError" });
+});
+
+test("parts of the engine sleep and wake up", async () => {
+  const asleep = await client.sleep({ tags: ["kv_cache"], mode: "abort" });
+  expect(asleep.phase).toBe("sleeping");
+  expect(asleep.asleepTags).toContain("kv_cache");
+  expect(asleep.asleepTags).not.toContain("weights");
+  expect((await client.wakeUp({ tags: ["kv_cache"] })).phase).toBe("running");
+  expect(await client.resetCache()).toBe(true);
+});
