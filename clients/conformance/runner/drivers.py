@@ -12,6 +12,7 @@ TIMEOUT_S = 60.0
 DRIVERS: dict[str, tuple[str, ...]] = {
     "python-stubs": (sys.executable, str(_CLIENTS / "conformance/drivers/python_stubs.py")),
     "python-client": (sys.executable, str(_CLIENTS / "conformance/drivers/python_client.py")),
+    "typescript": (str(_CLIENTS / "typescript/scripts/run"), "conformance/driver.ts"),
 }
 
 
