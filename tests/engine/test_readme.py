@@ -84,7 +84,8 @@ async def test_a_grpcurl_recipe_runs(client: AsyncClient, daemon: DaemonProcess,
         assert '"phase": "PHASE_' in done.stdout
         assert re.search(r'"weightVersion": \d', done.stdout) or '"weightVersion"' not in done.stdout
     if "Generate" in recipe:
-        assert len(re.findall('"token_?[iI]ds"', done.stdout)) == 8
+        # A message has all tokens that came since the one before: one, or more on a busy machine.
+        assert len([line for line in done.stdout.splitlines() if line.strip(" ,").isdigit()]) == 8
     if "list" in recipe:
         assert "genserve.v1.WeightService" in done.stdout
     if "Pause" in recipe:

@@ -1,10 +1,15 @@
-"""Commands in processes of their own."""
+"""Commands in this process, and in processes of their own."""
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.unit.client.scripted_daemon import ScriptedDaemon
+
+Outcome = tuple[int, str, str]
+"""Exit status, stdout and stderr."""
+Command = Callable[..., Awaitable[Outcome]]
 
 
 async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:

@@ -9,35 +9,17 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 from google.protobuf.json_format import Parse, ParseDict
-from google.rpc import code_pb2, error_details_pb2
 from safetensors.numpy import save_file
 
 from genserve.cli import main
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
-from tests.unit.cli.commands import start
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
-
-Outcome = tuple[int, str, str]
-Command = Callable[..., Awaitable[Outcome]]
-
-
-@pytest.fixture
-def genserve(daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command against the daemon; gives exit status, stdout and stderr."""
-
-    async def run(*arguments: str) -> Outcome:
-        status = await asyncio.to_thread(main, [*arguments, "--target", daemon.target])
-        output = capsys.readouterr()
-        return status, output.out, output.err
-
-    return run
+from tests.unit.cli.commands import Command, start
+from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
 @pytest.fixture
@@ -289,63 +271,7 @@ async def test_json_has_zeros_and_empty_lists(genserve: Command, checkpoint: str
     assert (pushed["push"]["issues"], pushed["push"]["receivedBytes"]) == ([], "0")
 
 
-# --- errors and usage
-
-
-async def test_an_error_is_one_line_and_one_a_violation(daemon: ScriptedDaemon, genserve: Command) -> None:
-    """Reason and message, then the fields; exit 1."""
-
-    async def fail(context: Any) -> None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="must be above 0")
-        details = error_details_pb2.BadRequest(field_violations=[violation])
-        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad", details)
-
-    daemon.fail = fail
-    expected = "genserve: INVALID_FIELD: bad\n  sampling.top_p: must be above 0\n"
-    assert await genserve("generate", "x", "--top-p", "0") == (1, "", expected)
-
-
-async def test_a_terminal_obeys_nothing_that_a_daemon_answers(daemon: ScriptedDaemon, genserve: Command) -> None:
-    """Neither in the message nor in the names of fields."""
-
-    async def fail(context: Any) -> None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field="a\x1b[2J", description="b\x9bc\n")
-        details = error_details_pb2.BadRequest(field_violations=[violation])
-        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad\x1b]0;title\x07", details)
-
-    daemon.fail = fail
-    expected = "genserve: INVALID_FIELD: bad\\x1b]0;title\\x07\n  a\\x1b[2J: b\\x9bc\n"
-    assert await genserve("generate", "x", "--top-p", "0") == (1, "", expected)
-
-
-def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 1."""
-    assert main(["status", "--target", "127.0.0.1:1"]) == 1
-    errors = capsys.readouterr().err
-    assert errors.startswith("genserve: UNAVAILABLE: no daemon answers at 127.0.0.1:1")
-    assert errors.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["fly"],
-        ["resume"],
-        ["resume", "x", "--force"],
-        ["pause", "--ttl", "soon"],
-        ["pause", "--mode", "stop"],
-        ["push"],
-        ["generate", "x", "--temperature", "hot"],
-        ["status", "--target", "a", "--uds", "b"],
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse's way, with the usage on stderr."""
-    with pytest.raises(SystemExit) as exited:
-        main(arguments)
-    assert exited.value.code == 2
-    assert "usage: genserve" in capsys.readouterr().err
+# --- settings
 
 
 async def test_target_and_token_come_from_the_environment(

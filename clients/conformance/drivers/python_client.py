@@ -1,0 +1,152 @@
+"""A driver on `genserve.client`: reads a scenario from standard input and prints a line of JSON for each step."""
+
+import asyncio
+import hashlib
+import json
+import sys
+from typing import Any
+
+from genserve.client import AsyncClient, Generation, PushResult
+from genserve.errors import GenserveError
+
+Result = dict[str, Any]
+
+
+class Steps:
+    """One method for each step of a scenario."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._leases: dict[str, str] = {}
+
+    async def generate(self, prompt: Result, options: Result) -> Result:
+        return generation_of(await self._client.generate(next(iter(prompt.values())), **client_options(options)))
+
+    async def stream(self, prompt: Result, options: Result, cancel_after_tokens: int | None = None) -> Result:
+        generation = Generation()
+        async with self._client.stream(next(iter(prompt.values())), **client_options(options)) as deltas:
+            async for delta in deltas:
+                generation.add(delta)
+                if cancel_after_tokens is not None and len(generation.token_ids) >= cancel_after_tokens:
+                    return {"cancelled": True}
+        return generation_of(generation)
+
+    async def generate_many(self, requests: list[Result]) -> Result:
+        generations: list[Result] = [{}] * len(requests)
+        numbers = {}
+        async with self._client.stream_many() as many:
+            for i, request in enumerate(requests):
+                prompt = next(iter(request["prompt"].values()))
+                numbers[await many.submit(prompt, **client_options(request["options"]))] = i
+            await many.done()
+            sums = {request_id: Generation() for request_id in numbers}
+            async for item in many:
+                if item.error is not None:
+                    generations[numbers[item.request_id]] = error_of(item.error)
+                elif item.delta is not None:
+                    sums[item.request_id].add(item.delta)
+                    if item.is_last:
+                        generations[numbers[item.request_id]] = generation_of(sums[item.request_id])
+        return {"generations": generations}
+
+    async def push(self, checkpoint: str, version: int, push_id: str, lora_name: str = "", **options: Any) -> Result:
+        if lora_name:
+            return push_of(await self._client.push_lora(lora_name, checkpoint, push_id=push_id, shared_memory=False))
+        pushed = self._client.push_weights(checkpoint, version=version, push_id=push_id, shared_memory=False, **options)
+        return push_of(await pushed)
+
+    async def commit(self, push_id: str) -> Result:
+        return push_of(await self._client.commit_push(push_id))
+
+    async def get_push(self, push_id: str) -> Result:
+        return push_of(await self._client.get_push(push_id))
+
+    async def discard(self, push_id: str) -> Result:
+        return {"state": (await self._client.discard_push(push_id)).state}
+
+    async def get_weights(self) -> Result:
+        served = await self._client.get_weights()
+        return {"version": served.weight_version, "tensors": len(served.tensors)}
+
+    async def pull(self, version: int) -> Result:
+        pulled = await self._client.pull_weights(version=version)
+        sha256 = {name: hashlib.sha256(tensor.data).hexdigest() for name, tensor in pulled.tensors.items()}
+        return {"version": pulled.weight_version, "sha256": sha256}
+
+    async def pause(self, name: str, holder: str, ttl_ms: int) -> Result:
+        lease = (await self._client.pause(holder=holder, ttl_s=ttl_ms / 1000)).lease
+        self._leases[name] = lease.lease_id
+        return {"holder": lease.holder}
+
+    async def renew(self, name: str, ttl_ms: int) -> Result:
+        return {"holder": (await self._client.renew_pause(self._leases[name], ttl_s=ttl_ms / 1000)).holder}
+
+    async def resume(self, name: str) -> Result:
+        return {"lease_expired": (await self._client.resume(self._leases[name])).lease_expired}
+
+    async def status(self) -> Result:
+        state = (await self._client.status()).state
+        pauses = [lease.holder for lease in state.pauses]
+        return {"phase": state.phase, "version": state.weight_version, "pauses": pauses}
+
+    async def list_loras(self) -> Result:
+        return {"names": [lora.name for lora in await self._client.list_loras()]}
+
+    async def unload_lora(self, lora_name: str) -> Result:
+        await self._client.unload_lora(lora_name)
+        return {}
+
+    async def wait(self, ms: int) -> Result:
+        await asyncio.sleep(ms / 1000)
+        return {}
+
+
+def client_options(options: Result) -> Result:
+    """As `generate` takes them."""
+    timeout_ms = options.get("timeout_ms")
+    named = {name: value for name, value in options.items() if name != "timeout_ms"}
+    return named if timeout_ms is None else {**named, "timeout_s": timeout_ms / 1000}
+
+
+def generation_of(generation: Generation) -> Result:
+    sequences = []
+    for sequence in generation.sequences:
+        finish = sequence.finish
+        result: Result = {"token_ids": sequence.token_ids, "text": sequence.text, "finish": sequence.finish_reason}
+        result["weight_spans"] = [list(span) for span in sequence.weight_spans]
+        if finish is not None and finish.stop_string is not None:
+            result["stop_string"] = finish.stop_string
+        if sequence.logprobs is not None:
+            result["logprobs"] = [round(value, 4) for value in sequence.logprobs.sampled]
+        sequences.append(result)
+    return {"sequences": sequences, "output_tokens": generation.usage.num_output_tokens if generation.usage else 0}
+
+
+def push_of(pushed: PushResult) -> Result:
+    result: Result = {"state": pushed.push.state, "version": pushed.push.weight_version}
+    if pushed.applied is not None:
+        result["previous_version"] = pushed.applied.previous_version
+    return result
+
+
+def error_of(error: GenserveError) -> Result:
+    fields = [violation.field for violation in error.violations]
+    return {"error": {"reason": error.reason} | ({"fields": fields} if fields else {})}
+
+
+async def main() -> None:
+    scenario = json.load(sys.stdin)
+    settings = {name: scenario[name] for name in ("ca_file", "token") if name in scenario}
+    async with AsyncClient(scenario["address"], **{"token": "", **settings}) as client:
+        steps = Steps(client)
+        for step in scenario["steps"]:
+            arguments = {name: value for name, value in step.items() if name != "do"}
+            try:
+                result = await getattr(steps, step["do"])(**arguments)
+            except GenserveError as error:
+                result = error_of(error)
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

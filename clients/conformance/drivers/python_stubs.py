@@ -1,0 +1,301 @@
+"""A driver on grpcio, the generated stubs and the standard library: what a client in a new language has to do.
+
+It reads a scenario from standard input and prints a line of JSON for each step. checkpoint.py reads safetensors and
+makes the frames of a push, crc32c.py computes checksums.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import checkpoint
+import grpc
+from crc32c import crc32c
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from genserve.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    types_pb2,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+
+Result = dict[str, Any]
+TIMEOUT_S = 50.0
+MAX_RESUMES = 5
+
+
+class Steps:
+    """One method for each step of a scenario."""
+
+    def __init__(self, channel: grpc.Channel, token: str | None) -> None:
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        self._weights = weights_pb2_grpc.WeightServiceStub(channel)
+        self._control = control_pb2_grpc.ControlServiceStub(channel)
+        self._leases: dict[str, str] = {}
+
+    def _call(self, method: Any, request: Any, timeout_s: float = TIMEOUT_S, **options: Any) -> Any:
+        return method(request, timeout=timeout_s, metadata=self._metadata, **options)
+
+    def generate(self, prompt: Result, options: Result) -> Result:
+        return self.stream(prompt, options)
+
+    def stream(self, prompt: Result, options: Result, cancel_after_tokens: int | None = None) -> Result:
+        timeout_s = options.get("timeout_ms", 1000 * TIMEOUT_S) / 1000
+        deltas = self._call(self._generation.Generate, request_of(prompt, options), timeout_s)
+        generation = Generation()
+        for message in deltas:
+            generation.add(message)
+            if cancel_after_tokens is not None and generation.num_tokens >= cancel_after_tokens:
+                deltas.cancel()
+                return {"cancelled": True}
+        return generation.result()
+
+    def generate_many(self, requests: list[Result]) -> Result:
+        messages = []
+        for i, request in enumerate(requests):
+            message = request_of(request["prompt"], request["options"])
+            message.request_id = f"conformance-{i}"
+            messages.append(generation_pb2.GenerateManyRequest(generate=message))
+        generations = {message.generate.request_id: Generation() for message in messages}
+        errors: dict[str, Result] = {}
+        for response in self._call(self._generation.GenerateMany, iter(messages)):
+            for item in response.items:
+                if item.HasField("error"):
+                    errors[item.request_id] = error_of_status(item.error)
+                else:
+                    generations[item.request_id].add(item.response)
+        results = {request_id: generation.result() for request_id, generation in generations.items()}
+        return {"generations": list({**results, **errors}.values())}
+
+    def push(self, checkpoint: str, version: int, push_id: str, **options: Any) -> Result:
+        tensors, lora = read(checkpoint, options.get("lora_name"))
+        header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, attempt=push_id, lora=lora)
+        header.manifest.CopyFrom(tensors.manifest(options.get("partial", False)))
+        header.action = weights_pb2.PushAction.Value(f"PUSH_ACTION_{options.get('action', 'apply').upper()}")
+        if "expected_version" in options:
+            header.expected_version = options["expected_version"]
+        missing = [(0, tensors.total_bytes)]
+        for _ in range(MAX_RESUMES):
+            try:
+                return push_of(self._call(self._weights.PushWeights, frames(header, tensors, missing)))
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE or details_of(error):
+                    raise
+            found = self._call(self._weights.GetPush, weights_pb2.GetPushRequest(push_id=push_id), wait_for_ready=True)
+            if found.push.state != weights_pb2.PUSH_STATE_RECEIVING:
+                return push_of(found)
+            missing = [(each.start, each.end) for each in found.push.missing]
+        raise RuntimeError(f"the connection broke {MAX_RESUMES} times")
+
+    def commit(self, push_id: str) -> Result:
+        return push_of(self._call(self._weights.CommitPush, weights_pb2.CommitPushRequest(push_id=push_id)))
+
+    def get_push(self, push_id: str) -> Result:
+        return push_of(self._call(self._weights.GetPush, weights_pb2.GetPushRequest(push_id=push_id)))
+
+    def discard(self, push_id: str) -> Result:
+        answer = self._call(self._weights.DiscardPush, weights_pb2.DiscardPushRequest(push_id=push_id))
+        return {"state": word(weights_pb2.PushState, answer.push.state)}
+
+    def get_weights(self) -> Result:
+        served = self._call(self._weights.GetWeights, weights_pb2.GetWeightsRequest())
+        return {"version": served.weight_version, "tensors": len(served.manifest.tensors)}
+
+    def pull(self, version: int) -> Result:
+        header, space = weights_pb2.PushHeader(), bytearray()
+        for message in self._call(self._weights.PullWeights, weights_pb2.PullWeightsRequest(weight_version=version)):
+            if message.HasField("header"):
+                header = message.header
+                space = bytearray(header.manifest.total_bytes)
+            elif message.HasField("chunk"):
+                chunk = message.chunk
+                if chunk.HasField("crc32c") and crc32c(chunk.data) != chunk.crc32c:
+                    raise RuntimeError(f"the checksum of the chunk at {chunk.offset} is wrong")
+                space[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
+        tensors = header.manifest.tensors
+        sha256 = {t.name: hashlib.sha256(space[t.offset : t.offset + t.length]).hexdigest() for t in tensors}
+        return {"version": header.weight_version, "sha256": sha256}
+
+    def pause(self, name: str, holder: str, ttl_ms: int) -> Result:
+        lease = self._call(self._control.Pause, control_pb2.PauseRequest(holder=holder, ttl=duration(ttl_ms))).lease
+        self._leases[name] = lease.lease_id
+        return {"holder": lease.holder}
+
+    def renew(self, name: str, ttl_ms: int) -> Result:
+        request = control_pb2.RenewPauseRequest(lease_id=self._leases[name], ttl=duration(ttl_ms))
+        return {"holder": self._call(self._control.RenewPause, request).lease.holder}
+
+    def resume(self, name: str) -> Result:
+        answer = self._call(self._control.Resume, control_pb2.ResumeRequest(lease_id=self._leases[name]))
+        return {"lease_expired": answer.lease_expired}
+
+    def status(self) -> Result:
+        state = self._call(self._control.GetStatus, control_pb2.GetStatusRequest()).state
+        pauses = [lease.holder for lease in state.pauses]
+        return {"phase": word(types_pb2.Phase, state.phase), "version": state.weight_version, "pauses": pauses}
+
+    def list_loras(self) -> Result:
+        answer = self._call(self._control.ListLoras, control_pb2.ListLorasRequest())
+        return {"names": [lora.lora_name for lora in answer.loras]}
+
+    def unload_lora(self, lora_name: str) -> Result:
+        self._call(self._control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=lora_name))
+        return {}
+
+    def wait(self, ms: int) -> Result:
+        time.sleep(ms / 1000)
+        return {}
+
+
+class Generation:
+    """The sum of the deltas of a request."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, Result] = {}
+        self._output_tokens = 0
+        self.num_tokens = 0
+
+    def add(self, message: Any) -> None:
+        self._output_tokens = message.usage.num_output_tokens
+        for delta in message.outputs:
+            self.num_tokens += len(delta.token_ids)
+            sequence = self._sequences.setdefault(delta.index, {"token_ids": [], "text": "", "weight_spans": []})
+            sequence["token_ids"] += delta.token_ids
+            sequence["text"] += delta.text
+            for span in delta.weight_spans:
+                add_span(sequence["weight_spans"], span)
+            if delta.HasField("logprobs"):
+                values = [round(value, 4) for value in delta.logprobs.sampled]
+                sequence["logprobs"] = sequence.get("logprobs", []) + values
+            if delta.HasField("finish"):
+                sequence["finish"] = word(generation_pb2.FinishReason, delta.finish.reason)
+                if delta.finish.HasField("stop_string"):
+                    sequence["stop_string"] = delta.finish.stop_string
+
+    def result(self) -> Result:
+        sequences = [sequence for _, sequence in sorted(self._sequences.items())]
+        return {"sequences": sequences, "output_tokens": self._output_tokens}
+
+
+def add_span(spans: list[list[int]], new: Any) -> None:
+    """Adjacent spans of one version are one."""
+    if spans and (spans[-1][0], spans[-1][2]) == (new.version, new.start):
+        spans[-1][2] = new.end
+    else:
+        spans.append([new.version, new.start, new.end])
+
+
+def request_of(prompt: Result, options: Result) -> Any:
+    request = generation_pb2.GenerateRequest(lora_name=options.get("lora_name", ""))
+    if "token_ids" in prompt:
+        request.token_ids.ids.extend(prompt["token_ids"])
+    elif "text" in prompt:
+        request.text = prompt["text"]
+    else:
+        request.chat.messages.extend(generation_pb2.ChatMessage(**message) for message in prompt["chat"])
+    for part, names in (
+        (request.sampling, ("temperature", "top_p", "n", "seed")),
+        (request.stop, ("max_tokens", "ignore_eos")),
+        (request.output, ("logprobs",)),
+        (request, ("min_weight_version",)),
+    ):
+        for name in names:
+            if name in options:
+                setattr(part, name, options[name])
+    request.stop.strings.extend(options.get("stop", []))
+    return request
+
+
+def read(path: str, lora_name: str | None) -> tuple[checkpoint.Checkpoint, Any]:
+    """The tensors of a push, and the adapter of its header."""
+    if lora_name is None:
+        return checkpoint.Checkpoint(f"{path}/model.safetensors" if not path.endswith(".safetensors") else path), None
+    with open(f"{path}/adapter_config.json", encoding="utf-8") as file:
+        lora = weights_pb2.LoraAdapter(lora_name=lora_name, config=file.read())
+    return checkpoint.Checkpoint(f"{path}/adapter_model.safetensors"), lora
+
+
+def frames(header: Any, tensors: checkpoint.Checkpoint, ranges: list[tuple[int, int]]) -> Iterator[Any]:
+    yield weights_pb2.PushWeightsRequest(header=header)
+    for offset, data in tensors.chunks(ranges):
+        chunk = weights_pb2.PushChunk(offset=offset, data=data, crc32c=crc32c(data))
+        yield weights_pb2.PushWeightsRequest(chunk=chunk)
+    yield weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd())
+
+
+def push_of(message: Any) -> Result:
+    result = {"state": word(weights_pb2.PushState, message.push.state), "version": message.push.weight_version}
+    if message.HasField("applied"):
+        result["previous_version"] = message.applied.previous_version
+    return result
+
+
+def word(kind: Any, value: int) -> str:
+    """The name of an enum value, without what all names of the enum begin with, in lower case."""
+    prefix = kind.Name(0).removesuffix("UNSPECIFIED")
+    return str(kind.Name(value).removeprefix(prefix).lower())
+
+
+def duration(ms: int) -> Duration:
+    return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+
+def details_of(error: Any) -> bytes:
+    trailers = dict(error.trailing_metadata() or ())
+    return bytes(trailers.get("grpc-status-details-bin", b""))
+
+
+def error_of(error: Any) -> Result:
+    details = details_of(error)
+    return (
+        error_of_status(status_pb2.Status.FromString(details)) if details else {"error": {"reason": error.code().name}}
+    )
+
+
+def error_of_status(status: Any) -> Result:
+    result: Result = {"reason": grpc_name(status.code)}
+    for detail in status.details:
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo.FromString(detail.value)
+            result["reason"] = info.reason if info.domain == "genserve" else result["reason"]
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            violations = error_details_pb2.BadRequest.FromString(detail.value).field_violations
+            result["fields"] = [violation.field for violation in violations]
+    return {"error": result}
+
+
+def grpc_name(code: int) -> str:
+    return next(each.name for each in grpc.StatusCode if each.value[0] == code)
+
+
+def channel_to(scenario: Result) -> grpc.Channel:
+    if "ca_file" not in scenario:
+        return grpc.insecure_channel(scenario["address"])
+    with open(scenario["ca_file"], "rb") as file:
+        return grpc.secure_channel(scenario["address"], grpc.ssl_channel_credentials(file.read()))
+
+
+def main() -> None:
+    scenario = json.load(sys.stdin)
+    with channel_to(scenario) as channel:
+        steps = Steps(channel, scenario.get("token"))
+        for step in scenario["steps"]:
+            arguments = {name: value for name, value in step.items() if name != "do"}
+            try:
+                result = getattr(steps, step["do"])(**arguments)
+            except grpc.RpcError as error:
+                result = error_of(error)
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

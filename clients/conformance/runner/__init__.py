@@ -1,0 +1,1 @@
+"""Runs the drivers of clients over the scenarios, against real daemons, and compares what comes out."""

@@ -1,0 +1,49 @@
+"""The daemons that drivers talk to: one that is open, and one with TLS and tokens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.credentials import Authority, list_callers
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess, wait_ended
+
+
+@dataclass(frozen=True, slots=True)
+class Daemons:
+    """Their addresses, and what drivers are given for the secured one, by the words of scenarios."""
+
+    open: str
+    secured: str
+    ca_files: dict[str, str]
+    tokens: dict[str, str]
+
+    @property
+    def ca_file(self) -> str:
+        """Of the authority of the secured one."""
+        return self.ca_files["own"]
+
+
+@contextmanager
+def running(checkpoint: str, directory: Path) -> Iterator[Daemons]:
+    """Two daemons on a checkpoint, in float32."""
+    flags = ["--model", checkpoint, *SMALL_ENGINE, "--dtype", "float32", "--host", "127.0.0.1"]
+    own, other = Authority(directory), Authority(directory)
+    pair = own.issue("127.0.0.1")
+    callers = list_callers(directory, generate=["generate"], operator=["operator"])
+    secured = ["--ssl-certfile", pair.cert_file, "--ssl-keyfile", pair.key_file, "--auth-file", callers.auth_file]
+    processes = [
+        DaemonProcess([*flags, "--enable-lora", "--max-lora-rank", "8"], directory / "open.log"),
+        DaemonProcess([*flags, *secured], directory / "secured.log"),
+    ]
+    try:
+        addresses = [process.wait_serving().address for process in processes]
+        yield Daemons(
+            *addresses,
+            ca_files={"own": own.ca_file, "other": other.ca_file},
+            tokens={**callers.tokens, "wrong": "a" * 43},
+        )
+    finally:
+        for process in processes:
+            process.end()
+        wait_ended()

@@ -1,0 +1,36 @@
+"""The drivers of this repository, and one run of a driver."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_CLIENTS = Path(__file__).parents[2]
+TIMEOUT_S = 60.0
+DRIVERS: dict[str, tuple[str, ...]] = {
+    "python-stubs": (sys.executable, str(_CLIENTS / "conformance/drivers/python_stubs.py")),
+    "python-client": (sys.executable, str(_CLIENTS / "conformance/drivers/python_client.py")),
+}
+
+
+async def results_of(command: Sequence[str], scenario: dict[str, Any]) -> list[Any]:
+    """What a driver prints: one value a line. Raises RuntimeError if it fails or takes too long."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, errors = await process.communicate(json.dumps(scenario).encode())
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise RuntimeError(f"the driver took more than {TIMEOUT_S:g} s") from None
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-3:]
+        raise RuntimeError(f"the driver ended with {process.returncode}: {' | '.join(last)}")
+    try:
+        return [json.loads(line) for line in output.splitlines()]
+    except ValueError as error:
+        raise RuntimeError(f"the driver printed what is no JSON: {error}") from None

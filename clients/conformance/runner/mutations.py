@@ -1,0 +1,86 @@
+"""What a relay changes on the way: mistakes of a daemon, and a byte of a push."""
+
+from collections.abc import Callable
+from typing import Any
+
+from google.rpc import error_details_pb2, status_pb2
+
+from clients.conformance.runner.relay import Change
+from genserve.v1 import generation_pb2, weights_pb2
+
+_GENERATE, _MANY = "/genserve.v1.GenerationService/Generate", "/genserve.v1.GenerationService/GenerateMany"
+_PUSH = "/genserve.v1.WeightService/PushWeights"
+
+
+class CorruptChunk:
+    """Changes a byte in chunk `number` of a push, once."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.is_done = False
+
+    def change(self) -> Change:
+        """For a relay."""
+        return Change(request=self._request)
+
+    def _request(self, method: str, message: bytes) -> bytes:
+        if method != _PUSH or self.is_done:
+            return message
+        request = weights_pb2.PushWeightsRequest.FromString(message)
+        if not request.HasField("chunk"):
+            return message
+        self._left -= 1
+        if self._left >= 0:
+            return message
+        self.is_done = True
+        data = bytearray(request.chunk.data)
+        data[len(data) // 2] ^= 1
+        request.chunk.data = bytes(data)
+        return request.SerializeToString()
+
+
+def _wrong_field(response: Any) -> None:
+    if response.HasField("usage"):
+        response.usage.num_output_tokens += 1
+
+
+def _wrong_span(response: Any) -> None:
+    for output in response.outputs:
+        if output.HasField("finish"):
+            for span in (*output.weight_spans[-1:], *output.finish.weight_spans[-1:]):
+                span.end += 1
+
+
+def _in_generations(change: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
+    def changed(method: str, message: bytes) -> bytes:
+        if method == _GENERATE:
+            response = generation_pb2.GenerateResponse.FromString(message)
+            change(response)
+            return response.SerializeToString()
+        if method == _MANY:
+            many = generation_pb2.GenerateManyResponse.FromString(message)
+            for item in many.items:
+                change(item.response)
+            return many.SerializeToString()
+        return message
+
+    return changed
+
+
+def _wrong_reason(details: bytes) -> bytes:
+    status = status_pb2.Status.FromString(details)
+    for detail in status.details:
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo.FromString(detail.value)
+            info.reason = {"WEIGHT_VERSION_MISMATCH": "VERSION_NOT_NEWER"}.get(info.reason, info.reason)
+            detail.Pack(info)
+    return bytes(status.SerializeToString())
+
+
+MUTATIONS = {
+    "field": Change(response=_in_generations(_wrong_field)),
+    "reason": Change(details=_wrong_reason),
+    "span": Change(response=_in_generations(_wrong_span)),
+}
+"""Mistakes of a daemon, by name: a field is wrong, a reason is another one, a span ends one token late. The table must
+show each."""

@@ -1,0 +1,81 @@
+"""A gRPC server that passes every call on to a daemon, and changes a message on its way."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from genserve.client.transport.final_status import FinalStatus
+
+_UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_DETAILS = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of requests, responses and error details, each as bytes; of a method for the first two."""
+
+    request: Callable[[str, bytes], bytes] = lambda _, message: message
+    response: Callable[[str, bytes], bytes] = lambda _, message: message
+    details: Callable[[bytes], bytes] = lambda details: details
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Listens at `address` while it is entered."""
+
+    def __init__(self, target: str, change: Change) -> None:
+        self._target = target
+        self._change = change
+        self._stack = AsyncExitStack()
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(self._target, _UNLIMITED))
+        server = grpc.aio.server(options=_UNLIMITED)
+        server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def service(self, details: Any) -> Any:
+        """Any method, as streams of bytes."""
+        method = details.method
+
+        async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async def changed() -> AsyncIterator[bytes]:
+                async for request in requests:
+                    yield self._change.request(method, request)
+
+            metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith("user-agent")]
+            call: Any = self._channel.stream_stream(method)(
+                changed(), timeout=context.time_remaining(), metadata=metadata
+            )
+            status, responses = FinalStatus(call), aiter(call)
+            try:
+                while (response := await status.of(_next(responses))) is not None:
+                    yield self._change.response(method, response)
+            except grpc.aio.AioRpcError as error:
+                trailers = [
+                    (key, self._change.details(value) if key == _DETAILS else value)
+                    for key, value in error.trailing_metadata() or ()
+                ]
+                context.set_trailing_metadata(trailers)
+                await context.abort(error.code(), error.details() or "")
+            finally:
+                call.cancel()
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+
+async def _next(responses: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(responses, None)

@@ -1,0 +1,127 @@
+"""Runs scenarios, one after the other, each with every driver."""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from clients.conformance.runner import checkpoints
+from clients.conformance.runner.cut import CutLink
+from clients.conformance.runner.daemons import Daemons
+from clients.conformance.runner.drivers import results_of
+from clients.conformance.runner.expectation import Rule, differences
+from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
+from clients.conformance.runner.relay import Relay
+from clients.conformance.runner.scenario import Scenario, filled
+from clients.conformance.runner.subject import Subject
+from clients.conformance.runner.table import Outcome
+from genserve.client import AsyncClient
+
+_VERSIONS = {"version", "previous_version"}
+
+
+class Run:
+    """All drivers against the daemons, through a relay that makes a mistake if `mutation` names one."""
+
+    def __init__(self, daemons: Daemons, subject: Subject, paths: dict[str, str], mutation: str | None) -> None:
+        self._daemons = daemons
+        self._subject = subject
+        self._paths = paths
+        self._mutation = mutation
+
+    async def scenario(self, scenario: Scenario, drivers: dict[str, Sequence[str]]) -> dict[str, Outcome]:
+        """The outcome of each driver. What one prints that another does not is a difference as well."""
+        outcomes: dict[str, Outcome] = {}
+        first: tuple[str, list[Any]] | None = None
+        for name, command in drivers.items():
+            version = await self._subject.restore() if scenario.daemon == "open" else 0
+            outcome = await self._one(scenario, command, version)
+            alike = [_relative(result, version) for result in outcome.results]
+            if first is None:
+                first = name, alike
+            else:
+                outcome.differences.extend(_disagreements(alike, first[1], first[0], scenario))
+            outcomes[name] = outcome
+        return outcomes
+
+    async def _one(self, scenario: Scenario, command: Sequence[str], version: int) -> Outcome:
+        names = {**self._paths, "run": secrets.token_hex(8)}
+        steps = scenario.for_driver(names, version)
+        async with self._link(scenario) as (address, link):
+            given: dict[str, Any] = {"address": address, "steps": steps}
+            if scenario.ca:
+                given["ca_file"] = self._daemons.ca_files[scenario.ca]
+            if scenario.token:
+                given["token"] = self._daemons.tokens[scenario.token]
+            try:
+                results = await results_of(command, given)
+            except RuntimeError as error:
+                found, results = [str(error)], []
+            else:
+                found = self._compared(results, scenario, names, version)
+            if link is not None and not link.is_done:
+                found.append("the fault of the link did not happen")
+        if scenario.daemon == "open":
+            found += await self._subject.differences(filled(scenario.after, names, version))
+        return Outcome(found, results)
+
+    def _compared(self, results: list[Any], scenario: Scenario, names: dict[str, str], version: int) -> list[str]:
+        if len(results) != len(scenario.steps):
+            return [f"printed {len(results)} results for {len(scenario.steps)} steps"]
+        found = []
+        for i, (step, result) in enumerate(zip(scenario.steps, results, strict=True), 1):
+            expected = filled(step.get("expect", {}), names, version)
+            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules())]
+        return found
+
+    def _rules(self) -> dict[str, Rule]:
+        def greedy(asked: dict[str, Any]) -> list[int]:
+            path = self._paths[asked.get("weights", "a")]
+            return checkpoints.greedy_tokens(path, tuple(asked["prompt"]), asked["num"])
+
+        return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
+
+    @asynccontextmanager
+    async def _link(self, scenario: Scenario) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | None]]:
+        """The address for the driver, and what is to happen on the way from there to the daemon."""
+        if scenario.daemon == "secured":
+            yield self._daemons.secured, None
+            return
+        async with AsyncExitStack() as stack:
+            address, fault = self._daemons.open, None
+            if self._mutation is not None:
+                address = (await stack.enter_async_context(Relay(address, MUTATIONS[self._mutation]))).address
+            if "corrupt_chunk" in scenario.link:
+                fault = CorruptChunk(scenario.link["corrupt_chunk"])
+                address = (await stack.enter_async_context(Relay(address, fault.change()))).address
+            elif "cut_at_bytes" in scenario.link:
+                fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"]))
+                address = fault.address
+            yield address, fault
+
+
+@asynccontextmanager
+async def subject_of(daemons: Daemons, paths: dict[str, str]) -> AsyncIterator[Subject]:
+    """The open daemon."""
+    async with AsyncClient(daemons.open) as client:
+        yield Subject(client, paths)
+
+
+def _relative(value: Any, version: int, key: str = "") -> Any:
+    """`value` with versions that are counted from the one at the beginning."""
+    if isinstance(value, dict):
+        return {name: _relative(each, version, name) for name, each in value.items()}
+    if key == "weight_spans" and isinstance(value, list):
+        return [[span[0] - version, *span[1:]] for span in value]
+    if isinstance(value, list):
+        return [_relative(each, version, key) for each in value]
+    return value - version if key in _VERSIONS and isinstance(value, int) else value
+
+
+def _disagreements(results: list[Any], others: list[Any], name: str, scenario: Scenario) -> list[str]:
+    pairs = zip(scenario.steps, results, others, strict=False)
+    return [
+        f"step {i}, {step['do']}: {name} printed {other}, and this one {result}"
+        for i, (step, result, other) in enumerate(pairs, 1)
+        if result != other and not step.get("may_differ")
+    ]

@@ -1,0 +1,58 @@
+"""Scenarios: files that say what to do and what must come out."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(__file__).parents[1] / "scenarios"
+_NAME = re.compile(r"\$\{(\w+)\}")
+_FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after"}
+_OF_RUNNER = {"expect", "may_differ"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One file. `link` is what happens to the connection, `after` what the runner must find in the end."""
+
+    name: str
+    title: str
+    steps: list[dict[str, Any]]
+    daemon: str = "open"
+    ca: str = ""
+    token: str = ""
+    link: dict[str, int] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> "Scenario":
+        """Raises ValueError for fields that do not exist."""
+        fields = json.loads(path.read_text())
+        if unknown := fields.keys() - _FIELDS:
+            raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown))}")
+        return cls(path.stem, **fields)
+
+    def for_driver(self, names: Mapping[str, str], version: int) -> list[dict[str, Any]]:
+        """The steps as a driver gets them: without what is expected, and with values in place of names."""
+        steps = [{name: value for name, value in step.items() if name not in _OF_RUNNER} for step in self.steps]
+        return [filled(step, names, version) for step in steps]
+
+
+def all_scenarios() -> list[Scenario]:
+    """Those of this repository, by name."""
+    return [Scenario.load(path) for path in sorted(DIRECTORY.glob("*.json"))]
+
+
+def filled(value: Any, names: Mapping[str, str], version: int) -> Any:
+    """`value` with what `${name}` and `{"$version": n}` stand for. `version` is the one that is served."""
+    if isinstance(value, str):
+        return _NAME.sub(lambda found: names[found[1]], value)
+    if isinstance(value, list):
+        return [filled(each, names, version) for each in value]
+    if isinstance(value, dict):
+        if value.keys() == {"$version"}:
+            return version + value["$version"]
+        return {key: filled(each, names, version) for key, each in value.items()}
+    return value

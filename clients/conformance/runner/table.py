@@ -1,0 +1,30 @@
+"""The table of scenarios and drivers."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one driver in one scenario: what differed, and what it printed."""
+
+    differences: list[str] = field(default_factory=list)
+    results: list[object] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        """ok or FAILED."""
+        return "FAILED" if self.differences else "ok"
+
+
+def table(outcomes: dict[str, dict[str, Outcome]], drivers: list[str]) -> str:
+    """`outcomes` by scenario and driver; below it what differed."""
+    width = max(map(len, [*outcomes, "scenario"]))
+    lines = [f"{'scenario':{width}}  " + "  ".join(f"{driver:13}" for driver in drivers)]
+    for scenario, by_driver in outcomes.items():
+        lines.append(f"{scenario:{width}}  " + "  ".join(f"{by_driver[driver].word:13}" for driver in drivers))
+    num_ok = {d: sum(not by_driver[d].differences for by_driver in outcomes.values()) for d in drivers}
+    lines.append(f"{'':{width}}  " + "  ".join(f"{f'{num_ok[driver]} of {len(outcomes)}':13}" for driver in drivers))
+    for scenario, by_driver in outcomes.items():
+        for driver in drivers:
+            lines += [f"{scenario}, {driver}: {each}" for each in by_driver[driver].differences]
+    return "\n".join(line.rstrip() for line in lines)
