@@ -86,7 +86,7 @@ def update_page(directory: Path, page: Path = PAGE) -> list[str]:
             f"## {title}\n\n[JSON]({where}{name}.json), [curves]({where}{name}.png): {measured}. "
             f"{describe(result.machine)}.\n\n{table(result)}\n"
         )
-    _replace(page, "\n".join(parts))
+    replace_marked(page, "\n".join(parts))
     return list(results)
 
 
@@ -95,10 +95,11 @@ def update_readme(directory: Path, readme: Path = README) -> None:
 
     Raises FileNotFoundError when the directory lacks one of the four results.
     """
-    _replace(readme, figures(*(Result.load(directory, name) for name in FIGURES)) + "\n")
+    replace_marked(readme, figures(*(Result.load(directory, name) for name in FIGURES)) + "\n")
 
 
-def _replace(page: Path, text: str) -> None:
+def replace_marked(page: Path, text: str) -> None:
+    """Writes what stands between the marks of a page. Raises ValueError if it does not have them once."""
     before = page.read_text()
     if before.count(BEGIN) != 1 or before.count(END) != 1:
         raise ValueError(f"{page} must have {BEGIN} and {END} once")

@@ -1,0 +1,1 @@
+"""The clients of genserve in their languages, on the same load."""
