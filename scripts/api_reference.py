@@ -44,8 +44,8 @@ serves [FleetService](#fleetservice), too. Both have `grpc.health.v1.Health`, se
 `grpc.channelz.v1.Channelz`. The package is `genserve.v1`. [stability.md](stability.md) says what may change.
 
 - A field without `optional` that is not set has the value 0, false or empty, which means its default.
-- In JSON, as grpcurl and buf write it, names are in camelCase, a Duration is `"30s"`, a Timestamp is RFC 3339, bytes
-  are base64, and 64-bit numbers are strings.
+- In JSON, as [grpcurl and buf](cookbook.md) take it, names are as here or in camelCase, a Duration is `"30s"`, a
+  Timestamp is RFC 3339, bytes are base64, and 64-bit numbers are strings.
 - Roles are those of [security.md](security.md). They matter only if the server lists its callers.
 - The deadline is that of a client's call that asks for none: see [protocol.md](protocol.md#deadlines-and-retries).
 - The errors named below are in [errors.md](errors.md#reasons), with their status codes. Beside those that a call names,
