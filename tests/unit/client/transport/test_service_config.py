@@ -13,9 +13,12 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
+from genserve.client.direct.known_replica import KnownReplica
+from genserve.client.direct.upstream import DirectUpstream
 from genserve.client.transport.connection import Connection
+from genserve.client.transport.service_config import grpc_service_config
 from genserve.errors import UnavailableError
-from genserve.v1 import control_pb2, control_pb2_grpc, fleet_pb2, generation_pb2, weights_pb2
+from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from tests.unit.client.call_table import call_async, public_calls
 
 ROOT: Final = Path(__file__).parents[4]
@@ -88,15 +91,22 @@ async def test_what_is_refused_as_unavailable_is_asked_again_if_that_does_no_har
     assert (ended == "UnavailableError") == (not is_repeated), ended
 
 
-async def test_a_connection_that_is_one_of_several_is_told_of_a_refusal_at_once() -> None:
-    """So that a client that calls replicas itself goes to the next one."""
+async def test_a_client_that_calls_replicas_itself_is_told_of_a_refusal_at_once() -> None:
+    """So that it goes to the next one."""
     async with refusing_daemon() as (daemon, target):
         connection = Connection(target)
-        stub = control_pb2_grpc.ControlServiceStub(connection.another_channel(retries=False))  # type: ignore[no-untyped-call]
-        with pytest.raises(UnavailableError), connection.typed_errors():
-            await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=20)
-        assert daemon.num_calls == {"ControlService/GetStatus": 1}
+        upstream = DirectUpstream(connection, KnownReplica(target, ""))
+        with pytest.raises(UnavailableError):
+            await upstream.tokenize(generation_pb2.TokenizeRequest(text="x"), 20.0)
+        assert daemon.num_calls == {"GenerationService/Tokenize": 1}
         await connection.close()
+
+
+def test_grpc_is_given_the_retries_and_no_deadlines() -> None:
+    """Those it would take for the most that a call may ask for."""
+    document = json.loads(CONFIG.read_text())
+    assert any([config.pop("timeout", None) for config in document["methodConfig"]])
+    assert json.loads(grpc_service_config()) == document
 
 
 def test_the_package_for_typescript_has_the_same_config() -> None:
