@@ -151,6 +151,8 @@ class WeightServiceServicer:
 
     def GetWeights(self, request, context):
         """The version that is served, its tensors and, on request, digests of the live weights.
+
+        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +162,7 @@ class WeightServiceServicer:
         """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
         a peer, and how one push reaches many replicas.
 
-        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,7 +172,7 @@ class WeightServiceServicer:
         """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
         trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
 
-        Errors: UNSUPPORTED without --weight-transfer-config.
+        Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +182,7 @@ class WeightServiceServicer:
         """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
         undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
 
-        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

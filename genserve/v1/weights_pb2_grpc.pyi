@@ -67,24 +67,27 @@ class WeightServiceStub:
     Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
     """
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
-    """The version that is served, its tensors and, on request, digests of the live weights."""
+    """The version that is served, its tensors and, on request, digests of the live weights.
+
+    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    """
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
     a peer, and how one push reaches many replicas.
 
-    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
     """
     InitWeightTransfer: _grpc.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
 
-    Errors: UNSUPPORTED without --weight-transfer-config.
+    Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
     """
     StartWeightUpdate: _grpc.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]
     """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
     undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
 
-    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
     """
     UpdateWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]
     """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
@@ -137,24 +140,27 @@ class WeightServiceAsyncStub(WeightServiceStub):
     Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
     """
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
-    """The version that is served, its tensors and, on request, digests of the live weights."""
+    """The version that is served, its tensors and, on request, digests of the live weights.
+
+    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    """
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
     a peer, and how one push reaches many replicas.
 
-    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
     """
     InitWeightTransfer: _aio.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]  # type: ignore[assignment]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
 
-    Errors: UNSUPPORTED without --weight-transfer-config.
+    Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
     """
     StartWeightUpdate: _aio.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]  # type: ignore[assignment]
     """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
     undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
 
-    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
     """
     UpdateWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
     """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
@@ -240,7 +246,10 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.GetWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.GetWeightsResponse, _abc.Awaitable[_weights_pb2.GetWeightsResponse]]:
-        """The version that is served, its tensors and, on request, digests of the live weights."""
+        """The version that is served, its tensors and, on request, digests of the live weights.
+
+        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+        """
 
     @_abc_1.abstractmethod
     def PullWeights(
@@ -251,7 +260,7 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
         a peer, and how one push reaches many replicas.
 
-        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
         """
 
     @_abc_1.abstractmethod
@@ -263,7 +272,7 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
         trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
 
-        Errors: UNSUPPORTED without --weight-transfer-config.
+        Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
         """
 
     @_abc_1.abstractmethod
@@ -275,7 +284,7 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
         undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
 
-        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
         """
 
     @_abc_1.abstractmethod

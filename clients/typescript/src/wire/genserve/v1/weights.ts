@@ -4538,7 +4538,11 @@ export const WeightServiceService = {
     responseSerialize: (value: DiscardPushResponse): Buffer => Buffer.from(DiscardPushResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): DiscardPushResponse => DiscardPushResponse.decode(value),
   },
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights: {
     path: "/genserve.v1.WeightService/GetWeights" as const,
     requestStream: false as const,
@@ -4552,7 +4556,7 @@ export const WeightServiceService = {
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
    *
-   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights: {
     path: "/genserve.v1.WeightService/PullWeights" as const,
@@ -4567,7 +4571,7 @@ export const WeightServiceService = {
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
    *
-   * Errors: UNSUPPORTED without --weight-transfer-config.
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer: {
     path: "/genserve.v1.WeightService/InitWeightTransfer" as const,
@@ -4584,7 +4588,7 @@ export const WeightServiceService = {
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
    *
-   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate: {
     path: "/genserve.v1.WeightService/StartWeightUpdate" as const,
@@ -4670,27 +4674,31 @@ export interface WeightServiceServer extends UntypedServiceImplementation {
    * Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
    */
   discardPush: handleUnaryCall<DiscardPushRequest, DiscardPushResponse>;
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights: handleUnaryCall<GetWeightsRequest, GetWeightsResponse>;
   /**
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
    *
-   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights: handleServerStreamingCall<PullWeightsRequest, PullWeightsResponse>;
   /**
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
    *
-   * Errors: UNSUPPORTED without --weight-transfer-config.
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer: handleUnaryCall<InitWeightTransferRequest, InitWeightTransferResponse>;
   /**
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
    *
-   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate: handleUnaryCall<StartWeightUpdateRequest, StartWeightUpdateResponse>;
   /**
@@ -4818,7 +4826,11 @@ export interface WeightServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: DiscardPushResponse) => void,
   ): ClientUnaryCall;
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights(
     request: GetWeightsRequest,
     callback: (error: ServiceError | null, response: GetWeightsResponse) => void,
@@ -4838,7 +4850,7 @@ export interface WeightServiceClient extends Client {
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
    *
-   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT, PUSH_NOT_FOUND or ENGINE_TAINTED.
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights(request: PullWeightsRequest, options?: Partial<CallOptions>): ClientReadableStream<PullWeightsResponse>;
   pullWeights(
@@ -4850,7 +4862,7 @@ export interface WeightServiceClient extends Client {
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
    *
-   * Errors: UNSUPPORTED without --weight-transfer-config.
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer(
     request: InitWeightTransferRequest,
@@ -4871,7 +4883,7 @@ export interface WeightServiceClient extends Client {
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
    *
-   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING, or APPLY_IN_PROGRESS while a push is applied.
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate(
     request: StartWeightUpdateRequest,
