@@ -103,6 +103,8 @@ class ControlServiceServicer:
 
     def Pause(self, request, context):
         """Pauses generation under a lease. The engine runs again when no lease is left.
+
+        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +112,8 @@ class ControlServiceServicer:
 
     def RenewPause(self, request, context):
         """Extends a lease.
+
+        Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +121,8 @@ class ControlServiceServicer:
 
     def Resume(self, request, context):
         """Ends a lease.
+
+        Errors: PAUSE_LEASE_LOST if it was never granted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +137,8 @@ class ControlServiceServicer:
 
     def WatchStatus(self, request, context):
         """The same, first at once and then on every change.
+
+        Errors: QUEUE_FULL if too many watch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +161,8 @@ class ControlServiceServicer:
     def Sleep(self, request, context):
         """Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
         before the weights are awake again.
+
+        Errors: ENGINE_TAINTED while the weights may be inconsistent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +177,8 @@ class ControlServiceServicer:
 
     def LoadLora(self, request, context):
         """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+
+        Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +186,8 @@ class ControlServiceServicer:
 
     def UnloadLora(self, request, context):
         """Removes a LoRA adapter. Requests that use it keep it until they end.
+
+        Errors: LORA_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

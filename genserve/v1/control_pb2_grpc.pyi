@@ -34,15 +34,27 @@ class ControlServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlServiceAsyncStub: ...
     Pause: _grpc.UnaryUnaryMultiCallable[_control_pb2.PauseRequest, _control_pb2.PauseResponse]
-    """Pauses generation under a lease. The engine runs again when no lease is left."""
+    """Pauses generation under a lease. The engine runs again when no lease is left.
+
+    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+    """
     RenewPause: _grpc.UnaryUnaryMultiCallable[_control_pb2.RenewPauseRequest, _control_pb2.RenewPauseResponse]
-    """Extends a lease."""
+    """Extends a lease.
+
+    Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+    """
     Resume: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResumeRequest, _control_pb2.ResumeResponse]
-    """Ends a lease."""
+    """Ends a lease.
+
+    Errors: PAUSE_LEASE_LOST if it was never granted.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.GetStatusResponse]
     """State and load of the engine."""
     WatchStatus: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]
-    """The same, first at once and then on every change."""
+    """The same, first at once and then on every change.
+
+    Errors: QUEUE_FULL if too many watch.
+    """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]
     """What the daemon serves and can do."""
     ResetCache: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]
@@ -50,13 +62,21 @@ class ControlServiceStub:
     Sleep: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]
     """Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
     before the weights are awake again.
+
+    Errors: ENGINE_TAINTED while the weights may be inconsistent.
     """
     WakeUp: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]
     """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]
-    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+
+    Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+    """
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]
-    """Removes a LoRA adapter. Requests that use it keep it until they end."""
+    """Removes a LoRA adapter. Requests that use it keep it until they end.
+
+    Errors: LORA_NOT_FOUND.
+    """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]
     """The LoRA adapters that requests can use."""
 
@@ -66,15 +86,27 @@ class ControlServiceAsyncStub(ControlServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Pause: _aio.UnaryUnaryMultiCallable[_control_pb2.PauseRequest, _control_pb2.PauseResponse]  # type: ignore[assignment]
-    """Pauses generation under a lease. The engine runs again when no lease is left."""
+    """Pauses generation under a lease. The engine runs again when no lease is left.
+
+    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+    """
     RenewPause: _aio.UnaryUnaryMultiCallable[_control_pb2.RenewPauseRequest, _control_pb2.RenewPauseResponse]  # type: ignore[assignment]
-    """Extends a lease."""
+    """Extends a lease.
+
+    Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_control_pb2.ResumeRequest, _control_pb2.ResumeResponse]  # type: ignore[assignment]
-    """Ends a lease."""
+    """Ends a lease.
+
+    Errors: PAUSE_LEASE_LOST if it was never granted.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.GetStatusResponse]  # type: ignore[assignment]
     """State and load of the engine."""
     WatchStatus: _aio.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]  # type: ignore[assignment]
-    """The same, first at once and then on every change."""
+    """The same, first at once and then on every change.
+
+    Errors: QUEUE_FULL if too many watch.
+    """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What the daemon serves and can do."""
     ResetCache: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]  # type: ignore[assignment]
@@ -82,13 +114,21 @@ class ControlServiceAsyncStub(ControlServiceStub):
     Sleep: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]  # type: ignore[assignment]
     """Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
     before the weights are awake again.
+
+    Errors: ENGINE_TAINTED while the weights may be inconsistent.
     """
     WakeUp: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]  # type: ignore[assignment]
     """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+
+    Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+    """
     UnloadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Removes a LoRA adapter. Requests that use it keep it until they end."""
+    """Removes a LoRA adapter. Requests that use it keep it until they end.
+
+    Errors: LORA_NOT_FOUND.
+    """
     ListLoras: _aio.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]  # type: ignore[assignment]
     """The LoRA adapters that requests can use."""
 
@@ -101,7 +141,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PauseResponse, _abc.Awaitable[_control_pb2.PauseResponse]]:
-        """Pauses generation under a lease. The engine runs again when no lease is left."""
+        """Pauses generation under a lease. The engine runs again when no lease is left.
+
+        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+        """
 
     @_abc_1.abstractmethod
     def RenewPause(
@@ -109,7 +152,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.RenewPauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RenewPauseResponse, _abc.Awaitable[_control_pb2.RenewPauseResponse]]:
-        """Extends a lease."""
+        """Extends a lease.
+
+        Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -117,7 +163,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResumeResponse, _abc.Awaitable[_control_pb2.ResumeResponse]]:
-        """Ends a lease."""
+        """Ends a lease.
+
+        Errors: PAUSE_LEASE_LOST if it was never granted.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -133,7 +182,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WatchStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchStatusResponse], _abc.AsyncIterator[_control_pb2.WatchStatusResponse]]:
-        """The same, first at once and then on every change."""
+        """The same, first at once and then on every change.
+
+        Errors: QUEUE_FULL if too many watch.
+        """
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -159,6 +211,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.SleepResponse, _abc.Awaitable[_control_pb2.SleepResponse]]:
         """Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
         before the weights are awake again.
+
+        Errors: ENGINE_TAINTED while the weights may be inconsistent.
         """
 
     @_abc_1.abstractmethod
@@ -175,7 +229,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.LoadLoraResponse, _abc.Awaitable[_control_pb2.LoadLoraResponse]]:
-        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+
+        Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+        """
 
     @_abc_1.abstractmethod
     def UnloadLora(
@@ -183,7 +240,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.UnloadLoraResponse, _abc.Awaitable[_control_pb2.UnloadLoraResponse]]:
-        """Removes a LoRA adapter. Requests that use it keep it until they end."""
+        """Removes a LoRA adapter. Requests that use it keep it until they end.
+
+        Errors: LORA_NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def ListLoras(

@@ -79,6 +79,8 @@ class FleetServiceServicer:
 
     def WatchReplicas(self, request, context):
         """The same, first at once and then on every change.
+
+        Errors: QUEUE_FULL if too many watch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +88,8 @@ class FleetServiceServicer:
 
     def AddReplica(self, request, context):
         """Adds a replica. It gets requests when it serves the version of the fleet.
+
+        Errors: QUEUE_FULL if the fleet has too many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,6 +97,8 @@ class FleetServiceServicer:
 
     def RemoveReplica(self, request, context):
         """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+
+        Errors: REPLICA_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +106,8 @@ class FleetServiceServicer:
 
     def DrainReplica(self, request, context):
         """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+
+        Errors: REPLICA_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

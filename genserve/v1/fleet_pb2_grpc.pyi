@@ -39,13 +39,25 @@ class FleetServiceStub:
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListReplicasRequest, _fleet_pb2.ListReplicasResponse]
     """The replicas, and what the router knows of each."""
     WatchReplicas: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchReplicasRequest, _fleet_pb2.WatchReplicasResponse]
-    """The same, first at once and then on every change."""
+    """The same, first at once and then on every change.
+
+    Errors: QUEUE_FULL if too many watch.
+    """
     AddReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AddReplicaRequest, _fleet_pb2.AddReplicaResponse]
-    """Adds a replica. It gets requests when it serves the version of the fleet."""
+    """Adds a replica. It gets requests when it serves the version of the fleet.
+
+    Errors: QUEUE_FULL if the fleet has too many.
+    """
     RemoveReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemoveReplicaRequest, _fleet_pb2.RemoveReplicaResponse]
-    """Removes a replica at once; its requests that run are cut off. The daemon itself goes on."""
+    """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+
+    Errors: REPLICA_NOT_FOUND.
+    """
     DrainReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]
-    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on."""
+    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+
+    Errors: REPLICA_NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -58,13 +70,25 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ListReplicas: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListReplicasRequest, _fleet_pb2.ListReplicasResponse]  # type: ignore[assignment]
     """The replicas, and what the router knows of each."""
     WatchReplicas: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchReplicasRequest, _fleet_pb2.WatchReplicasResponse]  # type: ignore[assignment]
-    """The same, first at once and then on every change."""
+    """The same, first at once and then on every change.
+
+    Errors: QUEUE_FULL if too many watch.
+    """
     AddReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AddReplicaRequest, _fleet_pb2.AddReplicaResponse]  # type: ignore[assignment]
-    """Adds a replica. It gets requests when it serves the version of the fleet."""
+    """Adds a replica. It gets requests when it serves the version of the fleet.
+
+    Errors: QUEUE_FULL if the fleet has too many.
+    """
     RemoveReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemoveReplicaRequest, _fleet_pb2.RemoveReplicaResponse]  # type: ignore[assignment]
-    """Removes a replica at once; its requests that run are cut off. The daemon itself goes on."""
+    """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+
+    Errors: REPLICA_NOT_FOUND.
+    """
     DrainReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]  # type: ignore[assignment]
-    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on."""
+    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+
+    Errors: REPLICA_NOT_FOUND.
+    """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates the replicas of a router (`genserve route`), which serves the other three services for all of them. A
@@ -86,7 +110,10 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.WatchReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchReplicasResponse], _abc.AsyncIterator[_fleet_pb2.WatchReplicasResponse]]:
-        """The same, first at once and then on every change."""
+        """The same, first at once and then on every change.
+
+        Errors: QUEUE_FULL if too many watch.
+        """
 
     @_abc_1.abstractmethod
     def AddReplica(
@@ -94,7 +121,10 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.AddReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.AddReplicaResponse, _abc.Awaitable[_fleet_pb2.AddReplicaResponse]]:
-        """Adds a replica. It gets requests when it serves the version of the fleet."""
+        """Adds a replica. It gets requests when it serves the version of the fleet.
+
+        Errors: QUEUE_FULL if the fleet has too many.
+        """
 
     @_abc_1.abstractmethod
     def RemoveReplica(
@@ -102,7 +132,10 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.RemoveReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.RemoveReplicaResponse, _abc.Awaitable[_fleet_pb2.RemoveReplicaResponse]]:
-        """Removes a replica at once; its requests that run are cut off. The daemon itself goes on."""
+        """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+
+        Errors: REPLICA_NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def DrainReplica(
@@ -110,6 +143,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DrainReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainReplicaResponse, _abc.Awaitable[_fleet_pb2.DrainReplicaResponse]]:
-        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on."""
+        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+
+        Errors: REPLICA_NOT_FOUND.
+        """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -75,6 +75,9 @@ class GenerationServiceServicer:
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
         request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
         message each.
+
+        Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+        nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +88,8 @@ class GenerationServiceServicer:
         of the engine, which costs a fraction of one message per request. An error ends its request and never the
         stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
         request. Cancelling the call ends all of them.
+
+        Errors: in an item those of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,12 +41,17 @@ class GenerationServiceStub:
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
     request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
     message each.
+
+    Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+    nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
     """
     GenerateMany: _grpc.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]
     """Generates from many prompts over one stream. Each response carries the new output of many requests from one step
     of the engine, which costs a fraction of one message per request. An error ends its request and never the
     stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
     request. Cancelling the call ends all of them.
+
+    Errors: in an item those of Generate.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends requests of any client. Their streams finish with reason ABORTED and keep the tokens so far."""
@@ -68,12 +73,17 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
     request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
     message each.
+
+    Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+    nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
     """
     GenerateMany: _aio.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]  # type: ignore[assignment]
     """Generates from many prompts over one stream. Each response carries the new output of many requests from one step
     of the engine, which costs a fraction of one message per request. An error ends its request and never the
     stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
     request. Cancelling the call ends all of them.
+
+    Errors: in an item those of Generate.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends requests of any client. Their streams finish with reason ABORTED and keep the tokens so far."""
@@ -98,6 +108,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
         request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
         message each.
+
+        Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+        nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
         """
 
     @_abc_1.abstractmethod
@@ -110,6 +123,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         of the engine, which costs a fraction of one message per request. An error ends its request and never the
         stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
         request. Cancelling the call ends all of them.
+
+        Errors: in an item those of Generate.
         """
 
     @_abc_1.abstractmethod

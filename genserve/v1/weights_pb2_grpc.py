@@ -99,6 +99,12 @@ class WeightServiceServicer:
     def PushWeights(self, request_iterator, context):
         """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
         frame.
+
+        Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+        ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+        CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+        PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+        be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +114,8 @@ class WeightServiceServicer:
         """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
         as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
         the same `push_id` continues.
+
+        Errors: those of PushWeights, and PEERS_FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +123,8 @@ class WeightServiceServicer:
 
     def GetPush(self, request, context):
         """Progress of a push and the byte ranges that are missing: where to resume.
+
+        Errors: PUSH_NOT_FOUND if it is unknown or has expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +133,8 @@ class WeightServiceServicer:
     def CommitPush(self, request, context):
         """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
         first answer again.
+
+        Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +142,8 @@ class WeightServiceServicer:
 
     def DiscardPush(self, request, context):
         """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+
+        Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +151,8 @@ class WeightServiceServicer:
 
     def GetWeights(self, request, context):
         """The version that is served, its tensors and, on request, digests of the live weights.
+
+        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +161,8 @@ class WeightServiceServicer:
     def PullWeights(self, request, context):
         """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
         a peer, and how one push reaches many replicas.
+
+        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +171,8 @@ class WeightServiceServicer:
     def InitWeightTransfer(self, request, context):
         """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
         trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+
+        Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,6 +181,8 @@ class WeightServiceServicer:
     def StartWeightUpdate(self, request, context):
         """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
         undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+
+        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,6 +190,8 @@ class WeightServiceServicer:
 
     def UpdateWeights(self, request, context):
         """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+
+        Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +200,8 @@ class WeightServiceServicer:
     def FinishWeightUpdate(self, request, context):
         """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
         `GetWeightsResponse.resident`. A repeat gets the first answer again.
+
+        Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

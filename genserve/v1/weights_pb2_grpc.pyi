@@ -36,39 +36,69 @@ class WeightServiceStub:
     PushWeights: _grpc.StreamUnaryMultiCallable[_weights_pb2.PushWeightsRequest, _weights_pb2.PushWeightsResponse]
     """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
     frame.
+
+    Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+    ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+    CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+    PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+    be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
     """
     LoadWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.LoadWeightsRequest, _weights_pb2.LoadWeightsResponse]
     """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
     as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
     the same `push_id` continues.
+
+    Errors: those of PushWeights, and PEERS_FAILED.
     """
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
-    """Progress of a push and the byte ranges that are missing: where to resume."""
+    """Progress of a push and the byte ranges that are missing: where to resume.
+
+    Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+    """
     CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
     """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
     first answer again.
+
+    Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
     """
     DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
-    """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
+    """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+
+    Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+    """
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
-    """The version that is served, its tensors and, on request, digests of the live weights."""
+    """The version that is served, its tensors and, on request, digests of the live weights.
+
+    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    """
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
     a peer, and how one push reaches many replicas.
+
+    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
     """
     InitWeightTransfer: _grpc.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+
+    Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
     """
     StartWeightUpdate: _grpc.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]
     """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
     undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+
+    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
     """
     UpdateWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]
-    """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone."""
+    """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+
+    Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+    """
     FinishWeightUpdate: _grpc.UnaryUnaryMultiCallable[_weights_pb2.FinishWeightUpdateRequest, _weights_pb2.FinishWeightUpdateResponse]
     """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
     `GetWeightsResponse.resident`. A repeat gets the first answer again.
+
+    Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
     """
 
 @_typing.type_check_only
@@ -79,39 +109,69 @@ class WeightServiceAsyncStub(WeightServiceStub):
     PushWeights: _aio.StreamUnaryMultiCallable[_weights_pb2.PushWeightsRequest, _weights_pb2.PushWeightsResponse]  # type: ignore[assignment]
     """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
     frame.
+
+    Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+    ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+    CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+    PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+    be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
     """
     LoadWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.LoadWeightsRequest, _weights_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
     as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
     the same `push_id` continues.
+
+    Errors: those of PushWeights, and PEERS_FAILED.
     """
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
-    """Progress of a push and the byte ranges that are missing: where to resume."""
+    """Progress of a push and the byte ranges that are missing: where to resume.
+
+    Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+    """
     CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
     """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
     first answer again.
+
+    Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
     """
     DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
-    """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
+    """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+
+    Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+    """
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
-    """The version that is served, its tensors and, on request, digests of the live weights."""
+    """The version that is served, its tensors and, on request, digests of the live weights.
+
+    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    """
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
     a peer, and how one push reaches many replicas.
+
+    Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
     """
     InitWeightTransfer: _aio.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]  # type: ignore[assignment]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+
+    Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
     """
     StartWeightUpdate: _aio.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]  # type: ignore[assignment]
     """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
     undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+
+    Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
     """
     UpdateWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
-    """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone."""
+    """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+
+    Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+    """
     FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_weights_pb2.FinishWeightUpdateRequest, _weights_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
     """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
     `GetWeightsResponse.resident`. A repeat gets the first answer again.
+
+    Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
     """
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -125,6 +185,12 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.PushWeightsResponse, _abc.Awaitable[_weights_pb2.PushWeightsResponse]]:
         """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
         frame.
+
+        Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+        ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+        CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+        PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+        be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
         """
 
     @_abc_1.abstractmethod
@@ -136,6 +202,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
         as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
         the same `push_id` continues.
+
+        Errors: those of PushWeights, and PEERS_FAILED.
         """
 
     @_abc_1.abstractmethod
@@ -144,7 +212,10 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.GetPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.GetPushResponse, _abc.Awaitable[_weights_pb2.GetPushResponse]]:
-        """Progress of a push and the byte ranges that are missing: where to resume."""
+        """Progress of a push and the byte ranges that are missing: where to resume.
+
+        Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+        """
 
     @_abc_1.abstractmethod
     def CommitPush(
@@ -154,6 +225,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.CommitPushResponse, _abc.Awaitable[_weights_pb2.CommitPushResponse]]:
         """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
         first answer again.
+
+        Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
         """
 
     @_abc_1.abstractmethod
@@ -162,7 +235,10 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.DiscardPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.DiscardPushResponse, _abc.Awaitable[_weights_pb2.DiscardPushResponse]]:
-        """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
+        """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+
+        Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+        """
 
     @_abc_1.abstractmethod
     def GetWeights(
@@ -170,7 +246,10 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.GetWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.GetWeightsResponse, _abc.Awaitable[_weights_pb2.GetWeightsResponse]]:
-        """The version that is served, its tensors and, on request, digests of the live weights."""
+        """The version that is served, its tensors and, on request, digests of the live weights.
+
+        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+        """
 
     @_abc_1.abstractmethod
     def PullWeights(
@@ -180,6 +259,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_weights_pb2.PullWeightsResponse], _abc.AsyncIterator[_weights_pb2.PullWeightsResponse]]:
         """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
         a peer, and how one push reaches many replicas.
+
+        Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
         """
 
     @_abc_1.abstractmethod
@@ -190,6 +271,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.InitWeightTransferResponse, _abc.Awaitable[_weights_pb2.InitWeightTransferResponse]]:
         """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
         trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+
+        Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
         """
 
     @_abc_1.abstractmethod
@@ -200,6 +283,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.StartWeightUpdateResponse, _abc.Awaitable[_weights_pb2.StartWeightUpdateResponse]]:
         """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
         undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+
+        Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
         """
 
     @_abc_1.abstractmethod
@@ -208,7 +293,10 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.UpdateWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.UpdateWeightsResponse, _abc.Awaitable[_weights_pb2.UpdateWeightsResponse]]:
-        """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone."""
+        """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+
+        Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+        """
 
     @_abc_1.abstractmethod
     def FinishWeightUpdate(
@@ -218,6 +306,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_weights_pb2.FinishWeightUpdateResponse]]:
         """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
         `GetWeightsResponse.resident`. A repeat gets the first answer again.
+
+        Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
         """
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,6 +14,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
+from tests.engine.cookbook import Shell, definitions, recipe
 from tests.engine.outputs import next_version
 from tests.support.credentials import Authority, Callers, Pair, list_callers
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
@@ -136,6 +137,21 @@ async def test_other_programs_call_with_certificates_and_tokens(secured: Secured
     async with secured.client("operator") as operator:
         for lease in (await operator.status()).state.pauses:
             await operator.resume(lease.lease_id, force=True)
+
+
+@pytest.mark.parametrize("program", ["grpcurl", "buf"])
+async def test_the_cookbook_tells_how_to_call_with_a_token(program: str, secured: Secured, tmp_path: Path) -> None:
+    """docs/cookbook.md: the certificate is needed to connect, and the token says who it is."""
+    pair, token = secured.certificates["unlisted"], secured.callers.tokens["operator"]
+    for name, path in (("ca.pem", secured.authority.ca_file), ("ops.crt", pair.cert_file), ("ops.key", pair.key_file)):
+        (tmp_path / name).symlink_to(path)
+    (tmp_path / "ops.token").write_text(token + "\n")
+    (tmp_path / "ops.header").write_text(f"authorization: Bearer {token}\n")
+    shell = Shell(definitions(Path(__file__).name)[program], secured.process.address, tmp_path)
+    assert (await shell.asked(recipe("PAUSE_MODE_WAIT")))["lease"]["holder"] == "ops"
+    assert (await shell.asked(recipe("Resume", "force")))["state"]["pauses"] == []
+    refused = await shell.run('echo \'{"text": "x"}\' | call genserve.v1.GenerationService/Tokenize')
+    assert "permission" in refused.stderr.lower() and refused.returncode != 0
 
 
 def test_no_secret_is_told_anywhere(secured: Secured) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from genserve.addresses import is_loopback
 from genserve.client import Client
-from tests.faults.fleet_processes import RouterProcess
 from tests.faults.ray_cluster import NUM_CPUS, RayCluster, RayUpProcess
 from tests.support.daemon_process import SMALL_ENGINE
+from tests.support.router_process import RouterProcess
 
 FLAGS = ("--allow-insecure", "--drain-timeout", "10s", *SMALL_ENGINE)
 PROMPT = [9, 8, 7]

@@ -11,7 +11,7 @@ VARIABLE: Final = "GENSERVE_TOKEN"
 """Clients send the token in it. The tests of real daemons have one there."""
 _MARK: Final = "known-secret-"
 _KEY: Final = "PRIVATE KEY-----"
-_HOLDERS: Final = frozenset({".crt", ".key", ".pem", ".token"})
+_HOLDERS: Final = frozenset({".crt", ".header", ".key", ".pem", ".token"})
 """Files that are there to hold secrets, by their suffixes."""
 _MAX_BYTES: Final = 64 << 20
 

@@ -166,6 +166,13 @@ def test_examples_that_claim_to_be_executed_are(page: Path) -> None:
         assert page.name in (ROOT / name).read_text(), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    """Whatever they show."""
+    for name in re.findall(r"`(tests/[\w/]+\.py)[`:]", page.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
 def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
     """Who has a GPU, a CPU or a trainer finds what to install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -22,7 +22,7 @@ class DirectUpstream(TokenUpstream):
     this one as well."""
 
     def __init__(self, connection: Connection, known: KnownReplica) -> None:
-        channel = connection.another_channel(known.address)
+        channel = connection.another_channel(known.address, retries=False)  # another replica is tried instead
         super().__init__(known.address, channel)
         self.known = known
         self._connection = connection

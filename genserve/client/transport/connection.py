@@ -23,6 +23,7 @@ from genserve.client.transport.errors import ClientClosedError, ClientMisuseErro
 from genserve.client.transport.fields import is_seconds
 from genserve.client.transport.fork import forked_error, never_free_in_children
 from genserve.client.transport.response_stream import ResponseStream
+from genserve.client.transport.service_config import grpc_service_config
 from genserve.client.transport.settings import reach
 from genserve.client.transport.timeouts import Timeouts
 from genserve.client.transport.trace_metadata import trace_metadata
@@ -64,7 +65,9 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     # Daemons are nearby: do not use a proxy that is meant for the web.
     ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config", grpc_service_config()),
 )
+_NO_RETRIES: Final = ("grpc.service_config", "{}")
 
 
 _MAX_RETIRED: Final = 3
@@ -214,10 +217,11 @@ class Connection:
         """Registers a function to call when the connection is closed."""
         self._closing.append(close)
 
-    def another_channel(self, target: str | None = None) -> grpc.aio.Channel:
-        """Opens a further connection to the daemon, or to `target`. The caller or `close` closes it."""
+    def another_channel(self, target: str | None = None, *, retries: bool = True) -> grpc.aio.Channel:
+        """Opens a further connection to the daemon, or to `target`. The caller or `close` closes it. Without `retries`
+        an error is told at once: for who knows another place to try."""
         self._open()
-        channel = self._new_channel(self.target if target is None else target)
+        channel = self._new_channel(self.target if target is None else target, retries=retries)
         self._further.add(channel)
         return channel
 
@@ -272,9 +276,10 @@ class Connection:
         if len(self._retired) > _MAX_RETIRED:
             self._ending = asyncio.ensure_future(self._retired.popleft().close())
 
-    def _new_channel(self, target: str) -> grpc.aio.Channel:
+    def _new_channel(self, target: str, *, retries: bool = True) -> grpc.aio.Channel:
+        options = self._options if retries else tuple({**dict(self._options), **dict([_NO_RETRIES])}.items())
         try:
-            channel = self._caller.aio_channel(target, self._options)
+            channel = self._caller.aio_channel(target, options)
         except ValueError as error:
             raise InvalidFieldError.of("credentials", str(error)) from None
         never_free_in_children(channel)

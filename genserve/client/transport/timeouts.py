@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 
+from genserve.client.transport.service_config import default_timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits, in seconds, of calls without a `timeout_s`. None = no limit."""
+    """Limits, in seconds, of calls without a `timeout_s`. None = no limit. The first three are by default those of the
+    service config."""
 
-    control_s: float | None = 30.0
+    control_s: float | None = default_timeout_s("ControlService", "GetStatus")
     """All calls except those below."""
-    generate_s: float | None = 600.0
+    generate_s: float | None = default_timeout_s("GenerationService", "Generate")
     """Generate, from the call to its last token."""
-    push_s: float | None = 600.0
+    push_s: float | None = default_timeout_s("WeightService", "PushWeights")
     """A weight push: all bytes, retries and applying together."""
     pause_slack_s: float = 10.0
     """Time that a pause gets on top of its `timeout_s`."""

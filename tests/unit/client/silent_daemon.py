@@ -12,8 +12,9 @@ import grpc.aio
 
 @dataclass(frozen=True)
 class Asked:
-    """What came with a call. `remaining_s` until its deadline; None = it has none."""
+    """A call, and what came with it. `remaining_s` until its deadline; None = it has none."""
 
+    method: str
     metadata: dict[str, str | bytes]
     remaining_s: float | None
 
@@ -37,7 +38,7 @@ class SilentDaemon(grpc.GenericRpcHandler):
         async def hang(requests: Any, context: Any) -> AsyncIterator[bytes]:
             remaining_s = context.time_remaining()
             no_deadline = remaining_s is None or remaining_s > 1e6
-            self.asked.append(Asked(dict(context.invocation_metadata()), None if no_deadline else remaining_s))
+            self.asked.append(Asked(method, dict(context.invocation_metadata()), None if no_deadline else remaining_s))
             self.calls.append(method)
             if self.answer is not None:
                 self.requests.append(await anext(requests))

@@ -10,6 +10,7 @@ import pytest
 from genserve.client import AsyncClient, Client, Timeouts
 from genserve.client.sync_client import blocking, blocking_context, blocking_stream
 from genserve.client.transport.connection import UNSET, Timeout, Unset
+from genserve.client.transport.service_config import default_timeout_s
 from tests.unit.client.call_table import call, call_async, public_calls
 from tests.unit.client.silent_daemon import Asked, silent_daemon
 
@@ -111,6 +112,22 @@ async def test_without_settings_a_call_has_half_a_minute_and_what_moves_data_ten
     """And the daemon ten seconds to answer after a pause, a minute to undo an update."""
     expected = {"status": 30.0, "stream": 600.0, "commit_push": 600.0, "pause": 70.0, "update_weights": 360.0}
     await assert_told(dict(expected), UNSET, Timeouts())
+
+
+async def test_without_settings_every_call_has_the_deadline_of_the_service_config() -> None:
+    """Whose watches have none. The streams of a push are open a little longer."""
+    names = public_calls(AsyncClient) - {"close", "wait_ready"}
+    expected = {}
+    for name, each in (await asked(names, UNSET, Timeouts())).items():
+        _, service, method = each.method.split("/")
+        timeout_s = default_timeout_s(service.removeprefix("genserve.v1."), method)
+        expected[name] = timeout_s if timeout_s is None or method != "PushWeights" else timeout_s + EXPLAINS_S
+    await assert_told(expected, UNSET, Timeouts())
+
+
+async def test_a_call_may_ask_for_more_than_the_service_config_gives() -> None:
+    """For gRPC a timeout of its service config would be the most that a call can have."""
+    await assert_told({"status": 4000.0, "stream": 4000.0}, 4000.0, Timeouts())
 
 
 def waited_s(

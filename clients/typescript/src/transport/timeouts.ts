@@ -1,4 +1,5 @@
 import { InvalidFieldError } from "../errors.js";
+import { DEFAULT_TIMEOUTS_MS } from "../wire/service_config.js";
 
 /** Limits, in milliseconds, of calls that are given no `timeoutMs`. `Infinity` = no limit. */
 export interface Timeouts {
@@ -13,9 +14,9 @@ export interface Timeouts {
 }
 
 export const DEFAULT_TIMEOUTS: Readonly<Timeouts> = {
-  controlMs: 30_000,
-  generateMs: 600_000,
-  pushMs: 600_000,
+  controlMs: DEFAULT_TIMEOUTS_MS["genserve.v1.ControlService"],
+  generateMs: DEFAULT_TIMEOUTS_MS["genserve.v1.GenerationService/Generate"],
+  pushMs: DEFAULT_TIMEOUTS_MS["genserve.v1.WeightService/PushWeights"],
   pauseSlackMs: 10_000,
 };
 

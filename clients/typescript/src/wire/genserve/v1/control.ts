@@ -3277,7 +3277,11 @@ export const ListLorasResponse: MessageFns<ListLorasResponse> = {
 /** Operates the engine. */
 export type ControlServiceService = typeof ControlServiceService;
 export const ControlServiceService = {
-  /** Pauses generation under a lease. The engine runs again when no lease is left. */
+  /**
+   * Pauses generation under a lease. The engine runs again when no lease is left.
+   *
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   */
   pause: {
     path: "/genserve.v1.ControlService/Pause" as const,
     requestStream: false as const,
@@ -3287,7 +3291,11 @@ export const ControlServiceService = {
     responseSerialize: (value: PauseResponse): Buffer => Buffer.from(PauseResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): PauseResponse => PauseResponse.decode(value),
   },
-  /** Extends a lease. */
+  /**
+   * Extends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+   */
   renewPause: {
     path: "/genserve.v1.ControlService/RenewPause" as const,
     requestStream: false as const,
@@ -3297,7 +3305,11 @@ export const ControlServiceService = {
     responseSerialize: (value: RenewPauseResponse): Buffer => Buffer.from(RenewPauseResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): RenewPauseResponse => RenewPauseResponse.decode(value),
   },
-  /** Ends a lease. */
+  /**
+   * Ends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it was never granted.
+   */
   resume: {
     path: "/genserve.v1.ControlService/Resume" as const,
     requestStream: false as const,
@@ -3317,7 +3329,11 @@ export const ControlServiceService = {
     responseSerialize: (value: GetStatusResponse): Buffer => Buffer.from(GetStatusResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetStatusResponse => GetStatusResponse.decode(value),
   },
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchStatus: {
     path: "/genserve.v1.ControlService/WatchStatus" as const,
     requestStream: false as const,
@@ -3351,6 +3367,8 @@ export const ControlServiceService = {
   /**
    * Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
    * before the weights are awake again.
+   *
+   * Errors: ENGINE_TAINTED while the weights may be inconsistent.
    */
   sleep: {
     path: "/genserve.v1.ControlService/Sleep" as const,
@@ -3371,7 +3389,11 @@ export const ControlServiceService = {
     responseSerialize: (value: WakeUpResponse): Buffer => Buffer.from(WakeUpResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): WakeUpResponse => WakeUpResponse.decode(value),
   },
-  /** Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. */
+  /**
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   *
+   * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+   */
   loadLora: {
     path: "/genserve.v1.ControlService/LoadLora" as const,
     requestStream: false as const,
@@ -3381,7 +3403,11 @@ export const ControlServiceService = {
     responseSerialize: (value: LoadLoraResponse): Buffer => Buffer.from(LoadLoraResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): LoadLoraResponse => LoadLoraResponse.decode(value),
   },
-  /** Removes a LoRA adapter. Requests that use it keep it until they end. */
+  /**
+   * Removes a LoRA adapter. Requests that use it keep it until they end.
+   *
+   * Errors: LORA_NOT_FOUND.
+   */
   unloadLora: {
     path: "/genserve.v1.ControlService/UnloadLora" as const,
     requestStream: false as const,
@@ -3404,15 +3430,31 @@ export const ControlServiceService = {
 } as const;
 
 export interface ControlServiceServer extends UntypedServiceImplementation {
-  /** Pauses generation under a lease. The engine runs again when no lease is left. */
+  /**
+   * Pauses generation under a lease. The engine runs again when no lease is left.
+   *
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   */
   pause: handleUnaryCall<PauseRequest, PauseResponse>;
-  /** Extends a lease. */
+  /**
+   * Extends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+   */
   renewPause: handleUnaryCall<RenewPauseRequest, RenewPauseResponse>;
-  /** Ends a lease. */
+  /**
+   * Ends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it was never granted.
+   */
   resume: handleUnaryCall<ResumeRequest, ResumeResponse>;
   /** State and load of the engine. */
   getStatus: handleUnaryCall<GetStatusRequest, GetStatusResponse>;
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchStatus: handleServerStreamingCall<WatchStatusRequest, WatchStatusResponse>;
   /** What the daemon serves and can do. */
   getServerInfo: handleUnaryCall<GetServerInfoRequest, GetServerInfoResponse>;
@@ -3421,20 +3463,34 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /**
    * Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
    * before the weights are awake again.
+   *
+   * Errors: ENGINE_TAINTED while the weights may be inconsistent.
    */
   sleep: handleUnaryCall<SleepRequest, SleepResponse>;
   /** Ends a sleep, or a part of it. The engine runs when all of its memory is awake. */
   wakeUp: handleUnaryCall<WakeUpRequest, WakeUpResponse>;
-  /** Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. */
+  /**
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   *
+   * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+   */
   loadLora: handleUnaryCall<LoadLoraRequest, LoadLoraResponse>;
-  /** Removes a LoRA adapter. Requests that use it keep it until they end. */
+  /**
+   * Removes a LoRA adapter. Requests that use it keep it until they end.
+   *
+   * Errors: LORA_NOT_FOUND.
+   */
   unloadLora: handleUnaryCall<UnloadLoraRequest, UnloadLoraResponse>;
   /** The LoRA adapters that requests can use. */
   listLoras: handleUnaryCall<ListLorasRequest, ListLorasResponse>;
 }
 
 export interface ControlServiceClient extends Client {
-  /** Pauses generation under a lease. The engine runs again when no lease is left. */
+  /**
+   * Pauses generation under a lease. The engine runs again when no lease is left.
+   *
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   */
   pause(
     request: PauseRequest,
     callback: (error: ServiceError | null, response: PauseResponse) => void,
@@ -3450,7 +3506,11 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: PauseResponse) => void,
   ): ClientUnaryCall;
-  /** Extends a lease. */
+  /**
+   * Extends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it is unknown or has expired.
+   */
   renewPause(
     request: RenewPauseRequest,
     callback: (error: ServiceError | null, response: RenewPauseResponse) => void,
@@ -3466,7 +3526,11 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: RenewPauseResponse) => void,
   ): ClientUnaryCall;
-  /** Ends a lease. */
+  /**
+   * Ends a lease.
+   *
+   * Errors: PAUSE_LEASE_LOST if it was never granted.
+   */
   resume(
     request: ResumeRequest,
     callback: (error: ServiceError | null, response: ResumeResponse) => void,
@@ -3498,7 +3562,11 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetStatusResponse) => void,
   ): ClientUnaryCall;
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchStatus(request: WatchStatusRequest, options?: Partial<CallOptions>): ClientReadableStream<WatchStatusResponse>;
   watchStatus(
     request: WatchStatusRequest,
@@ -3540,6 +3608,8 @@ export interface ControlServiceClient extends Client {
   /**
    * Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
    * before the weights are awake again.
+   *
+   * Errors: ENGINE_TAINTED while the weights may be inconsistent.
    */
   sleep(
     request: SleepRequest,
@@ -3572,7 +3642,11 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: WakeUpResponse) => void,
   ): ClientUnaryCall;
-  /** Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. */
+  /**
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   *
+   * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
+   */
   loadLora(
     request: LoadLoraRequest,
     callback: (error: ServiceError | null, response: LoadLoraResponse) => void,
@@ -3588,7 +3662,11 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: LoadLoraResponse) => void,
   ): ClientUnaryCall;
-  /** Removes a LoRA adapter. Requests that use it keep it until they end. */
+  /**
+   * Removes a LoRA adapter. Requests that use it keep it until they end.
+   *
+   * Errors: LORA_NOT_FOUND.
+   */
   unloadLora(
     request: UnloadLoraRequest,
     callback: (error: ServiceError | null, response: UnloadLoraResponse) => void,

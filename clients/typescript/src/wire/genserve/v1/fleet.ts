@@ -991,7 +991,11 @@ export const FleetServiceService = {
       Buffer.from(ListReplicasResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ListReplicasResponse => ListReplicasResponse.decode(value),
   },
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchReplicas: {
     path: "/genserve.v1.FleetService/WatchReplicas" as const,
     requestStream: false as const,
@@ -1002,7 +1006,11 @@ export const FleetServiceService = {
       Buffer.from(WatchReplicasResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): WatchReplicasResponse => WatchReplicasResponse.decode(value),
   },
-  /** Adds a replica. It gets requests when it serves the version of the fleet. */
+  /**
+   * Adds a replica. It gets requests when it serves the version of the fleet.
+   *
+   * Errors: QUEUE_FULL if the fleet has too many.
+   */
   addReplica: {
     path: "/genserve.v1.FleetService/AddReplica" as const,
     requestStream: false as const,
@@ -1012,7 +1020,11 @@ export const FleetServiceService = {
     responseSerialize: (value: AddReplicaResponse): Buffer => Buffer.from(AddReplicaResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): AddReplicaResponse => AddReplicaResponse.decode(value),
   },
-  /** Removes a replica at once; its requests that run are cut off. The daemon itself goes on. */
+  /**
+   * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   removeReplica: {
     path: "/genserve.v1.FleetService/RemoveReplica" as const,
     requestStream: false as const,
@@ -1023,7 +1035,11 @@ export const FleetServiceService = {
       Buffer.from(RemoveReplicaResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): RemoveReplicaResponse => RemoveReplicaResponse.decode(value),
   },
-  /** Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. */
+  /**
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   drainReplica: {
     path: "/genserve.v1.FleetService/DrainReplica" as const,
     requestStream: false as const,
@@ -1039,13 +1055,29 @@ export const FleetServiceService = {
 export interface FleetServiceServer extends UntypedServiceImplementation {
   /** The replicas, and what the router knows of each. */
   listReplicas: handleUnaryCall<ListReplicasRequest, ListReplicasResponse>;
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchReplicas: handleServerStreamingCall<WatchReplicasRequest, WatchReplicasResponse>;
-  /** Adds a replica. It gets requests when it serves the version of the fleet. */
+  /**
+   * Adds a replica. It gets requests when it serves the version of the fleet.
+   *
+   * Errors: QUEUE_FULL if the fleet has too many.
+   */
   addReplica: handleUnaryCall<AddReplicaRequest, AddReplicaResponse>;
-  /** Removes a replica at once; its requests that run are cut off. The daemon itself goes on. */
+  /**
+   * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   removeReplica: handleUnaryCall<RemoveReplicaRequest, RemoveReplicaResponse>;
-  /** Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. */
+  /**
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   drainReplica: handleUnaryCall<DrainReplicaRequest, DrainReplicaResponse>;
 }
 
@@ -1066,7 +1098,11 @@ export interface FleetServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ListReplicasResponse) => void,
   ): ClientUnaryCall;
-  /** The same, first at once and then on every change. */
+  /**
+   * The same, first at once and then on every change.
+   *
+   * Errors: QUEUE_FULL if too many watch.
+   */
   watchReplicas(
     request: WatchReplicasRequest,
     options?: Partial<CallOptions>,
@@ -1076,7 +1112,11 @@ export interface FleetServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<WatchReplicasResponse>;
-  /** Adds a replica. It gets requests when it serves the version of the fleet. */
+  /**
+   * Adds a replica. It gets requests when it serves the version of the fleet.
+   *
+   * Errors: QUEUE_FULL if the fleet has too many.
+   */
   addReplica(
     request: AddReplicaRequest,
     callback: (error: ServiceError | null, response: AddReplicaResponse) => void,
@@ -1092,7 +1132,11 @@ export interface FleetServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: AddReplicaResponse) => void,
   ): ClientUnaryCall;
-  /** Removes a replica at once; its requests that run are cut off. The daemon itself goes on. */
+  /**
+   * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   removeReplica(
     request: RemoveReplicaRequest,
     callback: (error: ServiceError | null, response: RemoveReplicaResponse) => void,
@@ -1108,7 +1152,11 @@ export interface FleetServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: RemoveReplicaResponse) => void,
   ): ClientUnaryCall;
-  /** Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. */
+  /**
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   *
+   * Errors: REPLICA_NOT_FOUND.
+   */
   drainReplica(
     request: DrainReplicaRequest,
     callback: (error: ServiceError | null, response: DrainReplicaResponse) => void,

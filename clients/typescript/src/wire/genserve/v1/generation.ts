@@ -3203,6 +3203,9 @@ export const GenerationServiceService = {
    * call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
    * request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
    * message each.
+   *
+   * Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+   * nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
    */
   generate: {
     path: "/genserve.v1.GenerationService/Generate" as const,
@@ -3218,6 +3221,8 @@ export const GenerationServiceService = {
    * of the engine, which costs a fraction of one message per request. An error ends its request and never the
    * stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
    * request. Cancelling the call ends all of them.
+   *
+   * Errors: in an item those of Generate.
    */
   generateMany: {
     path: "/genserve.v1.GenerationService/GenerateMany" as const,
@@ -3267,6 +3272,9 @@ export interface GenerationServiceServer extends UntypedServiceImplementation {
    * call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
    * request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
    * message each.
+   *
+   * Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+   * nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
    */
   generate: handleServerStreamingCall<GenerateRequest, GenerateResponse>;
   /**
@@ -3274,6 +3282,8 @@ export interface GenerationServiceServer extends UntypedServiceImplementation {
    * of the engine, which costs a fraction of one message per request. An error ends its request and never the
    * stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
    * request. Cancelling the call ends all of them.
+   *
+   * Errors: in an item those of Generate.
    */
   generateMany: handleBidiStreamingCall<GenerateManyRequest, GenerateManyResponse>;
   /** Ends requests of any client. Their streams finish with reason ABORTED and keep the tokens so far. */
@@ -3290,6 +3300,9 @@ export interface GenerationServiceClient extends Client {
    * call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
    * request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
    * message each.
+   *
+   * Errors: PROMPT_TOO_LONG, REQUEST_ID_IN_USE, QUEUE_FULL or LORA_NOT_FOUND; ENGINE_SLEEPING or ENGINE_TAINTED while
+   * nothing is generated; from a router NO_REPLICA, and REPLICA_LOST after a part was delivered.
    */
   generate(request: GenerateRequest, options?: Partial<CallOptions>): ClientReadableStream<GenerateResponse>;
   generate(
@@ -3302,6 +3315,8 @@ export interface GenerationServiceClient extends Client {
    * of the engine, which costs a fraction of one message per request. An error ends its request and never the
    * stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
    * request. Cancelling the call ends all of them.
+   *
+   * Errors: in an item those of Generate.
    */
   generateMany(): ClientDuplexStream<GenerateManyRequest, GenerateManyResponse>;
   generateMany(options: Partial<CallOptions>): ClientDuplexStream<GenerateManyRequest, GenerateManyResponse>;

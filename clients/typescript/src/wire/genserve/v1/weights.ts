@@ -4463,6 +4463,12 @@ export const WeightServiceService = {
   /**
    * Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
    * frame.
+   *
+   * Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+   * ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+   * CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+   * PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+   * be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
    */
   pushWeights: {
     path: "/genserve.v1.WeightService/PushWeights" as const,
@@ -4477,6 +4483,8 @@ export const WeightServiceService = {
    * Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
+   *
+   * Errors: those of PushWeights, and PEERS_FAILED.
    */
   loadWeights: {
     path: "/genserve.v1.WeightService/LoadWeights" as const,
@@ -4487,7 +4495,11 @@ export const WeightServiceService = {
     responseSerialize: (value: LoadWeightsResponse): Buffer => Buffer.from(LoadWeightsResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): LoadWeightsResponse => LoadWeightsResponse.decode(value),
   },
-  /** Progress of a push and the byte ranges that are missing: where to resume. */
+  /**
+   * Progress of a push and the byte ranges that are missing: where to resume.
+   *
+   * Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+   */
   getPush: {
     path: "/genserve.v1.WeightService/GetPush" as const,
     requestStream: false as const,
@@ -4500,6 +4512,8 @@ export const WeightServiceService = {
   /**
    * Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
    * first answer again.
+   *
+   * Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
    */
   commitPush: {
     path: "/genserve.v1.WeightService/CommitPush" as const,
@@ -4510,7 +4524,11 @@ export const WeightServiceService = {
     responseSerialize: (value: CommitPushResponse): Buffer => Buffer.from(CommitPushResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): CommitPushResponse => CommitPushResponse.decode(value),
   },
-  /** Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`. */
+  /**
+   * Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+   *
+   * Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+   */
   discardPush: {
     path: "/genserve.v1.WeightService/DiscardPush" as const,
     requestStream: false as const,
@@ -4520,7 +4538,11 @@ export const WeightServiceService = {
     responseSerialize: (value: DiscardPushResponse): Buffer => Buffer.from(DiscardPushResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): DiscardPushResponse => DiscardPushResponse.decode(value),
   },
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights: {
     path: "/genserve.v1.WeightService/GetWeights" as const,
     requestStream: false as const,
@@ -4533,6 +4555,8 @@ export const WeightServiceService = {
   /**
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
+   *
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights: {
     path: "/genserve.v1.WeightService/PullWeights" as const,
@@ -4546,6 +4570,8 @@ export const WeightServiceService = {
   /**
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+   *
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer: {
     path: "/genserve.v1.WeightService/InitWeightTransfer" as const,
@@ -4561,6 +4587,8 @@ export const WeightServiceService = {
   /**
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+   *
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate: {
     path: "/genserve.v1.WeightService/StartWeightUpdate" as const,
@@ -4573,7 +4601,11 @@ export const WeightServiceService = {
       Buffer.from(StartWeightUpdateResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): StartWeightUpdateResponse => StartWeightUpdateResponse.decode(value),
   },
-  /** Makes every worker receive tensors over the live ones. A failure ends the update, which is undone. */
+  /**
+   * Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+   *
+   * Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+   */
   updateWeights: {
     path: "/genserve.v1.WeightService/UpdateWeights" as const,
     requestStream: false as const,
@@ -4587,6 +4619,8 @@ export const WeightServiceService = {
   /**
    * Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
    * `GetWeightsResponse.resident`. A repeat gets the first answer again.
+   *
+   * Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
    */
   finishWeightUpdate: {
     path: "/genserve.v1.WeightService/FinishWeightUpdate" as const,
@@ -4605,45 +4639,79 @@ export interface WeightServiceServer extends UntypedServiceImplementation {
   /**
    * Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
    * frame.
+   *
+   * Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+   * ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+   * CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+   * PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+   * be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
    */
   pushWeights: handleClientStreamingCall<PushWeightsRequest, PushWeightsResponse>;
   /**
    * Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
+   *
+   * Errors: those of PushWeights, and PEERS_FAILED.
    */
   loadWeights: handleUnaryCall<LoadWeightsRequest, LoadWeightsResponse>;
-  /** Progress of a push and the byte ranges that are missing: where to resume. */
+  /**
+   * Progress of a push and the byte ranges that are missing: where to resume.
+   *
+   * Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+   */
   getPush: handleUnaryCall<GetPushRequest, GetPushResponse>;
   /**
    * Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
    * first answer again.
+   *
+   * Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
    */
   commitPush: handleUnaryCall<CommitPushRequest, CommitPushResponse>;
-  /** Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`. */
+  /**
+   * Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+   *
+   * Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+   */
   discardPush: handleUnaryCall<DiscardPushRequest, DiscardPushResponse>;
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights: handleUnaryCall<GetWeightsRequest, GetWeightsResponse>;
   /**
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
+   *
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights: handleServerStreamingCall<PullWeightsRequest, PullWeightsResponse>;
   /**
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+   *
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer: handleUnaryCall<InitWeightTransferRequest, InitWeightTransferResponse>;
   /**
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+   *
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate: handleUnaryCall<StartWeightUpdateRequest, StartWeightUpdateResponse>;
-  /** Makes every worker receive tensors over the live ones. A failure ends the update, which is undone. */
+  /**
+   * Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+   *
+   * Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+   */
   updateWeights: handleUnaryCall<UpdateWeightsRequest, UpdateWeightsResponse>;
   /**
    * Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
    * `GetWeightsResponse.resident`. A repeat gets the first answer again.
+   *
+   * Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
    */
   finishWeightUpdate: handleUnaryCall<FinishWeightUpdateRequest, FinishWeightUpdateResponse>;
 }
@@ -4652,6 +4720,12 @@ export interface WeightServiceClient extends Client {
   /**
    * Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
    * frame.
+   *
+   * Errors: VERSION_NOT_NEWER, WEIGHT_VERSION_MISMATCH, MANIFEST_MISMATCH, PAUSE_LEASE_LOST, STAGING_FULL,
+   * ENGINE_SLEEPING or APPLY_IN_PROGRESS if it is refused, a partial one with WEIGHTS_NOT_RESIDENT too;
+   * CHUNK_OUT_OF_RANGE or CHECKSUM_MISMATCH for a chunk; PUSH_TRUNCATED if bytes are missing at the end;
+   * PUSH_ROLLED_BACK if it could not be applied, and the previous version is served; ENGINE_TAINTED if that could not
+   * be restored; from a router NO_REPLICA or FLEET_PUSH_FAILED.
    */
   pushWeights(
     callback: (error: ServiceError | null, response: PushWeightsResponse) => void,
@@ -4673,6 +4747,8 @@ export interface WeightServiceClient extends Client {
    * Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
+   *
+   * Errors: those of PushWeights, and PEERS_FAILED.
    */
   loadWeights(
     request: LoadWeightsRequest,
@@ -4689,7 +4765,11 @@ export interface WeightServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: LoadWeightsResponse) => void,
   ): ClientUnaryCall;
-  /** Progress of a push and the byte ranges that are missing: where to resume. */
+  /**
+   * Progress of a push and the byte ranges that are missing: where to resume.
+   *
+   * Errors: PUSH_NOT_FOUND if it is unknown or has expired.
+   */
   getPush(
     request: GetPushRequest,
     callback: (error: ServiceError | null, response: GetPushResponse) => void,
@@ -4708,6 +4788,8 @@ export interface WeightServiceClient extends Client {
   /**
    * Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
    * first answer again.
+   *
+   * Errors: PUSH_NOT_FOUND; PUSH_TRUNCATED if bytes are missing; those of PushWeights that come from applying.
    */
   commitPush(
     request: CommitPushRequest,
@@ -4724,7 +4806,11 @@ export interface WeightServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: CommitPushResponse) => void,
   ): ClientUnaryCall;
-  /** Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`. */
+  /**
+   * Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
+   *
+   * Errors: PUSH_NOT_FOUND; APPLY_IN_PROGRESS if it is applied or sent.
+   */
   discardPush(
     request: DiscardPushRequest,
     callback: (error: ServiceError | null, response: DiscardPushResponse) => void,
@@ -4740,7 +4826,11 @@ export interface WeightServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: DiscardPushResponse) => void,
   ): ClientUnaryCall;
-  /** The version that is served, its tensors and, on request, digests of the live weights. */
+  /**
+   * The version that is served, its tensors and, on request, digests of the live weights.
+   *
+   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   */
   getWeights(
     request: GetWeightsRequest,
     callback: (error: ServiceError | null, response: GetWeightsResponse) => void,
@@ -4759,6 +4849,8 @@ export interface WeightServiceClient extends Client {
   /**
    * The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
    * a peer, and how one push reaches many replicas.
+   *
+   * Errors: WEIGHT_VERSION_MISMATCH, WEIGHTS_NOT_RESIDENT or PUSH_NOT_FOUND; PUSH_ROLLED_BACK if the push has failed.
    */
   pullWeights(request: PullWeightsRequest, options?: Partial<CallOptions>): ClientReadableStream<PullWeightsResponse>;
   pullWeights(
@@ -4769,6 +4861,8 @@ export interface WeightServiceClient extends Client {
   /**
    * Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
    * trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+   *
+   * Errors: UNSUPPORTED without --weight-transfer-config; APPLY_IN_PROGRESS; PUSH_ROLLED_BACK if vLLM does not connect.
    */
   initWeightTransfer(
     request: InitWeightTransferRequest,
@@ -4788,6 +4882,8 @@ export interface WeightServiceClient extends Client {
   /**
    * Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
    * undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+   *
+   * Errors: PAUSE_LEASE_LOST, ENGINE_SLEEPING or ENGINE_TAINTED; APPLY_IN_PROGRESS while a push is applied.
    */
   startWeightUpdate(
     request: StartWeightUpdateRequest,
@@ -4804,7 +4900,11 @@ export interface WeightServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: StartWeightUpdateResponse) => void,
   ): ClientUnaryCall;
-  /** Makes every worker receive tensors over the live ones. A failure ends the update, which is undone. */
+  /**
+   * Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
+   *
+   * Errors: UPDATE_NOT_FOUND; PUSH_ROLLED_BACK if it failed and is undone; ENGINE_TAINTED if it cannot be undone.
+   */
   updateWeights(
     request: UpdateWeightsRequest,
     callback: (error: ServiceError | null, response: UpdateWeightsResponse) => void,
@@ -4823,6 +4923,8 @@ export interface WeightServiceClient extends Client {
   /**
    * Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
    * `GetWeightsResponse.resident`. A repeat gets the first answer again.
+   *
+   * Errors: UPDATE_NOT_FOUND, VERSION_NOT_NEWER, PUSH_ROLLED_BACK or ENGINE_TAINTED.
    */
   finishWeightUpdate(
     request: FinishWeightUpdateRequest,

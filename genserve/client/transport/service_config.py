@@ -1,0 +1,36 @@
+"""Deadlines and retries as `genserve/v1/service_config.json` has them, which clients of every language share.
+
+gRPC takes a `timeout` in its service config for the most that a call may ask for. Here it is what a call gets that asks
+for nothing, so gRPC is given the rest of the document.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any, Final
+
+_DOCUMENT: Final[dict[str, Any]] = json.loads(
+    resources.files("genserve.v1").joinpath("service_config.json").read_text(encoding="utf-8")
+)
+
+
+def default_timeout_s(service: str, method: str) -> float | None:
+    """The deadline of a call that asks for none, in seconds; None = it has none. Names as in the proto files, without
+    the package."""
+    told = dict(_configs())
+    named = told.get((f"genserve.v1.{service}", method), told.get((f"genserve.v1.{service}", "")))
+    text = None if named is None else named.get("timeout")
+    return None if text is None else float(text.removesuffix("s"))
+
+
+def grpc_service_config() -> str:
+    """What gRPC is given: the retries."""
+    kept = [{key: value for key, value in each.items() if key != "timeout"} for each in _DOCUMENT["methodConfig"]]
+    return json.dumps({**_DOCUMENT, "methodConfig": kept})
+
+
+def _configs() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    """By service and method; no method = the others of the service."""
+    for config in _DOCUMENT["methodConfig"]:
+        for name in config["name"]:
+            yield (name["service"], name.get("method", "")), config

@@ -1,0 +1,80 @@
+"""What an installed genserve has for clients in other languages: the proto files and the service config, by their path.
+
+The wheel is built from a copy of the files that git knows, with the build backend of this environment.
+"""
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+PROTOS: Final = ROOT / "protos" / "genserve" / "v1"
+NAMES: Final = sorted(path.name for path in PROTOS.iterdir())
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the wheel has."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "pyproject.toml", "README.md", "LICENSE",
+         "genserve"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    for name in listed:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    program = f"from setuptools.build_meta import build_wheel; build_wheel({str(built)!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=source, capture_output=True, check=True, timeout=120)
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(built)
+    return built
+
+
+def test_a_wheel_has_the_protos_and_the_service_config(installed: Path) -> None:
+    """Byte for byte, where `importlib.resources` finds them."""
+    program = (
+        "from importlib.resources import files; import sys; print((files('genserve.v1') / sys.argv[1]).read_text())"
+    )
+    assert "weights.proto" in NAMES and "service_config.json" in NAMES
+    for name in NAMES:
+        command = [sys.executable, "-c", program, name]
+        done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=True, timeout=60, env={})
+        assert done.stdout == (PROTOS / name).read_text() + "\n"
+
+
+def test_a_checkout_has_them_in_the_same_place() -> None:
+    """Also one that is installed as editable."""
+    for name in NAMES:
+        assert (resources.files("genserve.v1") / name).read_text(encoding="utf-8") == (PROTOS / name).read_text()
+
+
+def test_protoc_compiles_what_a_wheel_brings(installed: Path, tmp_path: Path) -> None:
+    """With site-packages as its path: google/rpc is there too, of a package that genserve needs."""
+    googles = sysconfig.get_path("purelib")
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(installed), "-I", googles]
+    command += [f"--python_out={tmp_path}", *(f"genserve/v1/{name}" for name in NAMES if name.endswith(".proto"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = {path.name: path.read_text() for path in (tmp_path / "genserve" / "v1").iterdir()}
+    assert made == {name: (ROOT / "genserve" / "v1" / name).read_text() for name in made}
+    assert len(made) == len(NAMES) - 1
+
+
+def test_every_import_of_a_proto_is_of_a_package_that_genserve_needs() -> None:
+    """protobuf brings google/protobuf to every language, googleapis-common-protos google/rpc."""
+    imported = {
+        line.split('"')[1]
+        for name in NAMES
+        for line in (PROTOS / name).read_text().splitlines()
+        if line.startswith("import ")
+    }
+    assert {name.rpartition("/")[0] for name in imported} == {"genserve/v1", "google/protobuf", "google/rpc"}
