@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_CLIENTS = Path(__file__).parents[2]
+CLIENTS = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 DRIVERS: dict[str, tuple[str, ...]] = {
-    "python-stubs": (sys.executable, str(_CLIENTS / "conformance/drivers/python_stubs.py")),
-    "python-client": (sys.executable, str(_CLIENTS / "conformance/drivers/python_client.py")),
-    "typescript": (str(_CLIENTS / "typescript/scripts/run"), "conformance/driver.ts"),
+    "python-stubs": (sys.executable, str(CLIENTS / "conformance/drivers/python_stubs.py")),
+    "python-client": (sys.executable, str(CLIENTS / "conformance/drivers/python_client.py")),
+    "typescript": (str(CLIENTS / "typescript/scripts/run"), "conformance/driver.ts"),
 }
 
 
