@@ -96,10 +96,6 @@ class Steps:
         await self._client.unload_lora(lora_name)
         return {}
 
-    async def wait(self, ms: int) -> Result:
-        await asyncio.sleep(ms / 1000)
-        return {}
-
 
 def client_options(options: Result) -> Result:
     """As `generate` takes them."""

@@ -7,7 +7,6 @@ makes the frames of a push, crc32c.py computes checksums.
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,10 +148,6 @@ class Steps:
 
     def unload_lora(self, lora_name: str) -> Result:
         self._call(self._control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=lora_name))
-        return {}
-
-    def wait(self, ms: int) -> Result:
-        time.sleep(ms / 1000)
         return {}
 
 

@@ -65,11 +65,10 @@ type Step =
   | { do: "pause"; name: string; holder?: string; ttl_ms?: number }
   | { do: "renew"; name: string; ttl_ms?: number }
   | { do: "resume"; name: string }
-  | { do: "unload_lora"; lora_name: string }
-  | { do: "wait"; ms: number };
+  | { do: "unload_lora"; lora_name: string };
 
 const scenario = JSON.parse(await text(process.stdin)) as Scenario;
-using client = new Client(scenario.address, { caFile: scenario.ca_file, token: scenario.token });
+using client = new Client(scenario.address, { caFile: scenario.ca_file, token: scenario.token ?? "" });
 const leases = new Map<string, PauseLease>();
 for (const step of scenario.steps) {
   console.log(JSON.stringify(await carryOut(step).catch(failure)));
@@ -120,9 +119,6 @@ async function carryOut(step: Step): Promise<unknown> {
       return { names: (await client.listLoras()).map(({ loraName }) => loraName) };
     case "unload_lora":
       await client.unloadLora(step.lora_name);
-      return {};
-    case "wait":
-      await new Promise((resolve) => setTimeout(resolve, step.ms));
       return {};
   }
 }

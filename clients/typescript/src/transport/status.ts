@@ -35,6 +35,9 @@ const CLASS_BY_CODE = new Map<number, typeof GenserveError>([
 /** What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes. */
 const BROKEN = /Connection dropped|ECONNRESET|EPIPE|GOAWAY|socket hang up|Received RST_STREAM/i;
 
+/** What grpc-js and gRPC servers say of a call that ended at its deadline. */
+const LATE = /^deadline.exceeded/i;
+
 /** The typed error for a failed call to `address`. */
 export function errorOf(error: ServiceError, address: string): GenserveError {
   const details = error.metadata.get(DETAILS_KEY)[0];
@@ -87,7 +90,7 @@ function explained(code: number, message: string, address: string): string {
         ? `the connection to ${address} broke: ${message}`
         : `no daemon answers at ${address}: ${message}`;
     case "DEADLINE_EXCEEDED":
-      return `the call to ${address} did not finish within its timeout`;
+      return LATE.test(message) ? `the call to ${address} did not finish within its timeout` : message;
     case "UNIMPLEMENTED":
       return `what answers at ${address} does not have this call: ${message}`;
     default:
