@@ -56,6 +56,10 @@ test("a token of the environment does not replace one that is given as a file", 
   expect(authorization("127.0.0.1:1", {}, { ...none, GENSERVE_TOKEN: "other" })).toBe("Bearer other");
 });
 
+test("an empty token is none, whatever the environment has", () => {
+  expect(authorization("127.0.0.1:1", { token: "" }, { ...none, GENSERVE_TOKEN: "other" })).toBeUndefined();
+});
+
 test("a token does not leave the host unencrypted, unless that is allowed", () => {
   expect(() => reachOf("daemon:1", { token: "secret" }, none)).toThrow(/token: would go to daemon:1 unencrypted/);
   expect(authorization("daemon:1", { token: "secret", tls: true })).toBe("Bearer secret");

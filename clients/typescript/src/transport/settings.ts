@@ -36,7 +36,7 @@ export interface ConnectionOptions {
   keyFile?: string | undefined;
   /** Name that the daemon's certificate has, if it is not the host in the address. */
   serverName?: string | undefined;
-  /** Bearer token, sent with every call. */
+  /** Bearer token, sent with every call; "" = none, whatever the environment has. */
   token?: string | undefined;
   /** File that holds the token alone. It is read again when it changes. */
   tokenFile?: string | undefined;
@@ -82,7 +82,8 @@ export function reachOf(
   if (ofFile.target !== undefined && ofFile.target !== address) ofFile = {};
   const sources: (ConnectionOptions & Settings)[] = [options, ofEnvironment, ofFile];
   const tls = firstWith(TLS_GROUP, sources);
-  const { token, tokenFile } = firstWith(TOKEN_GROUP, sources);
+  const { token: said, tokenFile } = firstWith(TOKEN_GROUP, sources);
+  const token = said === "" ? undefined : said;
   const { allowInsecure } = firstWith(INSECURE_GROUP, sources);
 
   const file = token === undefined && tokenFile !== undefined ? new TokenFile(tokenFile) : undefined;
