@@ -25,9 +25,11 @@ async def results_of(command: Sequence[str], scenario: dict[str, Any]) -> list[A
         async with asyncio.timeout(TIMEOUT_S):
             output, errors = await process.communicate(json.dumps(scenario).encode())
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise RuntimeError(f"the driver took more than {TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:  # late, or the runner is interrupted
+            process.kill()
+            await process.wait()
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-3:]
         raise RuntimeError(f"the driver ended with {process.returncode}: {' | '.join(last)}")

@@ -60,4 +60,4 @@ class Subject:
 def _wrong(live: dict[str, str], expected: dict[str, str], name: str) -> Iterator[str]:
     wrong = [tensor for tensor in expected if live.get(tensor) != expected[tensor]]
     if wrong:
-        yield f"afterwards {len(wrong)} of {len(expected)} live tensors are not those of {name}: {wrong[0]} and others"
+        yield f"afterwards {len(wrong)} of {len(expected)} live tensors are not those of {name}, such as {wrong[0]}"

@@ -1,0 +1,60 @@
+"""Drivers: what those of this repository use, and what becomes of one that does not do as it should."""
+
+import ast
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clients.conformance.runner import drivers
+from clients.conformance.runner.drivers import CLIENTS, results_of
+
+STUBS = [CLIENTS / "conformance/drivers" / name for name in ("python_stubs.py", "checkpoint.py", "crc32c.py")]
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: str(path.name))
+def test_the_driver_on_stubs_uses_nothing_else_of_genserve(path: Path) -> None:
+    imported = {
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
+    }
+    assert {name for name in imported if name.startswith("genserve")} <= {"genserve.v1"}
+
+
+def program(text: str) -> tuple[str, ...]:
+    """A driver."""
+    return sys.executable, "-c", text
+
+
+async def test_each_line_is_a_result() -> None:
+    echo = "import json, sys; print(len(json.load(sys.stdin))); print(2)"
+    assert await results_of(program(echo), {"a": 1, "b": 2}) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("print('x')", "no JSON"), ("import sys; sys.exit('broken')", "ended with 1: broken"), ("1 / 0", "ZeroDivision")],
+)
+async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        await results_of(program(text), {})
+
+
+async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
+    with pytest.raises(RuntimeError, match="more than"):
+        await results_of(program("import time; time.sleep(1000)"), {})
+    assert psutil.Process().children() == []
+
+
+async def test_no_driver_outlives_an_interrupted_runner() -> None:
+    running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
+    await asyncio.wait([running], timeout=0.3)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert psutil.Process().children() == []
