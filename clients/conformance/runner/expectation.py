@@ -18,8 +18,12 @@ def differences(found: Any, expected: Any, rules: dict[str, Rule], path: str = "
             elif value != {"$absent": True}:
                 yield f"{path}.{key}".lstrip(".") + f": is absent; there are {', '.join(found) or 'no fields'}"
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for i, value in enumerate(expected):
-            yield from differences(found[i], value, rules, f"{path}[{i}]")
+        inside = [list(differences(found[i], value, rules, f"{path}[{i}]")) for i, value in enumerate(expected)]
+        wrong = [each for each in inside if each]
+        if len(wrong) > 1 and not any(isinstance(value, dict | list) for value in expected):
+            yield f"{wrong[0][0]}, and {len(wrong) - 1} more of {len(expected)}"
+        else:
+            yield from (line for each in wrong for line in each)
     elif type(found) is not type(expected) or found != expected:
         yield f"{path or 'result'}: {found!r}, expected {expected!r}"
 

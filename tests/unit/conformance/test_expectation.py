@@ -20,6 +20,7 @@ from clients.conformance.runner.scenario import filled
         ({}, {"a": {"$absent": True}}, []),
         ([1, 2], [1], ["result: [1, 2], expected [1]"]),
         ({"a": [{"b": [1, 2]}]}, {"a": [{"b": [1, 3]}]}, ["a[0].b[1]: 2, expected 3"]),
+        ({"a": [1, 2, 3]}, {"a": [1, 5, 6]}, ["a[1]: 2, expected 5, and 1 more of 3"]),
         ([1, 9], {"$each": {"$between": [0, 5]}, "$length": 2}, ["[1]: 9 is not between [0, 5]"]),
         ([1], {"$each": {"$between": [0, 5]}, "$length": 2}, ["result: [1] is not length 2"]),
         ("x", {"$each": {"$between": [0, 5]}}, ["result: 'x' is not each {'$between': [0, 5]}"]),
