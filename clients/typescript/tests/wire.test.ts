@@ -5,29 +5,64 @@ import { durationOf, exactNumber, millisecondsOf } from "../src/transport/fields
 import { wordOf } from "../src/transport/words.js";
 import { Phase } from "../src/wire/genserve/v1/types.js";
 import { ByteSpace } from "../src/weights/byte-space.js";
-import { chunkFrame } from "../src/weights/chunk-frame.js";
+import { ChunkFrame, ChunkFrames } from "../src/weights/chunk-frame.js";
 import { memorySources, type Tensor } from "../src/weights/sources.js";
 
 describe("a chunk frame", () => {
   test.each([0, 1, 127, 128, 2 ** 31, 2 ** 40 + 5, Number.MAX_SAFE_INTEGER])(
     "at offset %d is what protobuf reads",
     (offset) => {
-      const frame = chunkFrame(offset, 300, crc32c);
-      frame.data.fill(7);
-      frame.seal();
-      const message = PushWeightsRequest.decode(frame.bytes);
+      const frame = new ChunkFrame(300, crc32c);
+      frame.begin(offset, 300).fill(7);
+      const bytes = frame.seal();
+      const message = PushWeightsRequest.decode(bytes);
       expect(message.frame).toMatchObject({ $case: "chunk", value: { offset: BigInt(offset) } });
       const encoded = Buffer.from(PushWeightsRequest.encode(message).finish());
-      expect(encoded.equals(frame.bytes)).toBe(true);
+      expect(encoded.equals(bytes)).toBe(true);
     },
   );
 
   test("without a checksum has none", () => {
-    const frame = chunkFrame(3, 2, undefined);
-    frame.data.fill(7);
-    frame.seal();
-    const { frame: chunk } = PushWeightsRequest.decode(frame.bytes);
+    const frame = new ChunkFrame(2, undefined);
+    frame.begin(3, 2).fill(7);
+    const { frame: chunk } = PushWeightsRequest.decode(frame.seal());
     expect(chunk).toMatchObject({ $case: "chunk", value: { crc32c: undefined, data: Buffer.from([7, 7]) } });
+  });
+
+  test("that is used again holds nothing of its former chunk", () => {
+    const frame = new ChunkFrame(300, crc32c);
+    frame.begin(2 ** 40, 300).fill(7);
+    frame.seal();
+    frame.begin(0, 2).fill(8);
+    const bytes = frame.seal();
+    const data = Buffer.from([8, 8]);
+    const chunk = { $case: "chunk", value: { offset: 0n, data, crc32c: crc32c(data) } };
+    expect(PushWeightsRequest.decode(bytes).frame).toMatchObject(chunk);
+  });
+});
+
+describe("the frames of a stream", () => {
+  const never = new AbortController().signal;
+
+  test("are no more than allowed, and one that is released is taken again", async () => {
+    const frames = new ChunkFrames(2, 8, crc32c);
+    const [first, second] = [await frames.take(never), await frames.take(never)];
+    expect(second).not.toBe(first);
+    const waiting = frames.take(never);
+    frames.release(second);
+    expect(await waiting).toBe(second);
+    frames.release(first);
+    expect(await frames.take(never)).toBe(first);
+  });
+
+  test("are waited for no longer than the stream runs", async () => {
+    const frames = new ChunkFrames(1, 8, crc32c);
+    await frames.take(never);
+    const ended = new AbortController();
+    const waiting = frames.take(ended.signal);
+    ended.abort();
+    await expect(waiting).rejects.toMatchObject({ name: "AbortError" });
+    await expect(frames.take(ended.signal)).rejects.toMatchObject({ name: "AbortError" });
   });
 });
 

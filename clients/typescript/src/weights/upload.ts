@@ -1,13 +1,12 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import { once } from "node:events";
 import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
 import type { Connection, Upstream } from "../transport/connection.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { ByteSpace } from "./byte-space.js";
 import { loadChecksum } from "./checksum.js";
-import { type Checksum, chunkFrame } from "./chunk-frame.js";
+import { type Checksum, ChunkFrames } from "./chunk-frame.js";
 import { chunkBytesOf, type SendOptions } from "./options.js";
 import { type PushResult, pushResultOf } from "./push.js";
 import { type ByteRange, numBytes } from "./ranges.js";
@@ -15,6 +14,7 @@ import type { TensorSource } from "./sources.js";
 
 const MAX_RESUMES = 5;
 const RECONNECT_TIMEOUT_MS = 30_000;
+const MAX_FRAMES_AHEAD = 4;
 
 const END_FRAME = Buffer.from(PushWeightsRequest.encode({ frame: { $case: "end", value: {} } }).finish());
 
@@ -117,25 +117,24 @@ class Upload {
     checksum: Checksum | undefined,
     answered: AbortSignal,
   ): Promise<void> {
-    const write = async (frame: Buffer) => {
-      answered.throwIfAborted();
-      // As much is sent ahead as the stream buffers; then the daemon's pace counts.
-      if (!call.write(frame)) await once(call, "drain", { signal: answered });
-    };
     const header = { frame: { $case: "header" as const, value: this.#header } };
     call.write(Buffer.from(PushWeightsRequest.encode(header).finish()), (error: unknown) => {
       this.#hasReachedDaemon ||= !error; // the connection has taken it
     });
+    // Waiting for a frame is the back-pressure: a frame comes back when the connection has taken it.
+    const frames = new ChunkFrames(MAX_FRAMES_AHEAD, Math.min(this.#chunkBytes, numBytes(ranges)), checksum);
     for (const [rangeStart, rangeEnd] of ranges) {
       for (let offset = rangeStart; offset < rangeEnd; offset += this.#chunkBytes) {
-        const frame = chunkFrame(offset, Math.min(this.#chunkBytes, rangeEnd - offset), checksum);
-        await this.#space.read(frame.data, offset);
-        frame.seal();
-        await write(frame.bytes);
-        this.#report(frame.data.length);
+        const frame = await frames.take(answered);
+        const data = frame.begin(offset, Math.min(this.#chunkBytes, rangeEnd - offset));
+        await this.#space.read(data, offset);
+        call.write(frame.seal(), () => {
+          frames.release(frame);
+        });
+        this.#report(data.length);
       }
     }
-    await write(END_FRAME);
+    call.write(END_FRAME);
     call.end();
   }
 
