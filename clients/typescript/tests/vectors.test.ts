@@ -8,7 +8,7 @@ import { deltaOf } from "../src/generation/results.js";
 import { errorOfStatus } from "../src/transport/status.js";
 import { ByteSpace } from "../src/weights/byte-space.js";
 import { loadChecksum } from "../src/weights/checksum.js";
-import { chunkFrame } from "../src/weights/chunk-frame.js";
+import { ChunkFrame } from "../src/weights/chunk-frame.js";
 import { memorySources, type Tensor } from "../src/weights/sources.js";
 import { Status } from "../src/wire/google/rpc/status.js";
 
@@ -51,10 +51,9 @@ test.each(vectors<FrameVector>("frames.json"))("the frame $frame_hex", async (ve
     return;
   }
   const data = pattern(vector.pattern_bytes!);
-  const frame = chunkFrame(vector.offset!, data.length, vector.checksum === true ? await loadChecksum() : undefined);
-  frame.data.set(data);
-  frame.seal();
-  expect(frame.bytes.toString("hex")).toBe(vector.frame_hex);
+  const frame = new ChunkFrame(data.length, vector.checksum === true ? await loadChecksum() : undefined);
+  frame.begin(vector.offset!, data.length).set(data);
+  expect(frame.seal().toString("hex")).toBe(vector.frame_hex);
 });
 
 interface ManifestVector {
