@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import checkpoint
 import grpc
+from checkpoint import Checkpoint
 from crc32c import crc32c
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
@@ -210,16 +210,16 @@ def request_of(prompt: Result, options: Result) -> Any:
     return request
 
 
-def read(path: str, lora_name: str | None) -> tuple[checkpoint.Checkpoint, Any]:
+def read(path: str, lora_name: str | None) -> tuple[Checkpoint, Any]:
     """The tensors of a push, and the adapter of its header."""
     if lora_name is None:
-        return checkpoint.Checkpoint(f"{path}/model.safetensors" if not path.endswith(".safetensors") else path), None
+        return Checkpoint(f"{path}/model.safetensors" if not path.endswith(".safetensors") else path), None
     with open(f"{path}/adapter_config.json", encoding="utf-8") as file:
         lora = weights_pb2.LoraAdapter(lora_name=lora_name, config=file.read())
-    return checkpoint.Checkpoint(f"{path}/adapter_model.safetensors"), lora
+    return Checkpoint(f"{path}/adapter_model.safetensors"), lora
 
 
-def frames(header: Any, tensors: checkpoint.Checkpoint, ranges: list[tuple[int, int]]) -> Iterator[Any]:
+def frames(header: Any, tensors: Checkpoint, ranges: list[tuple[int, int]]) -> Iterator[Any]:
     yield weights_pb2.PushWeightsRequest(header=header)
     for offset, data in tensors.chunks(ranges):
         chunk = weights_pb2.PushChunk(offset=offset, data=data, crc32c=crc32c(data))

@@ -52,6 +52,11 @@ def sha256_of(directory: str) -> dict[str, str]:
     return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
 
 
+def num_bytes_of(directory: str) -> int:
+    """The size of all tensors."""
+    return sum(int(tensor.nbytes) for tensor in models.load_tensors(Path(directory)).values())
+
+
 @cache
 def greedy_tokens(directory: str, prompt: tuple[int, ...], num: int) -> list[int]:
     """What Hugging Face Transformers finds most likely, one token after the other."""

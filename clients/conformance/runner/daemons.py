@@ -18,11 +18,6 @@ class Daemons:
     ca_files: dict[str, str]
     tokens: dict[str, str]
 
-    @property
-    def ca_file(self) -> str:
-        """Of the authority of the secured one."""
-        return self.ca_files["own"]
-
 
 @contextmanager
 def running(checkpoint: str, directory: Path) -> Iterator[Daemons]:

@@ -32,7 +32,7 @@ def _by_rule(found: Any, expected: dict[str, Any], rules: dict[str, Rule], path:
     for name, argument in expected.items():
         if name in rules:
             yield from differences(found, rules[name](argument), rules, path)
-        elif name == "$each" and isinstance(found, list):
+        elif name == "$each" and isinstance(found, list) and found:
             for i, item in enumerate(found):
                 yield from differences(item, argument, rules, f"{path}[{i}]")
         elif not _holds(name, found, argument):
@@ -55,5 +55,5 @@ def _holds(name: str, found: Any, argument: Any) -> bool:
         case "$type":
             return argument == "string" and isinstance(found, str)
         case "$absent" | "$each":
-            return False  # it is there; it is no list
+            return False  # it is there; it is no list, or has no item
     raise ValueError(f"{name} is no rule")

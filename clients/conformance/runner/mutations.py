@@ -17,14 +17,18 @@ class CorruptChunk:
 
     def __init__(self, number: int) -> None:
         self._left = number
-        self.is_done = False
+        self._is_done = False
+
+    def differences(self) -> list[str]:
+        """What did not happen."""
+        return [] if self._is_done else ["no chunk was changed"]
 
     def change(self) -> Change:
         """For a relay."""
         return Change(request=self._request)
 
     def _request(self, method: str, message: bytes) -> bytes:
-        if method != _PUSH or self.is_done:
+        if method != _PUSH or self._is_done:
             return message
         request = weights_pb2.PushWeightsRequest.FromString(message)
         if not request.HasField("chunk"):
@@ -32,7 +36,7 @@ class CorruptChunk:
         self._left -= 1
         if self._left >= 0:
             return message
-        self.is_done = True
+        self._is_done = True
         data = bytearray(request.chunk.data)
         data[len(data) // 2] ^= 1
         request.chunk.data = bytes(data)

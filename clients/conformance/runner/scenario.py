@@ -10,6 +10,7 @@ from typing import Any
 DIRECTORY = Path(__file__).parents[1] / "scenarios"
 _NAME = re.compile(r"\$\{(\w+)\}")
 _FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after"}
+_LINKS = {"cut_at_bytes", "corrupt_chunk"}
 _OF_RUNNER = {"expect", "may_differ"}
 
 
@@ -28,10 +29,15 @@ class Scenario:
 
     @classmethod
     def load(cls, path: Path) -> "Scenario":
-        """Raises ValueError for fields that do not exist."""
+        """Raises ValueError for what does not exist, and for a step of which nothing is expected."""
         fields = json.loads(path.read_text())
-        if unknown := fields.keys() - _FIELDS:
-            raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown))}")
+        unknown = [*fields.keys() - _FIELDS, *fields.get("link", {}).keys() - _LINKS]
+        if unknown or fields.get("daemon", "open") not in ("open", "secured"):
+            raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown)) or fields['daemon']}")
+        if missing := [step["do"] for step in fields["steps"] if "expect" not in step]:
+            raise ValueError(f"{path.name}: nothing is expected of {', '.join(missing)}")
+        if fields.get("daemon") == "secured" and fields.keys() & {"after", "link"}:
+            raise ValueError(f"{path.name}: after and link are of the open daemon")
         return cls(path.stem, **fields)
 
     def for_driver(self, names: Mapping[str, str], version: int) -> list[dict[str, Any]]:

@@ -39,7 +39,8 @@ class Subject:
     async def differences(self, after: dict[str, Any]) -> list[str]:
         """What is not as a scenario leaves it. Nothing runs, nothing is paused, and the weights are whole."""
         self._at = ""
-        found = []
+        found: list[str] = []
+        status = await self._client.status()
         try:
             async with asyncio.timeout(_IDLE_TIMEOUT_S):
                 async for status in self._client.watch_status(interval_s=0.1):
@@ -58,6 +59,6 @@ class Subject:
 
 
 def _wrong(live: dict[str, str], expected: dict[str, str], name: str) -> Iterator[str]:
-    wrong = [tensor for tensor in expected if live.get(tensor) != expected[tensor]]
+    wrong = sorted(tensor for tensor in live.keys() | expected.keys() if live.get(tensor) != expected.get(tensor))
     if wrong:
         yield f"afterwards {len(wrong)} of {len(expected)} live tensors are not those of {name}, such as {wrong[0]}"

@@ -41,7 +41,7 @@ def crc32c_vectors() -> Vectors:
     for data, expected in rfc.values():
         assert crc32c(data) == expected
     vectors = [{"name": name, "hex": data.hex(), "crc32c": expected} for name, (data, expected) in rfc.items()]
-    for num_bytes in (255, 65_537, 1 << 20):
+    for num_bytes in (255, 65_537, (1 << 20) + 3):
         name = f"pattern of {num_bytes}"
         vectors.append({"name": name, "pattern_bytes": num_bytes, "crc32c": crc32c(pattern(num_bytes))})
     return vectors
@@ -60,6 +60,12 @@ def frame_vectors() -> Vectors:
                 frame = weights_pb2.PushWeightsRequest(chunk=chunk).SerializeToString()
                 fields = {"offset": offset, "pattern_bytes": num_bytes, "checksum": checksum}
                 vectors.append({**fields, "frame_hex": frame.hex()})
+    # A checksum of 0 is sent: the field is optional, so that a 0 is not the same as none.
+    data = bytes.fromhex("ab9be09b")
+    chunk = weights_pb2.PushChunk(offset=5, data=data, crc32c=crc32c(data))
+    assert chunk.crc32c == 0
+    frame = weights_pb2.PushWeightsRequest(chunk=chunk).SerializeToString()
+    vectors.append({"offset": 5, "hex": data.hex(), "checksum": True, "frame_hex": frame.hex()})
     end = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
     return [*vectors, {"end": True, "frame_hex": end.hex()}]
 
@@ -107,6 +113,10 @@ def error_vectors() -> Vectors:
     invalid = info(reason="INVALID_FIELD", domain="genserve")
     changed = info(reason="CHECKSUM_MISMATCH", domain="genserve")
     foreign = info(reason="X", domain="x")
+    broken = status(code_pb2.UNAVAILABLE, "x", invalid)
+    broken.details[0].value = broken.details[0].value[:-1]
+    elsewhere = status(code_pb2.RESOURCE_EXHAUSTED, "x", info(reason="QUEUE_FULL", domain="genserve"))
+    elsewhere.details[0].type_url = "example.org/google.rpc.ErrorInfo"
     cases = [
         (
             "a wrong field",
@@ -144,11 +154,24 @@ def error_vectors() -> Vectors:
             {"reason": "CHECKSUM_MISMATCH", "violations": [["sampling.top_p", "must be above 0"]]},
         ),
         ("no details", status(code_pb2.DEADLINE_EXCEEDED, "late"), {"reason": "DEADLINE_EXCEEDED"}),
+        (
+            "no details: a message is too large for gRPC",
+            status(code_pb2.RESOURCE_EXHAUSTED, "x"),
+            {"reason": "MESSAGE_TOO_LARGE"},
+        ),
+        ("no details: an unknown call", status(code_pb2.UNIMPLEMENTED, "x"), {"reason": "UNSUPPORTED"}),
+        (
+            "when to try again, of a proxy",
+            status(code_pb2.UNAVAILABLE, "x", delay),
+            {"reason": "UNAVAILABLE", "retry_after_ms": 1500},
+        ),
+        ("a detail that is cut", broken, {"reason": "UNAVAILABLE"}),
+        ("a detail under another host", elsewhere, {"reason": "QUEUE_FULL"}),
     ]
     none: dict[str, Any] = {"violations": [], "retry_after_ms": None, "metadata": {}}
     return [
         {"name": name, "status_hex": value.SerializeToString(deterministic=True).hex()}
-        | {"code": value.code, "message": value.message, **none, **understood}
+        | {"code": code_pb2.Code.Name(value.code), "message": value.message, **none, **understood}
         for name, value, understood in cases
     ]
 

@@ -41,6 +41,17 @@ def generation_vectors() -> list[dict[str, Any]]:
             "sequences": [{"token_ids": [5, 6, 7, 8], "text": "abcd", "weight_spans": [[3, 0, 4]], "finish": "length"}],
         },
         {
+            "name": "of a sequence that runs, adjacent spans of one version are one",
+            "responses_hex": responses(
+                [delta(0, [5], "", span(3, 0, 1))],
+                [delta(0, [6, 7], "", span(3, 1, 3))],
+                [delta(0, [8], "", span(4, 3, 4))],
+            ),
+            "sequences": [
+                {"token_ids": [5, 6, 7, 8], "text": "", "weight_spans": [[3, 0, 3], [4, 3, 4]], "finish": "unspecified"}
+            ],
+        },
+        {
             "name": "a push within one message",
             "responses_hex": responses(
                 [delta(0, [5], "", span(3, 0, 1))],
@@ -126,7 +137,9 @@ def generation_vectors() -> list[dict[str, Any]]:
         },
         {
             "name": "a reason of a newer daemon",
-            "responses_hex": responses([delta(0, [5], "", one, finish=generation_pb2.Finish(reason=99))]),
-            "sequences": [{"token_ids": [5], "text": "", "weight_spans": [], "finish": "unknown_99"}],
+            "responses_hex": responses(
+                [delta(0, [5], "", one, finish=generation_pb2.Finish(reason=99, weight_spans=[one]))]
+            ),
+            "sequences": [{"token_ids": [5], "text": "", "weight_spans": [[3, 0, 4]], "finish": "unknown_99"}],
         },
     ]

@@ -1,6 +1,8 @@
 import { readFileSync } from "node:fs";
-import { Client, ERROR_CLASSES, GenserveError, UnavailableError } from "genserve";
+import { Metadata, status as Code } from "@grpc/grpc-js";
+import { Client, ERROR_CLASSES, GenserveError, PermissionDeniedError, UnavailableError } from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
+import { errorOf } from "../src/transport/status.js";
 import { ScriptedDaemon } from "./scripted-daemon.js";
 
 const page = readFileSync(new URL("../../../docs/errors.md", import.meta.url), "utf8");
@@ -60,4 +62,13 @@ test("what nobody answers is UnavailableError, and names the address", async () 
   const calling = nobody.status({ timeoutMs: 20_000 });
   await expect(calling).rejects.toBeInstanceOf(UnavailableError);
   await expect(calling).rejects.toThrow("no daemon answers at 127.0.0.1:1");
+});
+
+test("details of a proxy that are none hide neither code nor message", () => {
+  const metadata = new Metadata();
+  metadata.set("grpc-status-details-bin", Buffer.from([0xff, 0xff]));
+  const refused = Object.assign(new Error(), { code: Code.PERMISSION_DENIED, details: "not from here", metadata });
+  const error = errorOf(refused, "here:1");
+  expect(error).toBeInstanceOf(PermissionDeniedError);
+  expect(error).toMatchObject({ code: "PERMISSION_DENIED", message: "not from here" });
 });

@@ -39,6 +39,7 @@ test.each(vectors<ChecksumVector>("crc32c.json"))("the checksum of $name", async
 interface FrameVector {
   offset?: number;
   pattern_bytes?: number;
+  hex?: string;
   checksum?: boolean;
   end?: boolean;
   frame_hex: string;
@@ -50,7 +51,7 @@ test.each(vectors<FrameVector>("frames.json"))("the frame $frame_hex", async (ve
     expect(Buffer.from(end).toString("hex")).toBe(vector.frame_hex);
     return;
   }
-  const data = pattern(vector.pattern_bytes!);
+  const data = vector.hex === undefined ? pattern(vector.pattern_bytes!) : bytesOf(vector.hex);
   const frame = new ChunkFrame(data.length, vector.checksum === true ? await loadChecksum() : undefined);
   frame.begin(vector.offset!, data.length).set(data);
   expect(frame.seal().toString("hex")).toBe(vector.frame_hex);
@@ -77,6 +78,7 @@ test.each(vectors<ManifestVector>("manifests.json"))("the manifest of $name", (v
 interface ErrorVector {
   name: string;
   status_hex: string;
+  code: string;
   message: string;
   reason: string;
   violations: [string, string][];
@@ -87,7 +89,7 @@ interface ErrorVector {
 test.each(vectors<ErrorVector>("errors.json"))("the error with $name", (vector) => {
   const error = errorOfStatus(Status.decode(bytesOf(vector.status_hex)), "here:1");
   expect(error).toBeInstanceOf(GenserveError);
-  expect(error).toMatchObject({ reason: vector.reason, metadata: vector.metadata });
+  expect(error).toMatchObject({ reason: vector.reason, code: vector.code, metadata: vector.metadata });
   expect(error.violations.map(({ field, description }) => [field, description])).toEqual(vector.violations);
   expect(error.retryAfterMs ?? null).toBe(vector.retry_after_ms);
   expect(error.message).toContain(vector.message);

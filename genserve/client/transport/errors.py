@@ -1,9 +1,11 @@
 """Converts status codes back into the exceptions of `genserve.errors`, by the daemon's reason, never by its message."""
 
 import re
+from contextlib import suppress
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from genserve.errors import (
@@ -73,14 +75,17 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
     violations: list[FieldViolation] = []
     retry_after_s: float | None = None
     for detail in status.details:
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            candidate = error_details_pb2.ErrorInfo.FromString(detail.value)
-            info = candidate if candidate.domain == DOMAIN else info
-        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            request = error_details_pb2.BadRequest.FromString(detail.value)
-            violations += [FieldViolation(each.field, each.description) for each in request.field_violations]
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry_after_s = seconds_of(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
+        try:
+            if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                candidate = error_details_pb2.ErrorInfo.FromString(detail.value)
+                info = candidate if candidate.domain == DOMAIN else info
+            elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+                request = error_details_pb2.BadRequest.FromString(detail.value)
+                violations += [FieldViolation(each.field, each.description) for each in request.field_violations]
+            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+                retry_after_s = seconds_of(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
+        except DecodeError:  # of a proxy, or cut: the code and the message still say what failed
+            continue
 
     details = description or code.name
     metadata = dict(info.metadata) if info is not None else {}
@@ -108,5 +113,6 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     for key, value in error.trailing_metadata() or ():
         if key == _STATUS_DETAILS_KEY and isinstance(value, bytes):
-            return status_pb2.Status.FromString(value)
+            with suppress(DecodeError):  # a proxy's: the code and the message still say what failed
+                return status_pb2.Status.FromString(value)
     return status_pb2.Status()

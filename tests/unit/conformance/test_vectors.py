@@ -45,7 +45,7 @@ def test_frames(vector: dict[str, Any]) -> None:
     if vector.get("end"):
         assert END_FRAME.hex() == vector["frame_hex"]
         return
-    data = generate.pattern(vector["pattern_bytes"])
+    data = bytes.fromhex(vector["hex"]) if "hex" in vector else generate.pattern(vector["pattern_bytes"])
     frame = chunk_frame(vector["offset"], [data], crc32c_of(data) if vector["checksum"] else None)
     assert frame.hex() == vector["frame_hex"]
 

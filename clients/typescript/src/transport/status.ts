@@ -18,7 +18,8 @@ import { millisecondsOf } from "./fields.js";
 
 const DOMAIN = "genserve";
 const DETAILS_KEY = "grpc-status-details-bin";
-const TYPE_PREFIX = "type.googleapis.com/google.rpc.";
+/** The part of a type's URL that says which type it is. */
+const TYPE_NAME = /\/google\.rpc\.(\w+)$/;
 
 const CLASS_BY_REASON = new Map(ERROR_CLASSES.map((errorClass) => [errorClass.reason, errorClass]));
 
@@ -41,7 +42,7 @@ const LATE = /^deadline.exceeded/i;
 /** The typed error for a failed call to `address`. */
 export function errorOf(error: ServiceError, address: string): GenserveError {
   const details = error.metadata.get(DETAILS_KEY)[0];
-  const status = details instanceof Buffer ? Status.decode(details) : undefined;
+  const status = details instanceof Buffer ? decoded(Status, details) : undefined;
   return typed(error.code, error.details, status, address);
 }
 
@@ -55,16 +56,21 @@ function typed(code: number, message: string, status: Status | undefined, addres
   const violations: FieldViolation[] = [];
   let retryAfterMs: number | undefined;
   for (const { typeUrl, value } of status?.details ?? []) {
-    if (typeUrl === `${TYPE_PREFIX}ErrorInfo`) {
-      const candidate = ErrorInfo.decode(value);
-      if (candidate.domain === DOMAIN) info = candidate;
-    } else if (typeUrl === `${TYPE_PREFIX}BadRequest`) {
-      violations.push(
-        ...BadRequest.decode(value).fieldViolations.map(({ field, description }) => ({ field, description })),
-      );
-    } else if (typeUrl === `${TYPE_PREFIX}RetryInfo`) {
-      const { retryDelay } = RetryInfo.decode(value);
-      retryAfterMs = retryDelay && millisecondsOf(retryDelay);
+    switch (TYPE_NAME.exec(typeUrl)?.[1]) {
+      case "ErrorInfo": {
+        const candidate = decoded(ErrorInfo, value);
+        if (candidate?.domain === DOMAIN) info = candidate;
+        break;
+      }
+      case "BadRequest":
+        for (const { field, description } of decoded(BadRequest, value)?.fieldViolations ?? []) {
+          violations.push({ field, description });
+        }
+        break;
+      case "RetryInfo": {
+        const retryDelay = decoded(RetryInfo, value)?.retryDelay;
+        retryAfterMs = retryDelay && millisecondsOf(retryDelay);
+      }
     }
   }
   const codeName = Code[code] ?? `code ${code}`;
@@ -95,5 +101,14 @@ function explained(code: number, message: string, address: string): string {
       return `what answers at ${address} does not have this call: ${message}`;
     default:
       return message;
+  }
+}
+
+/** Undefined for bytes that are no such message, of a proxy: the code and the message still say what failed. */
+function decoded<Message>(type: { decode(bytes: Uint8Array): Message }, bytes: Uint8Array): Message | undefined {
+  try {
+    return type.decode(bytes);
+  } catch {
+    return undefined;
   }
 }

@@ -158,6 +158,18 @@ def test_only_words_of_grpc_itself_are_replaced(code: int, details: str, message
     assert error_of_status(status_pb2.Status(code=code, message=details), "here:1").message == message
 
 
+async def test_details_that_are_none_hide_neither_code_nor_message(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Of a proxy, which may put anything into the trailer."""
+
+    async def fail(context: Any) -> None:
+        context.set_trailing_metadata((("grpc-status-details-bin", b"\xff\xff"),))
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not from here")
+
+    daemon.fail = fail
+    with pytest.raises(PermissionDeniedError, match="not from here"):
+        await client.status()
+
+
 async def test_a_call_that_the_server_does_not_have_is_unsupported(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """Such as those of a fleet, which only a router has."""
     with pytest.raises(
