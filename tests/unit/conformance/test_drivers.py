@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 from clients.conformance.runner import drivers
 from clients.conformance.runner.drivers import CLIENTS, results_of
 
+Started = Callable[[], set[psutil.Process]]
 STUBS = [CLIENTS / "conformance/drivers" / name for name in ("python_stubs.py", "checkpoint.py", "crc32c.py")]
 
 
@@ -23,6 +25,13 @@ def test_the_driver_on_stubs_uses_nothing_else_of_genserve(path: Path) -> None:
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
     }
     assert {name for name in imported if name.startswith("genserve")} <= {"genserve.v1"}
+
+
+@pytest.fixture
+def started() -> Started:
+    """Processes that the test has started, and that still run. Engines of other tests may run beside them."""
+    before = set(psutil.Process().children())
+    return lambda: set(psutil.Process().children()) - before
 
 
 def program(text: str) -> tuple[str, ...]:
@@ -44,17 +53,17 @@ async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None
         await results_of(program(text), {})
 
 
-async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
     monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
     with pytest.raises(RuntimeError, match="more than"):
         await results_of(program("import time; time.sleep(1000)"), {})
-    assert psutil.Process().children() == []
+    assert started() == set()
 
 
-async def test_no_driver_outlives_an_interrupted_runner() -> None:
+async def test_no_driver_outlives_an_interrupted_runner(started: Started) -> None:
     running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
     await asyncio.wait([running], timeout=0.3)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
-    assert psutil.Process().children() == []
+    assert started() == set()
