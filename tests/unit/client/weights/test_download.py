@@ -31,9 +31,10 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
         self.breaks = True
         self.damages = -1
         self.hangs_at = -1
-        self.cancelled = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def PullWeights(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.PullWeightsResponse]:
+        context.add_done_callback(lambda _: self.ended.set())  # wherever it was cancelled
         self.requests.append(request)
         self.remaining_s.append(context.time_remaining())
         tensor = weights_pb2.TensorSpec(name="w", dtype="U8", shape=[len(DATA)], offset=0, length=len(DATA))
@@ -45,10 +46,7 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
                 break
             if offset == self.hangs_at:
                 self.hanging.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self.cancelled.set()
+                await asyncio.Event().wait()
             data = DATA[offset : offset + 8]
             sent = b"\xff" * 8 if offset == self.damages else data
             chunk = weights_pb2.PushChunk(offset=offset, data=sent, crc32c=google_crc32c.value(data))
@@ -100,13 +98,13 @@ async def test_a_pull_that_is_given_up_ends_its_stream() -> None:
 
         with pytest.raises(ZeroDivisionError):
             await client.pull_weights(progress=fail)
-        await asyncio.wait_for(puller.cancelled.wait(), 20)
-        puller.cancelled.clear()
+        await asyncio.wait_for(puller.ended.wait(), 20)
+        puller.ended.clear()
         puller.hanging.clear()
         given_up = asyncio.create_task(client.pull_weights())
         await asyncio.wait_for(puller.hanging.wait(), 20)
         given_up.cancel()
-        await asyncio.wait_for(puller.cancelled.wait(), 20)
+        await asyncio.wait_for(puller.ended.wait(), 20)
 
 
 @pytest.mark.parametrize("breaks", [True, False])
