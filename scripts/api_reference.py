@@ -3,13 +3,11 @@
 It reads a descriptor set with source info, the table of roles, the service config and the reasons of errors.
 """
 
-import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +21,7 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
+from genserve.client.transport.service_config import default_timeout_s, method_config
 from genserve.errors import GenserveError, all_errors
 from genserve.security.roles import EVERY_ROLE, METHODS, Role
 
@@ -115,7 +114,9 @@ class Reference:
     def _facts(self, service: str, method: MethodDescriptorProto, errors: str) -> Iterator[str]:
         allowed = METHODS[f"/{PACKAGE.strip('.')}.{service}/{method.name}"]
         names = "every role" if allowed == EVERY_ROLE else ", ".join(role.value for role in Role if role in allowed)
-        timeout, is_retried = _deadline(service, method.name)
+        timeout_s = default_timeout_s(service, method.name)
+        timeout = "none" if timeout_s is None else f"{timeout_s:g} s"
+        is_retried = "retryPolicy" in method_config(service, method.name)
         retried = "; gRPC tries it up to three times if the daemon is UNAVAILABLE" if is_retried else ""
         yield f"- Roles: {names}."
         yield f"- Deadline: {timeout}{retried}."
@@ -216,17 +217,6 @@ def _type(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:
     if field.label == FieldDescriptorProto.LABEL_REPEATED:
         return f"repeated {kind}"
     return f"optional {kind}" if field.proto3_optional else kind
-
-
-def _deadline(service: str, method: str) -> tuple[str, bool]:
-    """The deadline in words, and whether refused calls are repeated."""
-    document = json.loads((resources.files("genserve.v1") / "service_config.json").read_text(encoding="utf-8"))
-    full_name = f"{PACKAGE.strip('.')}.{service}"
-    configs = document["methodConfig"]
-    told = {(each["service"], each.get("method")): config for config in configs for each in config["name"]}
-    config = told.get((full_name, method), told[full_name, None])
-    timeout = config.get("timeout")
-    return "none" if timeout is None else f"{timeout.removesuffix('s')} s", "retryPolicy" in config
 
 
 if __name__ == "__main__":

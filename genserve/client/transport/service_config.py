@@ -17,10 +17,15 @@ _DOCUMENT: Final[dict[str, Any]] = json.loads(
 def default_timeout_s(service: str, method: str) -> float | None:
     """The deadline of a call that asks for none, in seconds; None = it has none. Names as in the proto files, without
     the package."""
-    told = dict(_configs())
-    named = told.get((f"genserve.v1.{service}", method), told.get((f"genserve.v1.{service}", "")))
-    text = None if named is None else named.get("timeout")
+    text = method_config(service, method).get("timeout")
     return None if text is None else float(text.removesuffix("s"))
+
+
+def method_config(service: str, method: str) -> dict[str, Any]:
+    """What the document says of a call; empty if it says nothing."""
+    told = dict(_configs())
+    service = f"genserve.v1.{service}"
+    return told.get((service, method), told.get((service, ""), {}))
 
 
 def grpc_service_config() -> str:
