@@ -14,6 +14,7 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
+from genserve.silence import silence
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.wire import duration_of
 
@@ -105,7 +106,7 @@ class Watch:
     ) -> control_pb2.WatchStatusResponse:
         silence_s = self._fleet.settings.silence_s
         try:
-            async with asyncio.timeout(silence_s):
+            async with silence(silence_s):
                 report = await call.read()
         except TimeoutError:
             raise UnavailableError(f"it has said nothing for {silence_s:g} s") from None

@@ -22,6 +22,7 @@ from genserve.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from genserve.silence import silence
 
 if TYPE_CHECKING:
     from genserve.cli.top.transfers import Transfer
@@ -180,7 +181,7 @@ class Feed:
     async def _next(self, told: "ResponseStream[T]") -> T:
         silence_s = self._pace.silence_s
         try:
-            async with asyncio.timeout(silence_s):
+            async with silence(silence_s):
                 return await anext(told)
         except TimeoutError:
             raise UnavailableError(f"it has said nothing for {silence_s:g} s") from None

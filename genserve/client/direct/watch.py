@@ -11,6 +11,7 @@ from genserve.client.direct.settings import Direct
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.errors import ClientClosedError, error_of
 from genserve.errors import GenserveError, UnavailableError, UnsupportedError
+from genserve.silence import silence
 from genserve.v1 import fleet_pb2
 from genserve.wire import duration_of
 
@@ -88,7 +89,7 @@ class RouterWatch:
     async def _next(self, call: "WatchCall") -> fleet_pb2.WatchReplicasResponse:
         silence_s, target = self._settings.silence_s, self._connection.target
         try:
-            async with asyncio.timeout(silence_s):
+            async with silence(silence_s):
                 told = await call.read()
         except TimeoutError:
             raise UnavailableError(f"the router at {target} has said nothing for {silence_s:g} s") from None
