@@ -1,4 +1,5 @@
-import { createServer, connect, type AddressInfo, type Server } from "node:net";
+import { Server, ServerCredentials, type ServerWritableStream, status } from "@grpc/grpc-js";
+import { createServer, connect, type AddressInfo, type Server as SocketServer } from "node:net";
 import { Client, DeadlineError } from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { ScriptedDaemon } from "./scripted-daemon.js";
@@ -16,7 +17,7 @@ afterAll(async () => {
 });
 
 /** A server on a free port, or on this one, that hands connections to the daemon. */
-async function listening(port = 0): Promise<[server: Server, port: number]> {
+async function listening(port = 0): Promise<[server: SocketServer, port: number]> {
   const target = Number(daemon.address.split(":").at(-1));
   const server = createServer((socket) => {
     const onward = connect(target, "127.0.0.1");
@@ -79,4 +80,38 @@ test("parts of the engine sleep and wake up", async () => {
   expect(asleep.asleepTags).not.toContain("weights");
   expect((await client.wakeUp({ tags: ["kv_cache"] })).phase).toBe("running");
   expect(await client.resetCache()).toBe(true);
+});
+
+test("a proxy without a daemon, which refuses every call at once, is asked with pauses", async () => {
+  let numAsked = 0;
+  const proxy = new Server();
+  const watch = {
+    path: "/grpc.health.v1.Health/Watch",
+    requestStream: false,
+    responseStream: true,
+    requestSerialize: (bytes: Buffer) => bytes,
+    requestDeserialize: (bytes: Buffer) => bytes,
+    responseSerialize: (bytes: Buffer) => bytes,
+    responseDeserialize: (bytes: Buffer) => bytes,
+  } as const;
+  proxy.addService(
+    { watch },
+    {
+      watch: (call: ServerWritableStream<Buffer, Buffer>) => {
+        numAsked++;
+        call.emit("error", { code: status.UNAVAILABLE, details: "no healthy upstream" });
+      },
+    },
+  );
+  const port = await new Promise<number>((resolve, reject) => {
+    proxy.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), (error, bound) => {
+      if (error === null) resolve(bound);
+      else reject(error);
+    });
+  });
+  using nobody = new Client(`127.0.0.1:${port}`);
+  await expect(nobody.waitReady({ timeoutMs: 1_000 })).rejects.toBeInstanceOf(DeadlineError);
+  proxy.forceShutdown();
+  expect(numAsked).toBeGreaterThan(1);
+  expect(numAsked).toBeLessThan(8);
 });

@@ -22,6 +22,7 @@ from genserve.words import KvPolicy, PauseMode, SleepTag
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 _EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
 _LAST_LOOK_S: Final = 1.0
+_NEXT_WATCH_S: Final = 0.2  # a proxy without a daemon refuses every call at once
 _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
@@ -165,10 +166,11 @@ class ControlCalls(ServiceCalls):
         """
         connection = self._connection
         answers = False
-        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
         try:
             async with asyncio.timeout(connection.grpc_timeout_s(timeout_s, None)):
                 while True:
+                    watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+                    watch = connection.channel.unary_stream(_HEALTH_WATCH)
                     call = watch(_EVERY_SERVICE, metadata=connection.metadata, wait_for_ready=True)
                     try:
                         async with ResponseStream[bytes](call, bytes, connection.typed_errors) as statuses:
@@ -177,8 +179,9 @@ class ControlCalls(ServiceCalls):
                                     return
                                 answers = True
                     except UnavailableError:
-                        answers = False
-                        continue  # it went away; wait_for_ready paces the next attempt
+                        pass
+                    answers = False  # it went away
+                    await asyncio.sleep(_NEXT_WATCH_S)
         except TimeoutError:
             seen = await self._why_not_ready() if answers else ""
             raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s{seen}") from None

@@ -1,5 +1,6 @@
 /** Waits until a daemon serves, by the health protocol of gRPC. */
 
+import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, GenserveError, UnavailableError } from "../errors.js";
 import type { Connection, ServerStreamMethod } from "../transport/connection.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
@@ -7,6 +8,7 @@ import type { ControlCalls } from "./calls.js";
 
 const READY_TIMEOUT_MS = 600_000;
 const LAST_LOOK_MS = 1_000;
+const NEXT_WATCH_MS = 200; // a proxy without a daemon refuses every call at once
 
 /** Whether the whole server serves. By hand: two messages of one field each. */
 const HEALTH_WATCH: ServerStreamMethod<undefined, boolean> = {
@@ -38,7 +40,10 @@ export async function waitReady(connection: Connection, control: ControlCalls, o
       }
       if (!(error instanceof UnavailableError)) throw error;
     }
-    answers = false; // it went away; waitForReady paces the next attempt
+    answers = false; // it went away
+    await sleep(Math.min(NEXT_WATCH_MS, deadline - Date.now()), undefined, { signal: options.signal }).catch(
+      () => undefined, // the next call throws the reason of the signal
+    );
   }
 }
 
