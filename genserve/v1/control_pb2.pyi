@@ -954,7 +954,7 @@ class Lora(_message.Message):
     size_bytes: _builtins.int
     """Memory that its tensors take on the host."""
     source: _builtins.str
-    """Where it came from: the path that was loaded, or the id of the push."""
+    """Where it came from: the path that was loaded, or "push " and the id of the push."""
     running_requests: _builtins.int
     """Requests that use it."""
     @_builtins.property

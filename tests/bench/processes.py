@@ -84,13 +84,17 @@ class PeerProcess:
 
 
 class Program(PeerProcess):
-    """A module of ours that obeys (see `obey`): one order, one answer."""
+    """A program of ours that obeys (see `obey`): one order, one answer."""
 
-    def __init__(
-        self, name: str, module: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None
-    ) -> None:
-        command = [sys.executable, "-m", module, *arguments]
+    def __init__(self, name: str, command: list[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
         super().__init__(name, command, log, {} if env is None else env, obeys=True)
+
+    @classmethod
+    def of_module(
+        cls, name: str, module: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None
+    ) -> "Program":
+        """One in Python."""
+        return cls(name, [sys.executable, "-m", module, *arguments], log=log, env=env)
 
     async def wait_ready(self) -> "Program":
         """Waits until it takes orders."""

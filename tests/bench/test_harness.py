@@ -208,7 +208,7 @@ async def test_a_peer_that_does_not_start_is_named_with_what_it_said(tmp_path: P
 async def test_a_program_that_ends_is_named_with_what_it_said(tmp_path: Path) -> None:
     """Ours as well."""
     with pytest.raises(PeerError, match=r"(?s)the trainer could not be run.*No module named tests.bench.nothing"):
-        await Program("the trainer", "tests.bench.nothing", log=tmp_path / "x").wait_ready()
+        await Program.of_module("the trainer", "tests.bench.nothing", log=tmp_path / "x").wait_ready()
 
 
 async def test_raw_tcp_moves_again_and_again(tmp_path: Path) -> None:

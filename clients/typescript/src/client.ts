@@ -70,8 +70,10 @@ export class Client implements Disposable {
 
   /**
    * Generates from many prompts over one call, and returns the results in the order of the prompts. The options apply to
-   * every prompt; one that is given as `{ prompt, … }` has its own, which come before them. A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends
-   * all of them. If the daemon's queue is full, the rest is sent when it has room.
+   * every prompt; one that is given as `{ prompt, … }` has its own, which come before them.
+   *
+   * A request that fails has its `error`, and its tokens so far; the others go on. Throws only what ends all of them. If
+   * the daemon's queue is full, the rest is sent when it has room.
    */
   generateMany(prompts: Iterable<Prompt | RequestOptions>, options: GenerateManyOptions = {}): Promise<Generation[]> {
     return this.#generation.generateMany(prompts, options);

@@ -38,14 +38,6 @@ _RUN = Path("clients/typescript/scripts/run")
 Rounds = dict[str, list[dict[str, float]]]
 
 
-class TypeScriptProgram(Program):
-    """clients/typescript/bench/program.ts."""
-
-    def __init__(self, address: str, log: Path) -> None:
-        command = [str(_RUN), "bench/program.ts", address]
-        super(Program, self).__init__("typescript", command, log, {}, obeys=True)
-
-
 async def measure(args: argparse.Namespace) -> Result:
     """Generation with the tiny model, then pushes of the one of --size."""
     facts = machine.facts()
@@ -76,9 +68,9 @@ async def _started(directory: Path, model: str, stack: AsyncExitStack) -> tuple[
     logs = directory / f"logs-{model}"
     logs.mkdir()
     daemon = await start_daemon(checkpoint, logs, stack)
-    python = Program(BASELINE, "tests.bench.languages.python_program", daemon.address, log=logs / "python")
+    python = Program.of_module(BASELINE, "tests.bench.languages.python_program", daemon.address, log=logs / "python")
     stack.callback(python.stop)
-    typescript = TypeScriptProgram(daemon.address, logs / "typescript")
+    typescript = Program("typescript", [str(_RUN), "bench/program.ts", daemon.address], log=logs / "typescript")
     stack.callback(typescript.stop)
     programs: dict[str, Program] = {BASELINE: python, "typescript": typescript}
     for program in programs.values():

@@ -27,7 +27,7 @@ class GrpcBytes:
     @classmethod
     async def start(cls, num_bytes: int, directory: Path) -> "GrpcBytes":
         """Starts the receiver."""
-        program = await Program("grpc_bytes", __name__, log=directory / "grpc_bytes.log").wait_ready()
+        program = await Program.of_module("grpc_bytes", __name__, log=directory / "grpc_bytes.log").wait_ready()
         port = await program.order()
         options = [*_OPTIONS, ("grpc.http2.max_frame_size", 4 << 20)]
         return cls(num_bytes, program, grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options))

@@ -29,7 +29,7 @@ class NaiveStub:
     @classmethod
     async def start(cls, source: "np.ndarray", directory: Path) -> "NaiveStub":
         """Starts the receiver."""
-        program = await Program("naive_stub", __name__, log=directory / "naive_stub.log").wait_ready()
+        program = await Program.of_module("naive_stub", __name__, log=directory / "naive_stub.log").wait_ready()
         port = await program.order(num_bytes=source.nbytes)
         return cls(source, program, grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS))
 

@@ -27,7 +27,7 @@ class RawTcp:
     @classmethod
     async def start(cls, source: "np.ndarray", directory: Path) -> "RawTcp":
         """Starts the receiver and connects."""
-        program = await Program("raw_tcp", __name__, log=directory / "raw_tcp.log").wait_ready()
+        program = await Program.of_module("raw_tcp", __name__, log=directory / "raw_tcp.log").wait_ready()
         port = await program.order(num_bytes=source.nbytes)
         return cls(source, program, socket.create_connection(("127.0.0.1", port)))
 

@@ -40,7 +40,7 @@ class GrpcFloor:
     async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
         """Starts the program and its engine."""
         log = directory / "grpc_floor.log"
-        self._program = Program("grpc_floor", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
+        self._program = Program.of_module("grpc_floor", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
         stack.callback(self._program.stop)
         self.pid = self._program.pid
         await self._program.wait_ready()

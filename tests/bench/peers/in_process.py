@@ -28,7 +28,7 @@ class InProcess:
     async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
         """Starts the program and its engine."""
         log = directory / "in_process.log"
-        self._program = Program("in_process", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
+        self._program = Program.of_module("in_process", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
         stack.callback(self._program.stop)
         self.pid = self._program.pid
         await self._program.wait_ready()

@@ -10,7 +10,7 @@ from tests.bench.processes import Program
 async def start(checkpoint: Path, directory: Path, flags: Sequence[str] = ()) -> Program:
     """A plain AsyncLLM that takes new weights in two ways; `flags` are further ones of vLLM."""
     log = directory / "naive_engine.log"
-    program = Program(
+    program = Program.of_module(
         "naive_engine", "tests.bench.updates.naive_engine", str(checkpoint), *flags, log=log, env=engines.ENVIRONMENT
     )
     return await program.wait_ready()

@@ -16,7 +16,7 @@ from tests.support import models
 
 async def start(name: str, address: str, directory: Path) -> Program:
     """A trainer for the daemon at `address`."""
-    program = Program(f"trainer of {name}", __name__, address, log=directory / f"trainer-{name}.log")
+    program = Program.of_module(f"trainer of {name}", __name__, address, log=directory / f"trainer-{name}.log")
     return await program.wait_ready()
 
 

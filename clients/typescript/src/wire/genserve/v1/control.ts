@@ -388,7 +388,7 @@ export interface Lora {
   rank: number;
   /** Memory that its tensors take on the host. */
   sizeBytes: bigint;
-  /** Where it came from: the path that was loaded, or the id of the push. */
+  /** Where it came from: the path that was loaded, or "push " and the id of the push. */
   source: string;
   /** When it was loaded. */
   loadTime?:
