@@ -20,8 +20,9 @@ RESIDENT_ALLOWANCE_BYTES = 128 << 20
 
 A leaked version of the tiny model (1 MB) is found by counting arenas and maps; memory is watched for what has no name.
 vLLM's worker grows while it generates: measured without genserve, 64 streams of 400 tokens again and again, by 15 MiB
-the first time, 4 the fifth and 1 the tenth; in all by 100 MiB with what malloc keeps. A fault that kept one message of
-a push, or one version, each time would pass 128 MiB within this directory.
+the first time, 4 the fifth and 1 the tenth. What malloc keeps of large blocks would come on top, twice as much on a
+busy machine: processes that start warm do not keep them (see warm/process.py). A fault that kept one message of a push,
+or one version, each time would pass 128 MiB within tests/faults.
 """
 _CENSUS_TIMEOUT_S = 10.0
 

@@ -17,11 +17,16 @@ Start = Callable[[wire.Launch, Sequence[int]], int]
 """Starts a process with these files of the one that asks; its id."""
 
 # What an interpreter or a library reads when it is loaded. A program that is to have other values of these starts cold.
-_READ_AT_IMPORT = ("LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "TORCH", "TRANSFORMERS_", "HF_", "VLLM_LOGGING")
+_READ_AT_IMPORT = (
+    *("LD_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_"),
+    *("PYTHON", "TORCH", "TRANSFORMERS_", "HF_", "VLLM_LOGGING"),
+)
 _READ_LATER = frozenset({"OMP_NUM_THREADS", "PYTHONFAULTHANDLER"})  # `child` does what they ask for
 _COLD_OPTIONS = {"preexec_fn": None, "shell": False, "start_new_session": False, "gid": None, "gids": None, "uid": None}
 # The daemon disables what would compile before its workers import torch. numpy and OpenCV would each start threads.
-_SERVER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OPENBLAS_NUM_THREADS": "1"}
+# glibc otherwise raises its threshold with each large block that is freed: later ones leave holes in the heap, so that
+# workers grow with what they did (70 MiB in 64 streams of 400 tokens, against 4), and tests of leaks would see them.
+_SERVER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
 
 
 def starting_warm(
