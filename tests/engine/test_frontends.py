@@ -17,7 +17,7 @@ from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import FOREVER, everywhere_of, frontends_of, on_port, port_of, reasons, running
 from tests.support.interrupted import computed_before, settled
-from tests.support.labelled_streams import TOLERANCE, Progress, behind, labels_of, record
+from tests.support.labelled_streams import TOLERANCE, LiveStreams, behind, labels_of
 
 NUM_FRONTENDS = 3
 MAX_NUM_SEQS = 16
@@ -151,21 +151,20 @@ async def test_pushes_into_streams_of_all_front_ends_label_every_token(
 ) -> None:
     """KEEP: spans monotone, contiguous and exact, as in tests/faults/test_streams.py. Who has the answer of a push
     finds its version at every front end."""
-    num_streams, num_tokens = 12, 240
+    num_streams = 12
     version = await next_version(client)
     names = {version - 1: "a", version: "b", version + 1: "a"}
-    progress = Progress(num_streams)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(record(client, number, num_tokens, progress)) for number in range(num_streams)]
-        for pushed, share in ((version, 0.2), (version + 1, 0.5)):
-            await progress.reached(round(share * num_tokens))
+    async with LiveStreams.running(client, num_streams) as live:
+        for pushed in (version, version + 1):
+            await live.gained(50)
             applied = (await client.push_weights(checkpoints[names[pushed]], version=pushed)).applied
             assert applied is not None and applied.requests_kept == num_streams
             for _ in range(NUM_FRONTENDS):
                 await client.generate([1], max_tokens=1, min_weight_version=pushed)
                 with pytest.raises(WeightVersionMismatchError):
                     await client.generate([1], max_tokens=1, min_weight_version=pushed + 1)
-    streams = [task.result() for task in tasks]
+        await live.gained(50)
+        streams = await live.end()
     for stream in streams:
         assert stream.labels == sorted(stream.labels)
         assert set(stream.labels) == set(names), "the stream did not live across both pushes"

@@ -2,17 +2,22 @@
 it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 from genserve.client import AsyncClient, Delta, GeneratedSequence, Generation, WeightSpan
 
 TOLERANCE = 0.15
 """By how much (log-probability) a greedy token may be behind the likeliest one: bfloat16, and another batch."""
+_MAX_TOKENS = 2000  # the model's context has 2048
 
 
 class Recorded:
     """One stream: its tokens, and the versions that its deltas and its end say."""
 
     def __init__(self, number: int) -> None:
+        self.request_id = f"recorded-{number}"
         self.prompt = [number + 1, 3 * number + 5, 77]
         self.generation = Generation()
         self.labels: list[int] = []
@@ -33,34 +38,47 @@ class Recorded:
         return self.generation.sequences[0]
 
 
-class Progress:
-    """How far streams have come, by their numbers."""
+class LiveStreams:
+    """Greedy streams that run until they are ended, however long what happens meanwhile takes."""
 
-    def __init__(self, num_streams: int) -> None:
-        self._counts = [0] * num_streams
-        self._changed = asyncio.Condition()
+    def __init__(self, client: AsyncClient, num_streams: int) -> None:
+        self._client = client
+        self._streams = [Recorded(number) for number in range(num_streams)]
+        self._has_more = asyncio.Condition()
 
-    async def tell(self, number: int, count: int) -> None:
-        """A stream has so many tokens."""
-        self._counts[number] = count
-        async with self._changed:
-            self._changed.notify_all()
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, client: AsyncClient, num_streams: int) -> AsyncIterator[Self]:
+        """Runs them; they have to be ended inside."""
+        streams = cls(client, num_streams)
+        async with asyncio.TaskGroup() as group:
+            for stream in streams._streams:
+                group.create_task(streams._record(stream))
+            yield streams
 
-    async def reached(self, count: int) -> None:
-        """Returns when all streams have so many tokens."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: min(self._counts) >= count)
+    async def _record(self, stream: Recorded) -> None:
+        options: Any = {"temperature": 0.0, "max_tokens": _MAX_TOKENS, "ignore_eos": True, "timeout_s": 120.0}
+        async for delta in self._client.stream(stream.prompt, request_id=stream.request_id, **options):
+            async with self._has_more:
+                stream.add(delta)
+                self._has_more.notify_all()
 
+    async def gained(self, num_tokens: int) -> None:
+        """Returns when each of them has so many tokens more."""
+        wanted = [len(stream.labels) + num_tokens for stream in self._streams]
+        async with self._has_more:
+            await self._has_more.wait_for(
+                lambda: all(len(each.labels) >= count for each, count in zip(self._streams, wanted, strict=True))
+            )
 
-async def record(client: AsyncClient, number: int, num_tokens: int, progress: Progress) -> Recorded:
-    """Runs one greedy stream to its end."""
-    recorded = Recorded(number)
-    async for delta in client.stream(
-        recorded.prompt, temperature=0.0, max_tokens=num_tokens, ignore_eos=True, timeout_s=120.0
-    ):
-        recorded.add(delta)
-        await progress.tell(number, len(recorded.labels))
-    return recorded
+    async def end(self) -> list[Recorded]:
+        """Ends them, all of which still run, and returns them when they have ended."""
+        ids = [stream.request_id for stream in self._streams]
+        aborted = await self._client.abort(ids)
+        assert sorted(aborted.aborted_ids) == sorted(ids), "a stream has ended by itself"
+        async with self._has_more:
+            await self._has_more.wait_for(lambda: all(stream.sequence.finish for stream in self._streams))
+        return self._streams
 
 
 def labels_of(spans: list[WeightSpan]) -> list[int]:
