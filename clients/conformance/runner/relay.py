@@ -1,5 +1,6 @@
 """A gRPC server that passes every call on to a daemon, and changes a message on its way."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,9 +28,11 @@ class Change:
 class Relay(grpc.GenericRpcHandler):
     """Listens at `address` while it is entered."""
 
-    def __init__(self, target: str, change: Change) -> None:
+    def __init__(self, target: str, change: Change, ended: Callable[[bool], None] = lambda _: None) -> None:
+        """`ended` is told of the end of each call, and whether the client has cancelled it."""
         self._target = target
         self._change = change
+        self._ended = ended
         self._stack = AsyncExitStack()
         self.address = ""
 
@@ -64,11 +67,16 @@ class Relay(grpc.GenericRpcHandler):
             try:
                 while (response := await status.of(_next(responses))) is not None:
                     yield self._change.response(method, response)
+                self._ended(False)
+            except asyncio.CancelledError:
+                self._ended(True)
+                raise
             except grpc.aio.AioRpcError as error:
                 trailers = [
                     (key, self._change.details(value) if key == _DETAILS else value)
                     for key, value in error.trailing_metadata() or ()
                 ]
+                self._ended(False)
                 context.set_trailing_metadata(trailers)
                 await context.abort(error.code(), error.details() or "")
             finally:

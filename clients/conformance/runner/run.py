@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from clients.conformance.runner import checkpoints
+from clients.conformance.runner.cancelled import CancelledCalls
 from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
 from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
-from clients.conformance.runner.relay import Relay
+from clients.conformance.runner.relay import Change, Relay
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
@@ -82,18 +83,24 @@ class Run:
         return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
 
     @asynccontextmanager
-    async def _link(self, scenario: Scenario) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | None]]:
+    async def _link(
+        self, scenario: Scenario
+    ) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | CancelledCalls | None]]:
         """The address for the driver, and what is to happen on the way from there to the daemon."""
         if scenario.daemon == "secured":
             yield self._daemons.secured, None
             return
         async with AsyncExitStack() as stack:
-            address, fault = self._daemons.open, None
+            address = self._daemons.open
+            fault: CutLink | CorruptChunk | CancelledCalls | None = None
             if self._mutation is not None:
                 address = (await stack.enter_async_context(Relay(address, MUTATIONS[self._mutation]))).address
             if "corrupt_chunk" in scenario.link:
                 fault = CorruptChunk(scenario.link["corrupt_chunk"])
                 address = (await stack.enter_async_context(Relay(address, fault.change()))).address
+            elif "cancelled_calls" in scenario.link:
+                fault = CancelledCalls(scenario.link["cancelled_calls"])
+                address = (await stack.enter_async_context(Relay(address, Change(), fault.ended))).address
             elif "cut_at_bytes" in scenario.link:
                 push_bytes = checkpoints.num_bytes_of(self._paths["b"])
                 fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"], push_bytes))
