@@ -25,10 +25,15 @@ def is_loopback(host: str) -> bool:
         return False  # a name that has to be resolved, whatever it begins with
 
 
+def is_socket(address: str) -> bool:
+    """Whether an address is that of a Unix socket, and not of a host whose name begins so."""
+    return address.startswith(_SOCKET_SCHEMES)
+
+
 def is_local(address: str) -> bool:
     """Whether an address is of this host alone, as gRPC writes it: the target of a client ("localhost:50051",
     "dns:///localhost:50051", "unix:/run/genserve") or the other end of a connection ("ipv6:%5B::1%5D:50051")."""
-    if address.startswith(_SOCKET_SCHEMES):
+    if is_socket(address):
         return True
     scheme = next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
     return is_loopback(unquote(address.removeprefix(scheme)).rpartition(":")[0])
@@ -49,7 +54,7 @@ def split_name(name: str) -> tuple[str, int]:
 
 def check_replica(address: str) -> None:
     """Raises ValueError unless an address is HOST:PORT or unix:PATH."""
-    if address.startswith(_SOCKET_SCHEMES):
+    if is_socket(address):
         if not address.partition(":")[2]:
             raise ValueError("must be HOST:PORT or unix:PATH, has no path")
         return

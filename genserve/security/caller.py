@@ -7,14 +7,13 @@ from typing import Final, Self
 import grpc
 import grpc.aio
 
-from genserve.addresses import is_local
+from genserve.addresses import is_local, is_socket
 from genserve.security.access import TOKEN
 from genserve.security.certificates import check_own, read_pem
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.security.watched_files import WatchedContent, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
-_SOCKETS: Final = ("unix:", "unix-abstract:")
 
 Options = Sequence[tuple[str, str | int]]
 
@@ -131,7 +130,7 @@ class Caller:
 
     def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         self.check_address(address)
-        if address.startswith(_SOCKETS):
+        if is_socket(address):
             return None
         if self._credentials is not None or not self._files.uses_tls:
             return self._credentials

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
+from genserve.addresses import is_socket
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import GenserveError
@@ -31,7 +32,7 @@ class FrontendChannels:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         host, colon, _ = connection.target.rpartition(":")
-        self._host = host if colon and not connection.target.startswith("unix") else ""
+        self._host = host if colon and not is_socket(connection.target) else ""
         self._frontends: dict[int, tuple[grpc.aio.Channel, GenerationServiceAsyncStub]] = {}
         self._connecting = asyncio.Lock()
         self._turn = 0

@@ -7,6 +7,7 @@ from typing import Final
 
 import grpc.aio
 
+from genserve.addresses import is_socket
 from genserve.client.transport.connection import Connection
 
 # Smaller pushes do not ask the daemon for further ports: they would be over by then.
@@ -21,7 +22,7 @@ class PushChannels:
     def __init__(self, connection: Connection, ports: Sequence[int] = ()) -> None:
         self._connection = connection
         host, colon, _ = connection.target.rpartition(":")
-        is_tcp = bool(colon) and not connection.target.startswith("unix")
+        is_tcp = bool(colon) and not is_socket(connection.target)
         self._targets = [f"{host}:{port}" for port in ports] if is_tcp else []
 
     async def open(self, count: int, stack: AsyncExitStack) -> list[grpc.aio.Channel]:
