@@ -11,7 +11,13 @@ from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
 from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
-from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError, WeightVersionMismatchError
+from genserve.errors import (
+    ChecksumMismatchError,
+    GenserveError,
+    PushTruncatedError,
+    UnavailableError,
+    WeightVersionMismatchError,
+)
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
@@ -19,6 +25,7 @@ from genserve.v1 import weights_pb2
 from genserve.wire import manifest_of
 
 MAX_RESUMES: Final = 5
+_FIRST_PAUSE_S: Final = 0.2  # before the first of them; then twice as long each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class Download:
                     return self._pulled()
                 if self._manifest is None or num_resumes >= MAX_RESUMES:
                     raise
+                pause_s, remaining_s = _FIRST_PAUSE_S * 2**num_resumes, self._remaining_s()
+                await asyncio.sleep(pause_s if remaining_s is None else min(pause_s, remaining_s))
                 num_resumes += 1
 
     async def _receive(self, *, reconnects: bool) -> None:
@@ -111,6 +120,11 @@ class Download:
         chunk = frame.chunk
         if chunk.HasField("crc32c") and computes_checksums() and crc32c_of(chunk.data) != chunk.crc32c:
             raise ChecksumMismatchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
+        if chunk.offset != self._received_bytes or chunk.offset + len(chunk.data) > len(self._memory):
+            raise GenserveError(
+                f"the daemon sent {len(chunk.data)} bytes from {chunk.offset} on after the first "
+                f"{self._received_bytes} of {len(self._memory)}"
+            )
         self._memory[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         self._received_bytes = chunk.offset + len(chunk.data)
         if self._progress is not None:

@@ -22,6 +22,8 @@ from genserve.wire import segment_frame
 
 MAX_RESUMES: Final = 5
 RECONNECT_TIMEOUT_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 3.2
 _EXPLAIN_TIMEOUT_S: Final = 5.0
 _NUM_NAMED: Final = 3
 _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
@@ -90,6 +92,7 @@ class Upload:
                 return await self._until_deadline(())
             except UnavailableError:
                 self._num_resumes += 1
+                await asyncio.sleep(_FIRST_PAUSE_S)
             except GenserveError:
                 break
         return known
@@ -247,7 +250,7 @@ class Upload:
         asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
-        until_s = self._clock() + timeout_s
+        until_s, pause_s = self._clock() + timeout_s, _FIRST_PAUSE_S
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
         while True:
             try:
@@ -258,10 +261,12 @@ class Upload:
                 return None
             except DeadlineError:
                 raise error from None
-            except UnavailableError:  # this connection broke with that of the push, which noticed it first
-                if self._num_resumes >= MAX_RESUMES:
+            except UnavailableError:
+                # This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
+                if self._clock() + pause_s >= until_s:
                     raise error from None
-                self._num_resumes += 1
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _remaining_s(self) -> float | None:
         """Seconds until the deadline of the whole push."""

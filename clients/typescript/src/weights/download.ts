@@ -1,5 +1,6 @@
 /** Pulls the served weights, and when the stream breaks, what is missing. */
 
+import { setTimeout as sleep } from "node:timers/promises";
 import {
   ChecksumMismatchError,
   GenserveError,
@@ -55,6 +56,7 @@ interface PlacedTensor {
 }
 
 const MAX_RESUMES = 5;
+const FIRST_PAUSE_MS = 200; // before the first of them; then twice as long each time
 const OPTIONS = new Set(["version", "chunkBytes", "onProgress", "timeoutMs", "signal"]);
 
 /** One version over one stream at a time. */
@@ -91,6 +93,11 @@ export class Download {
         if (!mayResume || this.#tensors === undefined) throw error;
         if (this.#receivedBytes === this.#totalBytes) break;
         if (numResumes >= MAX_RESUMES) throw error;
+        await sleep(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, this.#deadline - Date.now()), undefined, {
+          signal: this.#options.signal,
+        }).catch(() => {
+          this.#options.signal?.throwIfAborted();
+        });
       }
     }
     const tensors = this.#tensors?.map(({ name, dtype, shape, data }) => [name, { dtype, shape, data }] as const) ?? [];

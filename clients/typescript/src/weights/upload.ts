@@ -1,5 +1,6 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
+import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
 import type { Connection, Upstream } from "../transport/connection.js";
 import { deadlineOf } from "../transport/timeouts.js";
@@ -14,6 +15,8 @@ import type { TensorSource } from "./sources.js";
 
 const MAX_RESUMES = 5;
 const RECONNECT_TIMEOUT_MS = 30_000;
+const FIRST_PAUSE_MS = 200;
+const MAX_PAUSE_MS = 3_200;
 const MAX_FRAMES_AHEAD = 4;
 
 const END_FRAME = Buffer.from(PushWeightsRequest.encode({ frame: { $case: "end", value: {} } }).finish());
@@ -141,6 +144,7 @@ class Upload {
   /** The push as the daemon knows it; undefined if it does not. Throws `error` if the daemon cannot be asked. */
   async #lookUp(error: unknown): Promise<PushResult | undefined> {
     const until = Math.min(this.#deadline, Date.now() + RECONNECT_TIMEOUT_MS);
+    let pauseMs = FIRST_PAUSE_MS;
     for (;;) {
       try {
         const request = { pushId: this.#header.pushId };
@@ -155,8 +159,12 @@ class Upload {
         if (failure instanceof PushNotFoundError) return undefined;
         if (failure instanceof DeadlineError) throw error;
         if (!(failure instanceof UnavailableError)) throw failure;
-        if (this.#numResumes >= MAX_RESUMES) throw error;
-        this.#numResumes++; // this connection broke with that of the push, which noticed it first
+        // This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
+        if (Date.now() + pauseMs >= until) throw error;
+        await sleep(pauseMs, undefined, { signal: this.#options.signal }).catch(() => {
+          this.#options.signal?.throwIfAborted();
+        });
+        pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
       }
     }
   }
