@@ -3,6 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { type ConnectionOptions, reachOf } from "../src/transport/settings.js";
+import { DEFAULT_TIMEOUTS, deadlineOf, timeoutsOf } from "../src/transport/timeouts.js";
 
 const directory = mkdtempSync(join(tmpdir(), "genserve-"));
 const none = { HOME: "/nonexistent" };
@@ -72,6 +73,18 @@ test("a token does not leave the host unencrypted, unless that is allowed", () =
   }
 });
 
+test("a host whose name begins as the address of a socket is called with TLS", () => {
+  expect(reachOf("unix1.example:1", { tls: true }, none).credentials._isSecure()).toBe(true);
+  expect(reachOf("unix:/run/genserve", { tls: true }, none).credentials._isSecure()).toBe(false);
+});
+
+test("limits have defaults, also where one is undefined, and others are refused", () => {
+  expect(timeoutsOf({ generateMs: undefined, pushMs: 5 })).toEqual({ ...DEFAULT_TIMEOUTS, pushMs: 5 });
+  expect(() => timeoutsOf({ generatMs: 1 } as object)).toThrow("timeouts.generatMs: is not a limit of a client");
+  expect(() => timeoutsOf({ pushMs: "1" } as object)).toThrow("timeouts.pushMs: 1 is not a number of milliseconds");
+  expect(deadlineOf(1e300)).toBe(Infinity);
+});
+
 test("a message never has a token that is refused", () => {
   expect(() => reachOf("127.0.0.1:1", { token: "my secret" }, none)).toThrow(/^token: must be printable ASCII/);
 });
@@ -81,6 +94,7 @@ const refused: [address: string, options: object, environment: NodeJS.ProcessEnv
   ["http://daemon:1", {}, none, "address"],
   ["daemon", {}, none, "address"],
   ["daemon:1", { keyFile: "/key.pem" }, none, "key"],
+  ["daemon:1", { serverName: "daemon" }, none, "serverName"],
   ["daemon:1", { caFile: "/nonexistent.pem" }, none, "caFile"],
   ["daemon:1", { tokenFile: "/nonexistent", tls: true }, none, "tokenFile"],
   ["daemon:1", { ca_file: "/ca.pem" }, none, "ca_file"],

@@ -46,6 +46,8 @@ class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
                 if completed is not None:
                     return completed
         except (GenserveError, StopAsyncIteration) as end:
+            if not self._unfinished:  # every answer is here, so that only the end of the call can be lost
+                raise StopAsyncIteration from end
             # An error of sending says more than the end of the stream.
             if not self._closed and self._submitting.done() and not self._submitting.cancelled():
                 self._submitting.result()

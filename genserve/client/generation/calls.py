@@ -24,7 +24,7 @@ from genserve.client.transport.connection import UNSET, Connection, ServiceCalls
 from genserve.client.transport.fields import build, naming
 from genserve.client.transport.frontend_channels import FrontendChannels
 from genserve.client.transport.response_stream import ResponseStream
-from genserve.errors import InvalidFieldError
+from genserve.errors import GenserveError, InvalidFieldError
 from genserve.v1 import generation_pb2
 
 
@@ -76,6 +76,8 @@ class GenerationCalls(ServiceCalls):
         async with self.stream(prompt, timeout_s=timeout_s, **options) as deltas:
             async for delta in deltas:
                 generation.add(delta)
+        if generation.usage is None:
+            raise GenserveError("the daemon ended the stream before the request")
         return generation
 
     def stream(

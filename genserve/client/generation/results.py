@@ -5,7 +5,7 @@ Token positions count from 0 in a sequence's output. Log-probabilities are natur
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
@@ -13,6 +13,9 @@ from google.protobuf.text_format import MessageToString
 from genserve.client.transport.enums import word_of
 from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2, types_pb2
+
+_MAX_INDEX: Final = 1 << 16
+"""Far more than vLLM allows a request: an index that is damaged shall not fill the memory."""
 
 
 @dataclass(slots=True)
@@ -301,6 +304,8 @@ class Generation:
         self.prompt = delta.prompt if delta.prompt is not None else self.prompt
         self.usage = delta.usage if delta.usage is not None else self.usage
         for output in delta.outputs:
+            if output.index > _MAX_INDEX:
+                raise GenserveError(f"the daemon answered with sequence {output.index}")
             while len(self.sequences) <= output.index:
                 self.sequences.append(GeneratedSequence(len(self.sequences)))
             self.sequences[output.index].add(output)

@@ -44,6 +44,7 @@ export class GenerationCalls {
     for await (const delta of this.stream(prompt, { ...options, streamInterval: options.streamInterval ?? 0 })) {
       generation.add(delta);
     }
+    if (generation.usage === undefined) throw new GenserveError("the daemon ended the stream before the request");
     return generation;
   }
 
@@ -140,6 +141,8 @@ export class GenerationCalls {
           yield completed;
         }
       }
+    } catch (error) {
+      if (unfinished.size > 0) throw error; // else every answer is here, and only the end of the call was lost
     } finally {
       submissions.stop();
     }

@@ -1,6 +1,6 @@
 /** The results of a generation: deltas as they stream, and their sum. Positions count from 0 in a sequence's output. */
 
-import type { GenserveError } from "../errors.js";
+import { GenserveError } from "../errors.js";
 import { type Word, wordOf } from "../transport/words.js";
 import * as wire from "../wire/genserve/v1/generation.js";
 import type * as types from "../wire/genserve/v1/types.js";
@@ -72,6 +72,9 @@ export interface GeneratedSequence {
   finish: Finish | undefined;
 }
 
+/** Far more than vLLM allows a request: an index that is damaged shall not fill the memory. */
+const MAX_INDEX = 1 << 16;
+
 /** The sum of a request's deltas. */
 export class Generation {
   requestId = "";
@@ -101,6 +104,7 @@ export class Generation {
   }
 
   #sequence(index: number): GeneratedSequence {
+    if (index > MAX_INDEX) throw new GenserveError(`the daemon answered with sequence ${index}`);
     while (this.sequences.length <= index) {
       const common = { text: "", tokenIds: [], logprobs: undefined, weightSpans: [], finish: undefined };
       this.sequences.push({ index: this.sequences.length, ...common });

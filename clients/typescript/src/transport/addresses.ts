@@ -1,8 +1,13 @@
 /** Addresses of the network, as gRPC writes them. Nothing is resolved. */
 
+/** Whether an address is that of a Unix socket, and not of a host whose name begins so. */
+export function isSocket(address: string): boolean {
+  return /^unix(-abstract)?:/.test(address);
+}
+
 /** Whether an address is of this host alone: a Unix socket, localhost or a loopback address. */
 export function isLocal(address: string): boolean {
-  if (/^unix(-abstract)?:/.test(address)) return true;
+  if (isSocket(address)) return true;
   const host = address
     .replace(/^(dns:(\/\/\/)?|ipv4:|ipv6:)/, "")
     .replace(/:[^:]*$/, "")

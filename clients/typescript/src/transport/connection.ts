@@ -12,7 +12,7 @@ import { ClientClosedError } from "../errors.js";
 import { SERVICE_CONFIG } from "../wire/service_config.js";
 import { type ConnectionOptions, type Reach, reachOf } from "./settings.js";
 import { errorOf } from "./status.js";
-import { type CallOptions, DEFAULT_TIMEOUTS, deadlineOf, type Timeouts } from "./timeouts.js";
+import { type CallOptions, deadlineOf, type Timeouts, timeoutsOf } from "./timeouts.js";
 
 /** What a generated definition of a method tells. */
 interface MethodTypes<Request, Response> {
@@ -76,7 +76,7 @@ interface Cancellable {
   cancel(): void;
 }
 
-/** One channel to one daemon, opened by the first call. */
+/** One channel to one daemon, opened by the first call, and one for each push. */
 export class Connection {
   readonly address: string;
   readonly timeouts: Readonly<Timeouts>;
@@ -88,7 +88,7 @@ export class Connection {
   constructor(address: string | undefined, options: ConnectionOptions) {
     this.#reach = reachOf(address, options);
     this.address = this.#reach.address;
-    this.timeouts = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
+    this.timeouts = timeoutsOf(options.timeouts ?? {});
     this.#client = this.#newClient({});
   }
 
@@ -156,6 +156,8 @@ export class Connection {
   /** Sends encoded requests over a connection of its own, which ends with the call. */
   upstream<Request, Response>(method: ClientStreamMethod<Request, Response>, options: TimedCall): Upstream<Response> {
     this.#checkMayBegin(options.signal);
+    const metadata = this.#metadata(options.waitForReady);
+    const deadline = deadlineOf(options.timeoutMs);
     // Nothing is kept to be sent again, for a push that breaks is resumed by who sends it. So a write is complete when
     // the connection has taken it, and not before.
     const client = this.#newClient({ "grpc.enable_retries": 0, "grpc.per_rpc_retry_buffer_size": 0 });
@@ -166,8 +168,8 @@ export class Connection {
       method.path,
       (frame: Buffer) => frame,
       method.responseDeserialize,
-      this.#metadata(options.waitForReady),
-      { deadline: deadlineOf(options.timeoutMs) },
+      metadata,
+      { deadline },
       (error, response) => {
         release();
         client.close();

@@ -8,9 +8,9 @@
 import { readFileSync } from "node:fs";
 import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
 import { InvalidFieldError } from "../errors.js";
-import { isLocal } from "./addresses.js";
+import { isLocal, isSocket } from "./addresses.js";
 import { fromEnvironment, fromFile, type Settings } from "./setting-sources.js";
-import type { Timeouts } from "./timeouts.js";
+import type { GivenTimeouts } from "./timeouts.js";
 import { TokenFile, checkToken } from "./token.js";
 
 const DEFAULT_ADDRESS = "127.0.0.1:50051";
@@ -45,7 +45,7 @@ export interface ConnectionOptions {
   /** Further metadata, sent with every call. */
   metadata?: Readonly<Record<string, string>> | undefined;
   /** Limits of calls without a `timeoutMs`. */
-  timeouts?: Partial<Timeouts> | undefined;
+  timeouts?: GivenTimeouts | undefined;
   /** Channel options of gRPC, which override those of the client. */
   channelOptions?: ChannelOptions | undefined;
 }
@@ -88,7 +88,7 @@ export function reachOf(
 
   const file = token === undefined && tokenFile !== undefined ? new TokenFile(tokenFile) : undefined;
   if (token !== undefined) checkToken(token, "token");
-  const usesTls = !address.startsWith("unix") && isTls(tls);
+  const usesTls = !isSocket(address) && isTls(tls);
   const hasToken = token !== undefined || file !== undefined;
   if (hasToken && !usesTls && allowInsecure !== true && !isLocal(address)) {
     throw InvalidFieldError.of(
@@ -128,12 +128,19 @@ function firstWith<Source, Name extends keyof Source>(names: readonly Name[], so
 
 type TlsSettings = Pick<ConnectionOptions, (typeof TLS_GROUP)[number]>;
 
-function isTls({ tls, ca, caFile, cert, certFile, key, keyFile }: TlsSettings): boolean {
+function isTls({ tls, ca, caFile, cert, certFile, key, keyFile, serverName }: TlsSettings): boolean {
   const hasCertificate = cert !== undefined || certFile !== undefined;
   if (!hasCertificate && (key !== undefined || keyFile !== undefined)) {
     throw InvalidFieldError.of("key", "is the key of no certificate: give its certificate, too");
   }
-  return tls === true || ca !== undefined || caFile !== undefined || hasCertificate;
+  const usesTls = tls === true || ca !== undefined || caFile !== undefined || hasCertificate;
+  if (serverName !== undefined && !usesTls) {
+    throw InvalidFieldError.of(
+      "serverName",
+      "is the name in a certificate, and without TLS there is none: set tls, too",
+    );
+  }
+  return usesTls;
 }
 
 function tlsCredentials({ ca, caFile, cert, certFile, key, keyFile }: TlsSettings): ChannelCredentials {

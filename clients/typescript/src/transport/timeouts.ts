@@ -13,6 +13,9 @@ export interface Timeouts {
   pauseSlackMs: number;
 }
 
+/** Those of them that are given. */
+export type GivenTimeouts = { readonly [Name in keyof Timeouts]?: number | undefined };
+
 export const DEFAULT_TIMEOUTS: Readonly<Timeouts> = {
   controlMs: DEFAULT_TIMEOUTS_MS["genserve.v1.ControlService"],
   generateMs: DEFAULT_TIMEOUTS_MS["genserve.v1.GenerationService/Generate"],
@@ -28,10 +31,27 @@ export interface CallOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** When a call that begins now is over. */
-export function deadlineOf(timeoutMs: number): number {
-  if (typeof timeoutMs !== "number" || Number.isNaN(timeoutMs)) {
-    throw InvalidFieldError.of("timeoutMs", `${timeoutMs} is not a number of milliseconds`);
+/** More than gRPC can send; no limit is one, too. */
+const FOREVER_MS = 1e14;
+
+/** The limits that are given, and the defaults of the others. Throws InvalidFieldError. */
+export function timeoutsOf(given: GivenTimeouts): Timeouts {
+  const timeouts: Timeouts = { ...DEFAULT_TIMEOUTS };
+  for (const [name, value] of Object.entries(given) as [keyof Timeouts, unknown][]) {
+    if (!(name in DEFAULT_TIMEOUTS)) throw InvalidFieldError.of(`timeouts.${name}`, "is not a limit of a client");
+    if (value !== undefined) timeouts[name] = checkTimeout(value, `timeouts.${name}`);
   }
-  return Date.now() + timeoutMs;
+  return timeouts;
+}
+
+/** When a call that begins now is over. Throws InvalidFieldError. */
+export function deadlineOf(timeoutMs: number): number {
+  return checkTimeout(timeoutMs, "timeoutMs") > FOREVER_MS ? Infinity : Date.now() + timeoutMs;
+}
+
+function checkTimeout(value: unknown, name: string): number {
+  if (typeof value !== "number" || Number.isNaN(value)) {
+    throw InvalidFieldError.of(name, `${String(value)} is not a number of milliseconds`);
+  }
+  return value;
 }
