@@ -58,6 +58,7 @@ async def test_leaving_a_stream_cancels_the_request(daemon: ScriptedDaemon, clie
     daemon.hangs_after = 1
     async with client.stream("x") as deltas:
         assert (await anext(deltas)).text == "Once"
+        await asyncio.wait_for(daemon.hanging.wait(), 10)
     await asyncio.wait_for(daemon.cancelled.wait(), 10)
     assert [delta async for delta in deltas] == []
 
