@@ -40,6 +40,7 @@ class Member:
     failure: str = ""
     kind: Kind | None = None
     max_num_seqs: int = _MAX_NUM_SEQS
+    max_active_requests: int = 0
     engine: types_pb2.EngineState | None = None
     instance_id: str = ""
     load: control_pb2.Load | None = None
@@ -59,6 +60,7 @@ class Member:
         """It has told what it serves."""
         self.kind = Kind(info.architecture, info.vocab_size, info.dtype)
         self.max_num_seqs = max(1, info.limits.max_num_seqs)
+        self.max_active_requests = info.limits.max_active_requests
         self.failure = ""
         self._changed()
 

@@ -176,11 +176,13 @@ def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
         parts.engine.info.model,
         parts.config.max_message_bytes,
         parts.max_staging_bytes,
+        parts.config.max_active_requests,
+        min(parts.config.max_n, parts.config.max_active_requests),
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
         openai_port=max(parts.config.openai_port, 0),
-        listening=ListeningFacts.of(parts.config),
+        listening=ListeningFacts.of(parts.config, parts.config.write_timeout_s),
     )
 
     def facts() -> ServerFacts:

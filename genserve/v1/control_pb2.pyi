@@ -431,6 +431,9 @@ class Limits(_message.Message):
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
     MAX_METADATA_BYTES_FIELD_NUMBER: _builtins.int
     REQUEST_RATES_FIELD_NUMBER: _builtins.int
+    MAX_ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_N_FIELD_NUMBER: _builtins.int
+    WRITE_TIMEOUT_FIELD_NUMBER: _builtins.int
     max_model_len: _builtins.int
     """Most output and prompt tokens of a sequence together."""
     max_num_seqs: _builtins.int
@@ -447,9 +450,19 @@ class Limits(_message.Message):
     """Most running calls on one connection; a client waits with more until one has ended."""
     max_metadata_bytes: _builtins.int
     """Most bytes of metadata of one call."""
+    max_active_requests: _builtins.int
+    """Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router tells the sum of its
+    replicas.
+    """
+    max_n: _builtins.int
+    """Most sequences of one request."""
     @_builtins.property
     def request_rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRate]:
         """Most calls per second of all callers of a role together; a role that is not named has no such limit."""
+
+    @_builtins.property
+    def write_timeout(self) -> _duration_pb2.Duration:
+        """Time that a client may take to read a message of tokens, after which its stream ends. Absent = any."""
 
     def __init__(
         self,
@@ -463,10 +476,13 @@ class Limits(_message.Message):
         max_streams: _builtins.int = ...,
         max_metadata_bytes: _builtins.int = ...,
         request_rates: _abc.Iterable[Global___RequestRate] | None = ...,
+        max_active_requests: _builtins.int = ...,
+        max_n: _builtins.int = ...,
+        write_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["write_timeout", b"write_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_connections", b"max_connections", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_metadata_bytes", b"max_metadata_bytes", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_staging_bytes", b"max_staging_bytes", "max_streams", b"max_streams", "request_rates", b"request_rates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_active_requests", b"max_active_requests", "max_connections", b"max_connections", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_metadata_bytes", b"max_metadata_bytes", "max_model_len", b"max_model_len", "max_n", b"max_n", "max_num_seqs", b"max_num_seqs", "max_staging_bytes", b"max_staging_bytes", "max_streams", b"max_streams", "request_rates", b"request_rates", "write_timeout", b"write_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -187,7 +187,7 @@ async def test_the_status_of_the_fleet() -> None:
         assert (status.state.phase, status.load.running, status.load.waiting) == ("running", 9, 6)
         info = await fleet.client.server_info()
         assert "fleet" in info.features
-        assert info.limits.max_num_seqs == 12
+        assert (info.limits.max_num_seqs, info.limits.max_active_requests) == (12, 3 * 8192)
         assert not info.frontend_ports
         async with fleet.client.watch_status() as watched:
             assert (await anext(watched)).state.weight_version == 0
@@ -199,8 +199,10 @@ async def test_the_status_of_the_fleet() -> None:
 
 async def test_the_limits_of_connections_are_the_routers_own() -> None:
     """Clients connect to it, and not to the replica that says what is served."""
-    async with routed(1, max_streams=70, max_request_rates="generate=500", environment_lists_callers=True) as fleet:
+    settings: Any = {"max_streams": 70, "max_request_rates": "generate=500", "write_timeout_s": 2.5}
+    async with routed(1, environment_lists_callers=True, **settings) as fleet:
         info = await fleet.client.server_info()
+        assert info.limits.write_timeout_s == 2.5
         assert (info.limits.max_streams, info.limits.request_rates) == (70, {"generate": 500.0})
 
 

@@ -130,7 +130,7 @@ class SlowReader:
 async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemon) -> None:
     """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
     reader = SlowReader(lambda: enter_phase(daemon.board, Phase.APPLYING))
-    facts = ServerFacts("m", 1, 1, [])
+    facts = ServerFacts("m", 1, 1, 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
     sleeps = SleepController(daemon.engine, daemon.pauses, daemon.board, NothingDropped())
     servicer = ControlServicer(daemon.engine, daemon.pauses, sleeps, daemon.board, loras, daemon.registry, facts)
@@ -159,6 +159,8 @@ async def test_the_server_tells_what_it_is(daemon: Daemon) -> None:
     assert info.limits.max_message_bytes == MAX_MESSAGE_BYTES
     assert info.limits.max_staging_bytes == MAX_STAGING_BYTES
     assert info.limits.max_streams == ServeConfig().max_streams and not info.protection.tls
+    assert (info.limits.max_active_requests, info.limits.max_n) == (8192, 256)
+    assert info.limits.write_timeout.seconds == 300
     versions = {each.component: each.version for each in info.versions}
     assert versions.keys() >= {"genserve", "grpc", "python"}
     assert (versions["genserve"], versions["grpc"]) == (genserve.__version__, grpc.__version__)

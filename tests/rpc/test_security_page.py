@@ -15,6 +15,7 @@ import pytest
 from genserve.cli import make_parser
 from genserve.cli.serve import check_flags
 from genserve.client.transport.settings import ConnectionSettings
+from genserve.config import ServeConfig
 from genserve.flags import flag_of, settings_of
 from genserve.fleet.config import RouteConfig
 from genserve.listen_config import ListenConfig
@@ -101,8 +102,9 @@ def test_the_table_of_roles_is_that_of_the_code() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     """Each with its default."""
-    defaults = {flag_of(each.name): str(each.default) for each in settings_of(ListenConfig) if "max_" in each.name}
-    assert {flag.strip("`"): default for flag, default, _ in rows("Limits")} == defaults
+    defaults = {flag_of(each.name): str(each.default) for each in settings_of(ServeConfig) if "max_" in each.name}
+    told = {flag.strip("`"): default for flag, default, _ in rows("Limits")}
+    assert told == {**defaults, "--max-staging-bytes": "twice the checkpoint + 256 MiB"}
     assert str(RouteConfig().max_message_bytes) in PAGE
 
 

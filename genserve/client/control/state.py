@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 from genserve.client.transport.enums import word_of
 from genserve.client.transport.fields import as_utc, utc_time
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
+from genserve.wire import seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,12 @@ class ResumeResult:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of requests, in bytes and tokens; of connections to a port, and of running calls on one of them
-    (`max_streams`). `request_rates`: calls per second of all callers of a role together, by role."""
+    (`max_streams`). `request_rates`: calls per second of all callers of a role together, by role.
+
+    `max_active_requests`: running and waiting sequences, above which requests are refused; `max_n`: those of one
+    request; 0 where the daemon is too old to tell them. `write_timeout_s`: time that a client may take to read a
+    message of tokens, None = any.
+    """
 
     max_model_len: int
     max_num_seqs: int
@@ -193,6 +199,9 @@ class Limits:
     max_streams: int
     max_metadata_bytes: int
     request_rates: dict[str, float]
+    max_active_requests: int
+    max_n: int
+    write_timeout_s: float | None
 
     @classmethod
     def of(cls, message: control_pb2.Limits) -> "Limits":
@@ -207,6 +216,9 @@ class Limits:
             max_streams=message.max_streams,
             max_metadata_bytes=message.max_metadata_bytes,
             request_rates={each.role: each.calls_per_second for each in message.request_rates},
+            max_active_requests=message.max_active_requests,
+            max_n=message.max_n,
+            write_timeout_s=seconds_of(message.write_timeout) if message.HasField("write_timeout") else None,
         )
 
 

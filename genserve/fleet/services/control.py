@@ -107,9 +107,9 @@ class FleetControl(ControlServiceServicer):
         del info.features[:]
         info.features.extend([*features, ROUTER_FEATURE])
         info.ClearField("weight_transfer")
-        info.limits.max_num_seqs = (
-            sum(each.member.max_num_seqs for each in self._fleet.ready) or info.limits.max_num_seqs
-        )
+        if ready := self._fleet.ready:
+            info.limits.max_num_seqs = sum(each.member.max_num_seqs for each in ready)
+            info.limits.max_active_requests = sum(each.member.max_active_requests for each in ready)
         tell_listening(info, self._listening)
         return self._with_state(info)
 

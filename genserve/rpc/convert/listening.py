@@ -6,22 +6,24 @@ from typing import Final, Self
 
 from genserve.listen_config import ListenConfig
 from genserve.v1 import control_pb2
+from genserve.wire import duration_of
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningFacts:
-    """`request_rates`: calls per second by role. `has_roles`: whether callers are listed."""
+    """`request_rates`: calls per second by role. `write_timeout_s`: 0 = none. `has_roles`: callers are listed."""
 
     max_connections: int = 0
     max_streams: int = 0
     max_metadata_bytes: int = 0
     request_rates: Mapping[str, float] = field(default_factory=dict)
+    write_timeout_s: float = 0.0
     has_tls: bool = False
     requires_certificates: bool = False
     has_roles: bool = False
 
     @classmethod
-    def of(cls, config: ListenConfig) -> Self:
+    def of(cls, config: ListenConfig, write_timeout_s: float) -> Self:
         """As the flags say."""
         certificate = config.certificate
         return cls(
@@ -29,6 +31,7 @@ class ListeningFacts:
             max_streams=config.max_streams,
             max_metadata_bytes=config.max_metadata_bytes,
             request_rates={role.value: calls_per_s for role, calls_per_s in config.rates.items()},
+            write_timeout_s=write_timeout_s,
             has_tls=certificate is not None,
             requires_certificates=certificate is not None and certificate.requires_clients,
             has_roles=config.lists_callers,
@@ -51,6 +54,9 @@ def tell_listening(info: control_pb2.GetServerInfoResponse, facts: ListeningFact
     ]
     del limits.request_rates[:]
     limits.request_rates.extend(rates)
+    limits.ClearField("write_timeout")
+    if facts.write_timeout_s > 0:
+        limits.write_timeout.CopyFrom(duration_of(facts.write_timeout_s))
     info.protection.CopyFrom(
         control_pb2.Protection(
             tls=facts.has_tls, client_certificates_required=facts.requires_certificates, roles=facts.has_roles

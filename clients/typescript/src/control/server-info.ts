@@ -1,14 +1,16 @@
 /** What a daemon serves and can do. */
 
-import { exactNumber } from "../transport/fields.js";
+import { exactNumber, millisecondsOf } from "../transport/fields.js";
 import * as wire from "../wire/genserve/v1/control.js";
 import { type EngineState, stateOf } from "./state.js";
 
 /** Limits of requests, in tokens, bytes and calls. */
-export interface Limits extends Omit<wire.Limits, "maxStagingBytes" | "requestRates"> {
+export interface Limits extends Omit<wire.Limits, "maxStagingBytes" | "requestRates" | "writeTimeout"> {
   maxStagingBytes: number;
   /** Calls per second of all callers of a role together, by role. */
   requestRates: Record<string, number>;
+  /** Time that a client may take to read a message of tokens, after which its stream ends; Infinity is any. */
+  writeTimeoutMs: number;
 }
 
 /** Memory that the loaded model reaches, of all ranks together, in bytes. */
@@ -58,8 +60,10 @@ export function serverInfoOf(message: wire.GetServerInfoResponse): ServerInfo {
 }
 
 function limitsOf(message: wire.Limits): Limits {
+  const { writeTimeout, ...limits } = message;
   return {
-    ...message,
+    ...limits,
+    writeTimeoutMs: writeTimeout === undefined ? Infinity : millisecondsOf(writeTimeout),
     maxStagingBytes: exactNumber(message.maxStagingBytes, "maxStagingBytes"),
     requestRates: Object.fromEntries(message.requestRates.map((each) => [each.role, each.callsPerSecond])),
   };

@@ -19,9 +19,10 @@ def test_the_limits_of_the_flags_are_told() -> None:
         max_request_rates="trainer=2.5,generate=400",
         environment_lists_callers=True,
     )
-    facts = ListeningFacts.of(config)
+    facts = ListeningFacts.of(config, 14.5)
     assert (facts.max_connections, facts.max_streams, facts.max_metadata_bytes) == (11, 12, 13)
     assert facts.request_rates == {"trainer": 2.5, "generate": 400.0}
+    assert facts.write_timeout_s == 14.5
 
 
 @pytest.mark.parametrize("kind", [ServeConfig, RouteConfig])
@@ -40,5 +41,5 @@ def test_what_protects_the_ports_is_told(
     kind: type[ListenConfig], settings: dict[str, Any], protection: tuple[bool, bool, bool]
 ) -> None:
     """TLS, whether clients need a certificate, and whether callers are listed."""
-    facts = ListeningFacts.of(kind(**settings))
+    facts = ListeningFacts.of(kind(**settings), 0)
     assert (facts.has_tls, facts.requires_certificates, facts.has_roles) == protection

@@ -96,6 +96,7 @@ def told_of_ports(info: told.ServerInfo) -> ListeningFacts:
         max_streams=info.limits.max_streams,
         max_metadata_bytes=info.limits.max_metadata_bytes,
         request_rates=info.limits.request_rates,
+        write_timeout_s=info.limits.write_timeout_s or 0,
         has_tls=info.protection.tls,
         requires_certificates=info.protection.client_certificates_required,
         has_roles=info.protection.roles,

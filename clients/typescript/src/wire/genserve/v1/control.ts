@@ -188,6 +188,15 @@ export interface Limits {
   maxMetadataBytes: number;
   /** Most calls per second of all callers of a role together; a role that is not named has no such limit. */
   requestRates: RequestRate[];
+  /**
+   * Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router tells the sum of its
+   * replicas.
+   */
+  maxActiveRequests: number;
+  /** Most sequences of one request. */
+  maxN: number;
+  /** Time that a client may take to read a message of tokens, after which its stream ends. Absent = any. */
+  writeTimeout?: Duration | undefined;
 }
 
 /** A limit of calls per second. */
@@ -1406,6 +1415,9 @@ function createBaseLimits(): Limits {
     maxStreams: 0,
     maxMetadataBytes: 0,
     requestRates: [],
+    maxActiveRequests: 0,
+    maxN: 0,
+    writeTimeout: undefined,
   };
 }
 
@@ -1440,6 +1452,15 @@ export const Limits: MessageFns<Limits> = {
     }
     for (const v of message.requestRates) {
       RequestRate.encode(v!, writer.uint32(74).fork()).join();
+    }
+    if (message.maxActiveRequests !== 0) {
+      writer.uint32(80).uint32(message.maxActiveRequests);
+    }
+    if (message.maxN !== 0) {
+      writer.uint32(88).uint32(message.maxN);
+    }
+    if (message.writeTimeout !== undefined) {
+      Duration.encode(message.writeTimeout, writer.uint32(98).fork()).join();
     }
     return writer;
   },
@@ -1529,6 +1550,30 @@ export const Limits: MessageFns<Limits> = {
             message.requestRates.push(RequestRate.decode(reader, reader.uint32()));
             continue;
           }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.maxActiveRequests = reader.uint32();
+            continue;
+          }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.maxN = reader.uint32();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.writeTimeout = Duration.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1557,6 +1602,11 @@ export const Limits: MessageFns<Limits> = {
     message.maxStreams = object.maxStreams ?? 0;
     message.maxMetadataBytes = object.maxMetadataBytes ?? 0;
     message.requestRates = object.requestRates?.map((e) => RequestRate.fromPartial(e)) || [];
+    message.maxActiveRequests = object.maxActiveRequests ?? 0;
+    message.maxN = object.maxN ?? 0;
+    message.writeTimeout = (object.writeTimeout !== undefined && object.writeTimeout !== null)
+      ? Duration.fromPartial(object.writeTimeout)
+      : undefined;
     return message;
   },
 };
