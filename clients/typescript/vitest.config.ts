@@ -4,7 +4,8 @@ export default defineConfig({
   test: {
     include: ["tests/**/*.test.ts"],
     testTimeout: 60_000,
-    hookTimeout: 120_000,
+    // A daemon starts in one; its program gives it up after four minutes.
+    hookTimeout: 270_000,
     // One daemon at a time: each takes the cores that there are.
     fileParallelism: false,
   },
