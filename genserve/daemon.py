@@ -54,7 +54,7 @@ from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessList, AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
-from genserve.signals import stopped_by_signal, unless_stopped
+from genserve.signals import Stopped, stopped_by_signal, unless_stopped
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
@@ -144,7 +144,9 @@ async def serve(
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
         access = _Access(listed, peers, observers)
         load_format = args.load_format.lower()
-        parts = await _build_parts(config, access, engine, board, leases, opened, load_format, template, metrics, stack)
+        parts = await _build_parts(
+            config, access, engine, board, leases, opened, load_format, template, metrics, stopped, stack
+        )
         await server.serve(parts)
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)  # before what its calls need
         daemon = _Daemon(engine, parts, server.address, metrics)
@@ -160,7 +162,7 @@ async def serve(
         freeze_objects()
         daemon.announce(args.model, began_s)
         failure = await daemon.run_until_stopped(stopped)
-        return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
+        return await daemon.drain(stopped) if failure is None else await daemon.fail(failure)
 
 
 async def _start_engine(
@@ -245,13 +247,14 @@ class _Daemon:
         waiting.cancel()
         return self._failure()
 
-    async def drain(self, signal_name: str) -> int:
+    async def drain(self, stopped: Stopped) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
-        say(f"{signal_name}: draining, {parts.config.drain_timeout_s:g} s at most; a second signal exits at once")
+        timeout_s = stopped.limit_s(parts.config.drain_timeout_s)
+        say(f"{stopped.cause}: draining, {timeout_s:g} s at most; a second signal exits at once")
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
-            drained = await drain.run(parts.config.drain_timeout_s)
+            drained = await drain.run(timeout_s)
         except GenserveError as error:
             return await self.fail(error.message)
         if (failure := self._failure()) is not None:
@@ -292,6 +295,7 @@ async def _build_parts(
     load_format: str,
     template: Template | None,
     metrics: ProcessMetrics | None,
+    stopped: Stopped,
     stack: AsyncExitStack,
 ) -> ServerParts:
     """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
@@ -321,6 +325,7 @@ async def _build_parts(
         loras,
         checkpoint,
         max_staging_bytes,
+        stopped.stop,
         await start_ingest(config, stack, asks=access.callers is not None),
         frontends=frontends,
         callers=access.callers,

@@ -68,14 +68,21 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
 
 
 class Stopped(asyncio.Event):
-    """Set by the first signal, whose name it then has."""
+    """Set by the first signal or call that ends the process. `cause` is its name, and `drain_timeout_s` the time for
+    what runs, None = as the flags say."""
 
-    signal_name = ""
+    cause = ""
+    drain_timeout_s: float | None = None
 
-    def stop(self, signal_name: str) -> None:
-        """Says nothing: a daemon that has failed does not drain."""
-        self.signal_name = signal_name
-        self.set()
+    def stop(self, cause: str, drain_timeout_s: float | None = None) -> None:
+        """Says nothing: a daemon that has failed does not drain. Later causes change nothing."""
+        if not self.is_set():
+            self.cause, self.drain_timeout_s = cause, drain_timeout_s
+            self.set()
+
+    def limit_s(self, flag_s: float) -> float:
+        """The time for what runs; `flag_s` if the cause says none."""
+        return flag_s if self.drain_timeout_s is None else self.drain_timeout_s
 
 
 @contextmanager
@@ -93,8 +100,8 @@ async def unless_stopped(starting: Awaitable[T], stopped: Stopped) -> T:
     await asyncio.wait({start, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if not start.done():
-        say(f"{stopped.signal_name} while starting, exiting now")
-        os._exit(128 + signal.Signals[stopped.signal_name])
+        say(f"{stopped.cause} while starting, exiting now")
+        os._exit(128 + signal.Signals[stopped.cause])
     return start.result()
 
 

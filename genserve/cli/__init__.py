@@ -12,7 +12,7 @@ from typing import Final
 from genserve import __version__
 from genserve.cli import bench, completion, doctor, generate, lora, replicas, route, serve, token, top, up
 from genserve.cli.config_file import with_config_file
-from genserve.cli.control import pause, resume, sleep, status, wake_up
+from genserve.cli.control import drain, pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.cli.weights import commit, discard, load, pull, push
@@ -99,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         resume,
         sleep,
         wake_up,
+        drain,
         status,
         top,
         bench,

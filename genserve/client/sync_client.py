@@ -234,6 +234,7 @@ class Client(Closing):
     reset_cache = blocking(AsyncClient.reset_cache)
     sleep = blocking(AsyncClient.sleep, slack="pause_slack_s")
     wake_up = blocking(AsyncClient.wake_up)
+    drain = blocking(AsyncClient.drain)
     list_replicas = blocking(AsyncClient.list_replicas)
     watch_replicas = blocking_stream(AsyncClient.watch_replicas)
     add_replica = blocking(AsyncClient.add_replica)

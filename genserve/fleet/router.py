@@ -34,6 +34,11 @@ class Router:
         self._tasks: dict[Upstream, list[asyncio.Task[None]]] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
 
+    def refuse(self) -> None:
+        """Takes no new requests any more, and says so."""
+        self.is_draining = True
+        self.fleet.states_changed.tell()
+
     @property
     def weight_version(self) -> int:
         """The version of the fleet; 0 while it is not known."""

@@ -35,7 +35,7 @@ from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
-from genserve.signals import stop_on_signals
+from genserve.signals import Stopped, stop_on_signals
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
@@ -80,8 +80,7 @@ class RunningRouter:
         """Takes no new calls, and waits for those that run, and for a push that goes on without its trainer: replicas
         are told to commit it one by one."""
         changed = self.router.fleet.states_changed
-        self.router.is_draining = True
-        changed.tell()
+        self.router.refuse()
         until_s = time.monotonic() + timeout_s
         await self.server.stop(timeout_s)
         with suppress(TimeoutError):
@@ -93,12 +92,14 @@ class RunningRouter:
 async def start_router(
     config: RouteConfig,
     stack: AsyncExitStack,
+    stopped: Stopped,
     finding: Mapping[str, FoundAddresses] | None = None,
     environment: Access = NOBODY,
 ) -> RunningRouter:
-    """Starts listening, and looking after the replicas; `stack` ends it. `finding`: more replicas than the config
-    names, as others find them, by the name of where they look. `environment`: the callers that it lists. Raises OSError
-    for an address that cannot be used, and ValueError for a file or the address of a replica that cannot."""
+    """Starts listening, and looking after the replicas; `stack` ends it. A Drain call sets `stopped`, upon which the
+    caller is to drain it. `finding`: more replicas than the config names, as others find them, by the name of where
+    they look. `environment`: the callers that it lists. Raises OSError for an address that cannot be used, and
+    ValueError for a file or the address of a replica that cannot."""
     require_free(config.host, config.port, config.uds)
     callers = open_access_list(AccessSource(config.auth_file, environment))
     if config.certificate is not None:
@@ -120,7 +121,7 @@ async def start_router(
     add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
     listening = ListeningFacts.of(config, config.write_timeout_s)
-    add_ControlServiceServicer_to_server(FleetControl(router, listening), server)
+    add_ControlServiceServicer_to_server(FleetControl(router, listening, stopped.stop), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
@@ -146,18 +147,15 @@ async def serve(
         write_log_lines(JSON, logging.INFO)
     else:
         logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
-    stopped = asyncio.Event()
-
-    def stop(signal_name: str) -> None:
-        say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
-        stopped.set()
-
+    stopped = Stopped()
     async with AsyncExitStack() as stack:
-        running = await start_router(config, stack, finding, environment)
-        stack.enter_context(stop_on_signals(stop))
+        running = await start_router(config, stack, stopped, finding, environment)
+        stack.enter_context(stop_on_signals(stopped.stop))
         print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()
-        await running.drain(config.drain_timeout_s)
+        timeout_s = stopped.limit_s(config.drain_timeout_s)
+        say(f"{stopped.cause}: draining, {timeout_s:g} s at most; a second signal exits at once")
+        await running.drain(timeout_s)
     return 0
 
 

@@ -20,7 +20,7 @@ from genserve.placement.config import UpConfig
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.security.access_list import listed_environment
-from genserve.signals import stop_on_signals
+from genserve.signals import Stopped, stop_on_signals
 
 _OF_THE_ROUTER: Final = ("host", "port", "uds", "metrics_port", "max_message_bytes")
 
@@ -30,16 +30,8 @@ async def up(config: UpConfig) -> int:
     anything starts if this machine has not enough for all replicas."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
     shares, flags = process_shares(config.flags, config.num_replicas, config.gpus_each), daemon_flags(config)
-    timeout_s = config.route.drain_timeout_s
     replicas: list[LocalReplica] = []
-    stopped = asyncio.Event()
-
-    def stop(signal_name: str) -> None:
-        stopped.set()
-        say(
-            f"{signal_name}: draining the router, then the replicas, {timeout_s:g} s at most each; a second signal "
-            "exits at once"
-        )
+    stopped = Stopped()
 
     def kill_all() -> None:
         for each in replicas:
@@ -49,9 +41,9 @@ async def up(config: UpConfig) -> int:
 
     async with AsyncExitStack() as stack:
         stack.callback(kill_all)  # whatever happens, none outlives this process
-        stack.enter_context(stop_on_signals(stop, kill_all))
+        stack.enter_context(stop_on_signals(stopped.stop, kill_all))
         async with AsyncExitStack() as routing:
-            running = await start_router(config.route, routing, environment=listed_environment())
+            running = await start_router(config.route, routing, stopped, environment=listed_environment())
             starts = Starts()
             for number, share in enumerate(shares):
                 replicas.append(LocalReplica(number, flags, share, running.router, starts, config.start_timeout_s))
@@ -61,11 +53,22 @@ async def up(config: UpConfig) -> int:
             failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")
-            await running.drain(timeout_s)
+            await running.drain(drain_limit_s(stopped, config))
         in_order = await asyncio.gather(*(each.stop(config.stop_timeout_s) for each in replicas))
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
+
+
+def drain_limit_s(stopped: Stopped, config: UpConfig) -> float:
+    """The time for what runs at the router. Says so, if something has stopped it."""
+    timeout_s = stopped.limit_s(config.route.drain_timeout_s)
+    if stopped.is_set():
+        say(
+            f"{stopped.cause}: draining the router, {timeout_s:g} s at most, then the replicas; a second signal exits "
+            "at once"
+        )
+    return timeout_s
 
 
 def daemon_flags(config: UpConfig) -> list[str]:

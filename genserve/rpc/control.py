@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from genserve.control.conditions import DaemonCondition
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
@@ -10,6 +11,7 @@ from genserve.engine.protocol import Engine
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
+    drain_timeout_s,
     load_timeout_s,
     pause_arguments,
     renewed_ttl_s,
@@ -42,7 +44,9 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         loras: LoraLoader,
         pushes: PushRegistry,
         facts: Callable[[], ServerFacts],
+        stop: Callable[[str, float | None], None],
     ) -> None:
+        """`stop`: ends the process in order; it takes the cause, and the time for what runs, as `Stopped.stop`."""
         super().__init__(board, pushes.in_flight)
         self._engine = engine
         self._loras = loras
@@ -51,6 +55,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         self._board = board
         self._answer = Answers(board.state)
         self._facts = facts
+        self._stop = stop
 
     async def Pause(
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
@@ -137,3 +142,11 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         """Drops the prefix cache."""
         reset = await self._engine.reset_prefix_cache(request.reset_running_requests, RESET_TIMEOUT_S)
         return self._answer(control_pb2.ResetCacheResponse, reset=reset)
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.DrainResponse:
+        """Begins the shutdown, before this call has ended."""
+        self._stop("Drain", drain_timeout_s(request))
+        self._board.become(DaemonCondition.DRAINING)
+        return self._answer(control_pb2.DrainResponse)

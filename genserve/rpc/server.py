@@ -5,7 +5,7 @@ all addresses of a server.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -64,7 +64,8 @@ FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outpu
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the services serve. `max_staging_bytes` is what the registry allows; `config` has no port 0 for HTTP."""
+    """What the services serve. `max_staging_bytes` is what the registry allows; `config` has no port 0 for HTTP; `stop`
+    ends the daemon, as `Stopped.stop`."""
 
     config: ServeConfig
     engine: Engine
@@ -77,6 +78,7 @@ class ServerParts:
     loras: LoraLoader
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
+    stop: Callable[[str, float | None], None]
     ingest: IngestProcesses | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
     frontends: FrontEnds | None = None
@@ -200,7 +202,9 @@ def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
     _add_generation(table.as_server, generation, parts.engine.info.max_request_bytes)
     _add_weights(table.as_server, weights)
     add_ControlServiceServicer_to_server(
-        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts),
+        ControlServicer(
+            parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts, parts.stop
+        ),
         table.as_server,
     )
     add_grpc_services(table.as_server, SERVICE_NAMES, parts.board, with_channelz=parts.config.channelz)

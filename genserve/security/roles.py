@@ -17,7 +17,7 @@ class Role(Enum):
     TRAINER = "trainer"
     """Does what GENERATE does, replaces the weights, reads them, and pauses the engine for that."""
     OPERATOR = "operator"
-    """Pauses, drains, adds and removes replicas, and gives up pushes. It neither generates nor sees weights."""
+    """Pauses, shuts down, adds and removes replicas, and gives up pushes. It neither generates nor sees weights."""
 
 
 ROLE_NAMES: Final = tuple(role.value for role in Role)
@@ -67,6 +67,7 @@ _TABLE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "WakeUp": _STEER,
         "LoadLora": _STEER,
         "UnloadLora": _STEER,
+        "Drain": _OPERATE,
     },
     "genserve.v1.FleetService": {
         "ListReplicas": EVERY_ROLE,

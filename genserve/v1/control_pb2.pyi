@@ -1161,3 +1161,51 @@ class ListLorasResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """How to shut down."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def drain_timeout(self) -> _duration_pb2.Duration:
+        """How long requests, pauses and pushes may take to finish; default: the server's --drain-timeout-s."""
+
+    def __init__(
+        self,
+        *,
+        drain_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_timeout", b"drain_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_timeout", b"drain_timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """The shutdown has begun."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """The state after the call."""
+
+    def __init__(
+        self,
+        *,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015

@@ -95,6 +95,11 @@ class ControlServiceStub:
                 request_serializer=genserve_dot_v1_dot_control__pb2.ListLorasRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_control__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/genserve.v1.ControlService/Drain',
+                request_serializer=genserve_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -200,6 +205,17 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+        status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+        router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+
+        A repeat changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -262,6 +278,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ListLoras,
                     request_deserializer=genserve_dot_v1_dot_control__pb2.ListLorasRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_control__pb2.ListLorasResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -589,6 +610,33 @@ class ControlService:
             '/genserve.v1.ControlService/ListLoras',
             genserve_dot_v1_dot_control__pb2.ListLorasRequest.SerializeToString,
             genserve_dot_v1_dot_control__pb2.ListLorasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/Drain',
+            genserve_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,13 @@ class ControlServiceStub:
     """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]
     """The LoRA adapters that requests can use."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
+    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+    status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+    router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+
+    A repeat changes nothing.
+    """
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -131,6 +138,13 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """
     ListLoras: _aio.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]  # type: ignore[assignment]
     """The LoRA adapters that requests can use."""
+    Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
+    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+    status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+    router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+
+    A repeat changes nothing.
+    """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates the engine."""
@@ -252,5 +266,18 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ListLorasResponse, _abc.Awaitable[_control_pb2.ListLorasResponse]]:
         """The LoRA adapters that requests can use."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _control_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
+        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+        status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+        router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+
+        A repeat changes nothing.
+        """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

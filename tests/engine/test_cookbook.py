@@ -139,6 +139,19 @@ async def test_a_replica_is_drained_and_comes_back(
             await fleet.wait_ready(60)
 
 
+@pytest.mark.parametrize("program", CALLS)
+async def test_a_server_is_shut_down(program: str, tmp_path: Path) -> None:
+    """A router here, which has no engine to start; tests/engine/test_service_manager.py shuts down a daemon."""
+    process = RouterProcess(["--port", "0"], tmp_path / "stderr")
+    try:
+        shell = Shell(CALLS[program], process.address, tmp_path)
+        told = await shell.asked(recipe("ControlService/Drain"))
+        assert told["state"]["phase"] == "PHASE_DRAINING"
+        assert await asyncio.to_thread(process.process.wait, 30) == 0
+    finally:
+        process.kill()
+
+
 def test_every_recipe_is_run() -> None:
     """By a test that chooses it by words of it."""
     assert PAGE.read_text().count("```sh") == len(BLOCKS)

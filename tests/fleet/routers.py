@@ -13,6 +13,7 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
+from genserve.signals import Stopped
 from tests.fleet.scripted_fleet import LIMIT_S, until
 from tests.support.pulled_peers import CHECKPOINT, content
 from tests.support.scripted_daemon import Daemon, serving
@@ -34,10 +35,11 @@ async def replica(port: int = 0) -> AsyncIterator[Daemon]:
 
 @dataclass
 class RoutedFleet:
-    """Daemons, their router, and a client of it."""
+    """Daemons, their router, what ends that, and a client of it."""
 
     daemons: list[Daemon]
     running: RunningRouter
+    stopped: Stopped
     client: AsyncClient
     stack: AsyncExitStack
 
@@ -76,9 +78,10 @@ async def over(
     """A router over daemons that run."""
     async with AsyncExitStack() as stack:
         route = RouteConfig([each.address for each in daemons], port=0, policies=policies, fleet=settings, **config)
-        running = await start_router(route, stack)
+        stopped = Stopped()
+        running = await start_router(route, stack, stopped)
         client = await stack.enter_async_context(AsyncClient(running.address))
-        yield RoutedFleet(list(daemons), running, client, stack)
+        yield RoutedFleet(list(daemons), running, stopped, client, stack)
 
 
 def hold(version: int, daemon: Daemon) -> bool:

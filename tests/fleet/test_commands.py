@@ -1,4 +1,4 @@
-"""`genserve replicas` and `genserve status` against a router."""
+"""`genserve replicas`, `status` and `drain` against a router."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli import main, make_parser
 from genserve.fleet.config import RouteConfig
-from genserve.routing.replica import Request
+from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, replica, routed
 
 Command = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -98,3 +98,14 @@ def test_the_commands_look_for_the_router_where_it_listens(monkeypatch: pytest.M
     config, route = RouteConfig(), make_parser().parse_args(["route"])
     assert f"{config.host}:{config.port}" == f"{route.host}:{route.port}" == DEFAULT_ROUTER
     assert make_parser().parse_args(["replicas", "list"]).default_target == DEFAULT_ROUTER
+
+
+async def test_drain_shuts_down_who_is_asked_and_says_what_runs(fleet: RoutedFleet, genserve: Command) -> None:
+    """A daemon of the fleet, which gets no more requests, and then the router."""
+    leaving, staying = fleet.daemons
+    assert await genserve("drain", target=leaving.address) == (0, "draining: 3 running, 2 waiting\n", "")
+    assert leaving.stopped.limit_s(30) == 30 and not fleet.stopped.is_set()
+    await fleet.until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
+    status, output, _ = await genserve("drain", "--drain-timeout", "90s")
+    assert (status, output.split(":")[0], fleet.stopped.limit_s(30)) == (0, "draining", 90)
+    assert not staying.stopped.is_set()

@@ -14,6 +14,7 @@ from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
 from genserve.routing.replica import ReplicaState, Request
+from genserve.signals import Stopped
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.routers import QUICK, over, replica
 from tests.fleet.scripted_fleet import tokens, until
@@ -53,14 +54,14 @@ async def test_a_router_that_starts_again_is_heard_again() -> None:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
         config = RouteConfig([each.address for each in daemons], port=0, fleet=QUICK)
         first = await stack.enter_async_context(AsyncExitStack())
-        router = await start_router(config, first)
+        router = await start_router(config, first, Stopped())
         await until(lambda: len(router.router.fleet.ready) == 2)
         client = await stack.enter_async_context(AsyncClient(router.address, direct=DIRECT))
         generating = asyncio.create_task(client.generate([1], request_id="a"))
         await until(lambda: any(daemon.engine.streams for daemon in daemons))
         await first.aclose()
         port = int(router.address.rpartition(":")[2])
-        again = await start_router(replace(config, port=port), stack)
+        again = await start_router(replace(config, port=port), stack, Stopped())
         await until(lambda: len(again.router.fleet.ready) == 2)
         await until(lambda: [each.state for each in replicas_of(client).replicas()] == [READY, READY])
         (engine,) = [stream for daemon in daemons for stream in daemon.engine.streams]

@@ -350,3 +350,13 @@ async def test_a_fault_of_the_router_does_not_end_a_watch(monkeypatch: pytest.Mo
         await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
         is_broken = False
         await fleet.until_ready()
+
+
+async def test_a_router_that_is_drained_ends_alone() -> None:
+    """Its replicas go on. What it has is answered first, and a watcher hears of it."""
+    async with routed(2) as fleet, fleet.client.watch_status() as watched:
+        await anext(watched)
+        assert (await fleet.client.drain(drain_timeout_s=7)).phase == "draining"
+        assert [status.state.phase async for status in watched][-1] == "draining"
+        assert (fleet.stopped.cause, fleet.stopped.limit_s(30)) == ("Drain", 7.0)
+        assert not any(daemon.stopped.is_set() for daemon in fleet.daemons)

@@ -17,6 +17,7 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.routing.replica import ReplicaState
 from genserve.security import watched_files
+from genserve.signals import Stopped
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK
 from tests.fleet.scripted_fleet import until
 from tests.support.breakable_link import BreakableLink
@@ -80,7 +81,7 @@ async def secured(directory: Path, router_token: str = "router", num_replicas: i
             peer_token_file=callers.token_file(router_token),
             **access,
         )
-        running = await start_router(route, stack)
+        running = await start_router(route, stack, Stopped())
         yield Secured(authority, pair, callers, daemons, links, running)
 
 

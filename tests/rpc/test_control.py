@@ -19,7 +19,7 @@ from genserve.errors import QueueFullError
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.watchers import Watchers
-from genserve.v1 import control_pb2, types_pb2, weights_pb2
+from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
 from tests.rpc.conftest import busier
 from tests.support.phases import enter_phase
@@ -133,7 +133,8 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     facts = ServerFacts("m", 1, 1, 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
     sleeps = SleepController(daemon.engine, daemon.pauses, daemon.board, NothingDropped())
-    servicer = ControlServicer(daemon.engine, daemon.pauses, sleeps, daemon.board, loras, daemon.registry, facts)
+    of_weights, stop = (daemon.board, loras, daemon.registry), daemon.stopped.stop
+    servicer = ControlServicer(daemon.engine, daemon.pauses, sleeps, *of_weights, lambda: facts, stop)
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
     try:
@@ -303,3 +304,24 @@ async def test_a_sleep_or_wake_up_that_means_nothing_names_its_field(
     assert reason_of(caught.value) == "INVALID_FIELD"
     assert field_of(caught.value) == field
     assert daemon.engine.calls == []
+
+
+async def test_a_drain_begins_the_shutdown_with_the_time_of_the_call(daemon: Daemon) -> None:
+    """A repeat gets the same answer and changes nothing; requests are refused from then on."""
+    for seconds in (2, 9):
+        request = control_pb2.DrainRequest(drain_timeout=Duration(seconds=seconds))
+        assert (await daemon.control.Drain(request)).state.phase == types_pb2.PHASE_DRAINING
+    assert (daemon.stopped.cause, daemon.stopped.limit_s(30)) == ("Drain", 2.0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await daemon.generation.Generate(generation_pb2.GenerateRequest(text="a")).read()
+    assert reason_of(refused.value) == "DRAINING"
+
+
+async def test_a_drain_has_the_time_of_the_flags_and_refuses_none_at_all(daemon: Daemon) -> None:
+    """The daemon goes on after a refusal."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await daemon.control.Drain(control_pb2.DrainRequest(drain_timeout=Duration()))
+    assert (reason_of(refused.value), field_of(refused.value)) == ("INVALID_FIELD", "drain_timeout")
+    assert not daemon.stopped.is_set()
+    await daemon.control.Drain(control_pb2.DrainRequest())
+    assert daemon.stopped.is_set() and daemon.stopped.limit_s(30) == 30

@@ -68,6 +68,17 @@ async def test_a_push_is_shown_while_it_arrives_and_when_it_is_over(daemon: Daem
         assert "version 1 for" in text(app)
 
 
+async def test_a_key_shuts_the_daemon_down(daemon: Daemon) -> None:
+    """After it has been confirmed."""
+    async with shown(daemon.address) as (app, pilot):
+        await until(lambda: app.state.is_daemon)
+        await pilot.press("d", "n")
+        assert not daemon.stopped.is_set()
+        await pilot.press("d", "y")
+        await until(lambda: "drain the daemon: it is draining" in text(app))
+        assert daemon.stopped.is_set()
+
+
 async def test_keys_pause_and_resume_and_the_answer_is_shown(daemon: Daemon) -> None:
     """Nothing happens before the question is answered."""
     async with shown(daemon.address) as (app, pilot):

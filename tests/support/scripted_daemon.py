@@ -30,6 +30,7 @@ from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
+from genserve.signals import Stopped
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -160,6 +161,7 @@ class Daemon:
     channel: grpc.aio.Channel
     address: str
     parts: ServerParts
+    stopped: Stopped
 
     @property
     def generation(self) -> "GenerationServiceAsyncStub":
@@ -207,6 +209,7 @@ async def serving(
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
+    stopped = Stopped()
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     parts = ServerParts(
         config,
@@ -220,6 +223,7 @@ async def serving(
         loras,
         checkpoint,
         max_staging_bytes,
+        stopped.stop,
         ingest,
         processes or DaemonProcesses(idle_process().pid),
         callers=open_access_list(AccessSource(config.auth_file)),
@@ -230,7 +234,7 @@ async def serving(
     await server.serve(parts)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address, parts)
+            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address, parts, stopped)
     finally:
         await server.stop(0)
         for task in background:

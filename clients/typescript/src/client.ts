@@ -221,6 +221,15 @@ export class Client implements Disposable {
     return this.#control.wakeUp(options);
   }
 
+  /**
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish within `drainTimeoutMs` (default:
+   * the daemon's --drain-timeout-s), and then its process ends. Returns when that has begun. A router shuts itself down,
+   * and its replicas go on.
+   */
+  drain(options: CallOptions & { drainTimeoutMs?: number | undefined } = {}): Promise<EngineState> {
+    return this.#control.drain(options);
+  }
+
   /** Drops the prefix cache; false if blocks of running requests kept it alive. */
   resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined } = {}): Promise<boolean> {
     return this.#control.resetCache(options);

@@ -1,4 +1,4 @@
-import { Client, PauseLeaseLostError } from "genserve";
+import { Client, DrainingError, PauseLeaseLostError } from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { ScriptedDaemon } from "./scripted-daemon.js";
 
@@ -98,4 +98,13 @@ test("the daemon tells what it serves", async () => {
   expect(info).toMatchObject({ model: "scripted", device: "cpu", protection: { tls: false, roles: false } });
   expect(info.limits.maxStagingBytes).toBe(100 << 20);
   expect(info.limits).toMatchObject({ maxModelLen: 64, maxActiveRequests: 8192, maxN: 256, writeTimeoutMs: 300_000 });
+});
+
+test("a daemon that is drained refuses what comes", async () => {
+  const drained = await ScriptedDaemon.start();
+  using ops = new Client(drained.address);
+  expect((await ops.drain({ drainTimeoutMs: 2_000 })).phase).toBe("draining");
+  await expect(ops.generate([1])).rejects.toBeInstanceOf(DrainingError);
+  await expect(ops.drain({ drainTimeoutMs: 0 })).rejects.toMatchObject({ reason: "INVALID_FIELD" });
+  await drained.stop();
 });

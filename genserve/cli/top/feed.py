@@ -108,6 +108,8 @@ class Feed:
                 return await self._pause(action)
             case Kind.RESUME:
                 return await self._resume(action)
+            case Kind.DRAIN if not action.address:
+                return f"it is {(await self._client.drain(timeout_s=_PAUSE_S)).phase}, and ends when its requests have"
             case Kind.DRAIN:
                 await self._client.drain_replica(action.address, timeout_s=_DRAIN_S)
                 return "its requests have ended, and it is removed"

@@ -61,8 +61,11 @@ def _resume(screen: Screen, now_s: float) -> Question | None:
 
 
 def _drain(screen: Screen, now_s: float) -> Question | None:
+    if screen.is_daemon:
+        end = Choice("y", "let its requests end, and then its process", Action(Kind.DRAIN))
+        return Question("Shut this daemon down?", (end,))
     if not screen.is_router:
-        screen.note("a daemon drains when it gets SIGTERM; d drains a replica of a router", Tone.WARN, now_s)
+        screen.note("nothing to drain: nobody has told yet what is served here", Tone.WARN, now_s)
         return None
     if not screen.selected:
         screen.note("nothing to drain: the router has no replica", Tone.WARN, now_s)

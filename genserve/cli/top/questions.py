@@ -22,7 +22,7 @@ KEYS: Final = {"p": Kind.PAUSE, "r": Kind.RESUME, "d": Kind.DRAIN}
 @dataclass(frozen=True, slots=True)
 class Action:
     """A command with its arguments. `mode`: of a pause. `lease_ids`: what a resume ends; none = every lease, whoever
-    holds it. `address`: of the replica to drain."""
+    holds it. `address`: of the replica to drain; "" = the daemon itself."""
 
     kind: Kind
     mode: "PauseMode" = "keep"
@@ -38,7 +38,7 @@ class Action:
             case Kind.RESUME:
                 return f"resume {', '.join(each[:8] for each in self.lease_ids) or 'all'}"
             case Kind.DRAIN:
-                return f"drain {self.address}"
+                return f"drain {self.address or 'the daemon'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,11 @@ class Screen:
         """Takes what is served; None if it was not told."""
         self.info = info
 
+    @property
+    def is_daemon(self) -> bool:
+        """Whether what answers is known to be no router."""
+        return self.info is not None and "fleet" not in self.info.features and not self.is_router
+
     def has_no_replicas(self) -> None:
         """It is a daemon."""
         self.is_router, self.replicas, self.replicas_problem = False, None, ""

@@ -237,7 +237,7 @@ def keys(screen: Screen) -> list[Line]:
     for key, kind in KEYS.items():
         if kind.value in screen.refused:
             spans += [Span(f"{key} {kind.value} (not allowed)  ", Tone.DIM)]
-        elif kind is not Kind.DRAIN or screen.is_router:
+        elif kind is not Kind.DRAIN or screen.is_router or screen.is_daemon:
             spans += [Span(f"{key} ", Tone.STRONG), Span(f"{kind.value}  ")]
     if screen.is_router:
         spans += [Span("↑↓ ", Tone.STRONG), Span("replica  ")]

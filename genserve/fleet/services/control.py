@@ -13,7 +13,7 @@ from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
-from genserve.rpc.convert.control import StatusT, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.control import StatusT, drain_timeout_s, watch_heartbeat_s, watch_interval_s
 from genserve.rpc.convert.listening import ListeningFacts, tell_listening
 from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
@@ -29,10 +29,11 @@ T = TypeVar("T")
 class FleetControl(ControlServiceServicer):
     """Operates all replicas."""
 
-    def __init__(self, router: Router, listening: ListeningFacts) -> None:
-        """`listening`: of the router's own ports."""
+    def __init__(self, router: Router, listening: ListeningFacts, stop: Callable[[str, float | None], None]) -> None:
+        """`listening`: of the router's own ports. `stop`: ends the router, as `Stopped.stop`."""
         self._router = router
         self._listening = listening
+        self._stop = stop
         self._fleet = router.fleet
         self._pauses = FleetPauses(router.fleet)
         self._watchers = Watchers("the status")
@@ -181,6 +182,14 @@ class FleetControl(ControlServiceServicer):
                 max_loras=min(answer.max_loras for answer in answers),
             )
         )
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.DrainResponse:
+        """Begins the shutdown of the router itself."""
+        self._stop("Drain", drain_timeout_s(request))
+        self._router.refuse()
+        return self._with_state(control_pb2.DrainResponse())
 
     async def _of_all(
         self, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None

@@ -19,9 +19,9 @@ from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
-from genserve.placement.up import access_flags
+from genserve.placement.up import access_flags, drain_limit_s
 from genserve.security.access_list import listed_environment
-from genserve.signals import ending, stop_on_signals
+from genserve.signals import Stopped, ending, stop_on_signals
 
 _CONNECT_S: Final = 60.0
 """For a process that imports Ray, and for Ray to answer it."""
@@ -33,22 +33,13 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
     """Serves until a signal, or until no replica can be started or the cluster is lost. Returns the exit status. Raises
     ValueError for flags that cannot be."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
-    timeout_s = config.route.drain_timeout_s
-    stopped = asyncio.Event()
-
-    def stop(signal_name: str) -> None:
-        stopped.set()
-        say(
-            f"{signal_name}: draining the router, then the replicas, {timeout_s:g} s at most each; a second signal "
-            "exits at once"
-        )
-
+    stopped = Stopped()
     fleet, environment = fleet_of(config), listed_environment()
     require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
     async with AsyncExitStack() as stack:
         process = RayProcess(Task(ray, fleet))
         stack.callback(process.kill)  # whatever happens, Ray is told of the end
-        stack.enter_context(stop_on_signals(stop, process.kill))
+        stack.enter_context(stop_on_signals(stopped.stop, process.kill))
         ended = asyncio.create_task(process.ended())
         waiting = asyncio.create_task(stopped.wait())
         first = asyncio.create_task(process.next())
@@ -59,11 +50,11 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
         if first.done() and (addresses := first.result()) is not None:
             async with AsyncExitStack() as routing:
                 found = {ray.where: process.found(addresses)}
-                running = await start_router(config.route, routing, found, environment)
+                running = await start_router(config.route, routing, stopped, found, environment)
                 where = f"{fleet.num_replicas} replicas on {ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                await running.drain(timeout_s)
+                await running.drain(drain_limit_s(stopped, config))
         elif not first.done() and not stopped.is_set():
             say(f"{ray.where} does not answer within {limit_s:g} s")
             return 1

@@ -88,6 +88,11 @@ def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
     return seconds_or(message, "timeout", DEFAULT_LOAD_TIMEOUT_S)
 
 
+def drain_timeout_s(message: control_pb2.DrainRequest) -> float | None:
+    """Seconds for what runs; None = as the flags say."""
+    return seconds_or(message, "drain_timeout", None)
+
+
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
     """Seconds from now; None = the lease's first time to live."""
     return seconds_or(message, "ttl", None)

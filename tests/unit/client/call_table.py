@@ -56,6 +56,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "reset_cache": (),
     "sleep": (),
     "wake_up": (),
+    "drain": (),
     "list_replicas": (),
     "watch_replicas": (),
     "add_replica": ("a:1",),

@@ -139,7 +139,7 @@ CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] =
 """The call, its arguments, what it sends."""
 ELSEWHERE: Final = {
     "generate", "generate_many", "generate_as_completed", "stream", "stream_many", "tokenize", "push_weights",
-    "push_lora", "pause", "paused", "sleep", "wake_up", "watch_status", "watch_replicas",
+    "push_lora", "pause", "paused", "sleep", "wake_up", "drain", "watch_status", "watch_replicas",
     "wait_ready", "close",
 }  # fmt: skip
 """Calls whose requests are those of other tests."""
@@ -228,6 +228,7 @@ ANSWERS: Final[tuple[tuple[str, Message, Any], ...]] = (
     ("reset_cache", control_pb2.ResetCacheResponse(state=STATE), False),
     ("sleep", control_pb2.SleepResponse(state=STATE), ENGINE),
     ("wake_up", control_pb2.WakeUpResponse(state=STATE), ENGINE),
+    ("drain", control_pb2.DrainResponse(state=STATE), ENGINE),
 )  # fmt: skip
 """The call, what the daemon answers, the result. What the parts of a result are made of, `test_round_trip` knows."""
 

@@ -22,6 +22,7 @@ from genserve.launcher.process_group import members_of
 from genserve.placement.backoff import Backoff, Starts
 from genserve.placement.replica import LocalReplica
 from genserve.placement.shares import ProcessShare
+from genserve.signals import Stopped
 from tests.support import fake_daemon
 
 ADDRESS = "127.0.0.1:9"
@@ -33,7 +34,7 @@ Makes = Callable[..., LocalReplica]
 async def router() -> AsyncIterator[Router]:
     """One that has no replica."""
     async with AsyncExitStack() as stack:
-        yield (await start_router(RouteConfig(port=0), stack)).router
+        yield (await start_router(RouteConfig(port=0), stack, Stopped())).router
 
 
 @pytest.fixture

@@ -155,6 +155,11 @@ export class ControlCalls {
     return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);
   }
 
+  async drain(options: CallOptions & { drainTimeoutMs?: number | undefined }): Promise<EngineState> {
+    const request = { drainTimeout: optionalDuration(options.drainTimeoutMs, "drainTimeoutMs") };
+    return stateOf((await this.#connection.unary(ControlServiceService.drain, request, this.#timed(options))).state);
+  }
+
   waitReady(options: CallOptions): Promise<void> {
     return waitReady(this.#connection, this, options);
   }

@@ -5,7 +5,7 @@ import pytest
 from genserve.cli.top.keys import pressed
 from genserve.cli.top.questions import Action, Kind
 from genserve.cli.top.screen import Screen
-from tests.unit.cli.top.screens import fleet, lease, replica, rows, screen, status
+from tests.unit.cli.top.screens import fleet, info, lease, replica, rows, screen, status
 
 
 def router() -> Screen:
@@ -60,7 +60,7 @@ def test_who_holds_no_lease_can_only_end_those_of_all() -> None:
 def test_what_cannot_be_done_is_told_and_not_asked() -> None:
     """No lease to end, no replica to drain."""
     shown = screen(status())
-    for key, told in (("r", "no lease is held"), ("d", "a daemon drains when it gets SIGTERM")):
+    for key, told in (("r", "no lease is held"), ("d", "nobody has told yet what is served here")):
         assert pressed(shown, key, 1.0) is None
         assert shown.question is None and told in shown.notes[-1].text
     shown.took_replicas(fleet())
@@ -75,6 +75,16 @@ def test_a_drain_is_of_the_chosen_replica() -> None:
     pressed(shown, "d", 1.0)
     assert rows(shown)[-2] == "Drain b:1? It gets no new requests."
     assert pressed(shown, "y", 1.0) == Action(Kind.DRAIN, address="b:1")
+
+
+def test_a_daemon_is_shut_down_itself() -> None:
+    """There is nothing to choose."""
+    shown = screen(status())
+    shown.took_info(info())
+    pressed(shown, "d", 1.0)
+    assert rows(shown)[-2:] == ["Shut this daemon down?", "y let its requests end, and then its process  n no"]
+    assert pressed(shown, "y", 1.0) == Action(Kind.DRAIN)
+    assert Action(Kind.DRAIN).label == "drain the daemon"
 
 
 def test_a_key_that_was_refused_says_so() -> None:

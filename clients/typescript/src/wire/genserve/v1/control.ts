@@ -460,6 +460,18 @@ export interface ListLorasResponse {
   state?: EngineState | undefined;
 }
 
+/** How to shut down. */
+export interface DrainRequest {
+  /** How long requests, pauses and pushes may take to finish; default: the server's --drain-timeout-s. */
+  drainTimeout?: Duration | undefined;
+}
+
+/** The shutdown has begun. */
+export interface DrainResponse {
+  /** The state after the call. */
+  state?: EngineState | undefined;
+}
+
 function createBasePauseRequest(): PauseRequest {
   return { mode: 0, kvPolicy: 0, holder: "", ttl: undefined, noExpiry: false, requestId: "", timeout: undefined };
 }
@@ -3324,6 +3336,120 @@ export const ListLorasResponse: MessageFns<ListLorasResponse> = {
   },
 };
 
+function createBaseDrainRequest(): DrainRequest {
+  return { drainTimeout: undefined };
+}
+
+export const DrainRequest: MessageFns<DrainRequest> = {
+  encode(message: DrainRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.drainTimeout !== undefined) {
+      Duration.encode(message.drainTimeout, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DrainRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDrainRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.drainTimeout = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DrainRequest>): DrainRequest {
+    return DrainRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DrainRequest>): DrainRequest {
+    const message = createBaseDrainRequest();
+    message.drainTimeout = (object.drainTimeout !== undefined && object.drainTimeout !== null)
+      ? Duration.fromPartial(object.drainTimeout)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseDrainResponse(): DrainResponse {
+  return { state: undefined };
+}
+
+export const DrainResponse: MessageFns<DrainResponse> = {
+  encode(message: DrainResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.state !== undefined) {
+      EngineState.encode(message.state, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DrainResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDrainResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.state = EngineState.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DrainResponse>): DrainResponse {
+    return DrainResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DrainResponse>): DrainResponse {
+    const message = createBaseDrainResponse();
+    message.state = (object.state !== undefined && object.state !== null)
+      ? EngineState.fromPartial(object.state)
+      : undefined;
+    return message;
+  },
+};
+
 /** Operates the engine. */
 export type ControlServiceService = typeof ControlServiceService;
 export const ControlServiceService = {
@@ -3477,6 +3603,22 @@ export const ControlServiceService = {
     responseSerialize: (value: ListLorasResponse): Buffer => Buffer.from(ListLorasResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ListLorasResponse => ListLorasResponse.decode(value),
   },
+  /**
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   *
+   * A repeat changes nothing.
+   */
+  drain: {
+    path: "/genserve.v1.ControlService/Drain" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: DrainRequest): Buffer => Buffer.from(DrainRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): DrainRequest => DrainRequest.decode(value),
+    responseSerialize: (value: DrainResponse): Buffer => Buffer.from(DrainResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): DrainResponse => DrainResponse.decode(value),
+  },
 } as const;
 
 export interface ControlServiceServer extends UntypedServiceImplementation {
@@ -3533,6 +3675,14 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   unloadLora: handleUnaryCall<UnloadLoraRequest, UnloadLoraResponse>;
   /** The LoRA adapters that requests can use. */
   listLoras: handleUnaryCall<ListLorasRequest, ListLorasResponse>;
+  /**
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   *
+   * A repeat changes nothing.
+   */
+  drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
 
 export interface ControlServiceClient extends Client {
@@ -3747,6 +3897,28 @@ export interface ControlServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ListLorasResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
+   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
+   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   *
+   * A repeat changes nothing.
+   */
+  drain(
+    request: DrainRequest,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
+  ): ClientUnaryCall;
+  drain(
+    request: DrainRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
+  ): ClientUnaryCall;
+  drain(
+    request: DrainRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
   ): ClientUnaryCall;
 }
 
