@@ -31,7 +31,8 @@ def test_a_daemon_tells_its_start_and_its_end(checkpoints: dict[str, Path], tmp_
             ):
                 next(stream)
                 assert client.drain(drain_timeout_s=55).phase == "draining"
-                assert list(stream)[-1].usage.output_tokens == 800
+                usage = list(stream)[-1].usage
+                assert usage is not None and usage.num_output_tokens == 800
             while "STOPPING=1" not in (lines := end.recv(4096).decode().splitlines()):
                 assert "STATUS=running" in lines
             assert "STATUS=draining" in lines
