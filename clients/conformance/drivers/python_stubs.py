@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from checkpoint import Checkpoint
-from crc32c import crc32c
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from clients.conformance.drivers.checkpoint import Checkpoint
+from clients.conformance.drivers.crc32c import crc32c
 from genserve.v1 import (
     control_pb2,
     control_pb2_grpc,

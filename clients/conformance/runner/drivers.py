@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CLIENTS = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+CLIENTS = ROOT / "clients"
 TIMEOUT_S = 60.0
 DRIVERS: dict[str, tuple[str, ...]] = {
-    "python-stubs": (sys.executable, str(CLIENTS / "conformance/drivers/python_stubs.py")),
-    "python-client": (sys.executable, str(CLIENTS / "conformance/drivers/python_client.py")),
+    "python-stubs": (sys.executable, "-m", "clients.conformance.drivers.python_stubs"),
+    "python-client": (sys.executable, "-m", "clients.conformance.drivers.python_client"),
     "typescript": (str(CLIENTS / "typescript/scripts/run"), "conformance/driver.ts"),
 }
 
 
 async def results_of(command: Sequence[str], scenario: dict[str, Any]) -> list[Any]:
     """What a driver prints: one value a line. Raises RuntimeError if it fails or takes too long."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, errors = await process.communicate(json.dumps(scenario).encode())

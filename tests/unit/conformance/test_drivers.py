@@ -24,7 +24,8 @@ def test_the_driver_on_stubs_uses_nothing_else_of_genserve(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
     }
-    assert {name for name in imported if name.startswith("genserve")} <= {"genserve.v1"}
+    own = {name for name in imported if name.startswith(("genserve", "clients", "tests"))}
+    assert own <= {"genserve.v1", *(f"clients.conformance.drivers.{path.stem}" for path in STUBS)}
 
 
 @pytest.fixture
