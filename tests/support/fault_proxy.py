@@ -126,7 +126,7 @@ class Connection:
         """Until it has ended on both sides, or was reset on one."""
         flowing = [asyncio.create_task(flow.run()) for flow in self.flows.values()]
         both = asyncio.gather(*flowing)
-        ends = [both, asyncio.ensure_future(self._is_reset.wait())]
+        ends: list[asyncio.Future[Any]] = [both, asyncio.ensure_future(self._is_reset.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:

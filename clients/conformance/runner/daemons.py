@@ -32,9 +32,10 @@ def running(checkpoint: str, directory: Path) -> Iterator[Daemons]:
         DaemonProcess([*flags, *secured], directory / "secured.log"),
     ]
     try:
-        addresses = [process.wait_serving().address for process in processes]
+        open_one, secured_one = (process.wait_serving().address for process in processes)
         yield Daemons(
-            *addresses,
+            open_one,
+            secured_one,
             ca_files={"own": own.ca_file, "other": other.ca_file},
             tokens={**callers.tokens, "wrong": "a" * 43},
         )

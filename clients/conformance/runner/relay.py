@@ -60,9 +60,8 @@ class Relay(grpc.GenericRpcHandler):
                     yield self._change.request(method, request)
 
             metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith("user-agent")]
-            call: Any = self._channel.stream_stream(method)(
-                changed(), timeout=context.time_remaining(), metadata=metadata
-            )
+            stub: Any = self._channel.stream_stream(method)
+            call = stub(changed(), timeout=context.time_remaining(), metadata=metadata)
             status, responses = FinalStatus(call), aiter(call)
             try:
                 while (response := await status.of(_next(responses))) is not None:
@@ -73,7 +72,7 @@ class Relay(grpc.GenericRpcHandler):
                 raise
             except grpc.aio.AioRpcError as error:
                 trailers = [
-                    (key, self._change.details(value) if key == _DETAILS else value)
+                    (key, self._change.details(value) if key == _DETAILS and isinstance(value, bytes) else value)
                     for key, value in error.trailing_metadata() or ()
                 ]
                 self._ended(False)
