@@ -131,5 +131,5 @@ def _disagreements(results: list[Any], others: list[Any], name: str, scenario: S
     return [
         f"step {i}, {step['do']}: {name} printed {other}, and this one {result}"
         for i, (step, result, other) in enumerate(pairs, 1)
-        if result != other and not step.get("may_differ")
+        if result != other
     ]
