@@ -8,11 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.conformance.runner import checkpoints
-from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import DRIVERS
 from clients.conformance.runner.mutations import MUTATIONS
-from clients.conformance.runner.run import Run, subject_of
+from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
 from clients.conformance.runner.table import table
 
@@ -38,13 +36,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 async def run(scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None) -> int:
     """The exit status."""
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        paths = checkpoints.make(directory)
-        with running(paths["a"], directory) as daemons:
-            async with subject_of(daemons, paths) as subject:
-                runner = Run(daemons, subject, paths, mutation)
-                outcomes = {each.name: await runner.scenario(each, drivers) for each in scenarios}
+    with tempfile.TemporaryDirectory() as directory:
+        async with Run.prepared(Path(directory)) as prepared:
+            outcomes = {each.name: await prepared.scenario(each, drivers, mutation) for each in scenarios}
     print(table(outcomes, list(drivers)))
     return int(any(outcome.differences for by_driver in outcomes.values() for outcome in by_driver.values()))
 

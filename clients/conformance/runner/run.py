@@ -3,12 +3,13 @@
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from clients.conformance.runner import checkpoints
 from clients.conformance.runner.cancelled import CancelledCalls
 from clients.conformance.runner.cut import CutLink
-from clients.conformance.runner.daemons import Daemons
+from clients.conformance.runner.daemons import Daemons, running
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
 from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
@@ -22,21 +23,32 @@ _VERSIONS = {"version", "previous_version"}
 
 
 class Run:
-    """All drivers against the daemons, through a relay that makes a mistake if `mutation` names one."""
+    """All drivers against the same daemons."""
 
-    def __init__(self, daemons: Daemons, subject: Subject, paths: dict[str, str], mutation: str | None) -> None:
+    def __init__(self, daemons: Daemons, subject: Subject, paths: dict[str, str]) -> None:
         self._daemons = daemons
         self._subject = subject
         self._paths = paths
-        self._mutation = mutation
 
-    async def scenario(self, scenario: Scenario, drivers: dict[str, Sequence[str]]) -> dict[str, Outcome]:
-        """The outcome of each driver. What one prints that another does not is a difference as well."""
+    @classmethod
+    @asynccontextmanager
+    async def prepared(cls, directory: Path) -> AsyncIterator["Run"]:
+        """With checkpoints in a directory, and daemons that serve the first of them."""
+        paths = checkpoints.make(directory)
+        with running(paths["a"], directory) as daemons:
+            async with AsyncClient(daemons.open) as client:
+                yield cls(daemons, Subject(client, paths), paths)
+
+    async def scenario(
+        self, scenario: Scenario, drivers: dict[str, Sequence[str]], mutation: str | None = None
+    ) -> dict[str, Outcome]:
+        """The outcome of each driver. What one prints that another does not is a difference as well. Between drivers
+        and the open daemon is a relay that makes a mistake, if `mutation` names one."""
         outcomes: dict[str, Outcome] = {}
         first: tuple[str, list[Any]] | None = None
         for name, command in drivers.items():
             version = await self._subject.restore() if scenario.daemon == "open" else 0
-            outcome = await self._one(scenario, command, version)
+            outcome = await self._one(scenario, command, version, mutation)
             alike = [_relative(result, version) for result in outcome.results]
             if first is None:
                 first = name, alike
@@ -45,10 +57,10 @@ class Run:
             outcomes[name] = outcome
         return outcomes
 
-    async def _one(self, scenario: Scenario, command: Sequence[str], version: int) -> Outcome:
+    async def _one(self, scenario: Scenario, command: Sequence[str], version: int, mutation: str | None) -> Outcome:
         names = {**self._paths, "run": secrets.token_hex(8)}
         steps = scenario.for_driver(names, version)
-        async with self._link(scenario) as (address, link):
+        async with self._link(scenario, mutation) as (address, link):
             given: dict[str, Any] = {"address": address, "steps": steps}
             if scenario.ca:
                 given["ca_file"] = self._daemons.ca_files[scenario.ca]
@@ -84,7 +96,7 @@ class Run:
 
     @asynccontextmanager
     async def _link(
-        self, scenario: Scenario
+        self, scenario: Scenario, mutation: str | None
     ) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | CancelledCalls | None]]:
         """The address for the driver, and what is to happen on the way from there to the daemon."""
         if scenario.daemon == "secured":
@@ -93,8 +105,8 @@ class Run:
         async with AsyncExitStack() as stack:
             address = self._daemons.open
             fault: CutLink | CorruptChunk | CancelledCalls | None = None
-            if self._mutation is not None:
-                address = (await stack.enter_async_context(Relay(address, MUTATIONS[self._mutation]))).address
+            if mutation is not None:
+                address = (await stack.enter_async_context(Relay(address, MUTATIONS[mutation]))).address
             if "corrupt_chunk" in scenario.link:
                 fault = CorruptChunk(scenario.link["corrupt_chunk"])
                 address = (await stack.enter_async_context(Relay(address, fault.change()))).address
@@ -106,13 +118,6 @@ class Run:
                 fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"], push_bytes))
                 address = fault.address
             yield address, fault
-
-
-@asynccontextmanager
-async def subject_of(daemons: Daemons, paths: dict[str, str]) -> AsyncIterator[Subject]:
-    """The open daemon."""
-    async with AsyncClient(daemons.open) as client:
-        yield Subject(client, paths)
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
