@@ -52,6 +52,7 @@ def sha256_of(directory: str) -> dict[str, str]:
     return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
 
 
+@cache
 def num_bytes_of(directory: str) -> int:
     """The size of all tensors."""
     return sum(int(tensor.nbytes) for tensor in models.load_tensors(Path(directory)).values())

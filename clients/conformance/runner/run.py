@@ -2,18 +2,15 @@
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from clients.conformance.runner import checkpoints
-from clients.conformance.runner.cancelled import CancelledCalls
-from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.daemons import Daemons, running
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
-from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
-from clients.conformance.runner.relay import Change, Relay
+from clients.conformance.runner.link import link_to
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
@@ -60,7 +57,9 @@ class Run:
     async def _one(self, scenario: Scenario, command: Sequence[str], version: int, mutation: str | None) -> Outcome:
         names = {**self._paths, "run": secrets.token_hex(8)}
         steps = scenario.for_driver(names, version)
-        async with self._link(scenario, mutation) as (address, link):
+        is_open, push_bytes = scenario.daemon == "open", checkpoints.num_bytes_of(self._paths["b"])
+        daemon = self._daemons.open if is_open else self._daemons.secured
+        async with link_to(daemon, scenario.link, mutation if is_open else None, push_bytes) as (address, watched):
             given: dict[str, Any] = {"address": address, "steps": steps}
             if scenario.ca:
                 given["ca_file"] = self._daemons.ca_files[scenario.ca]
@@ -72,8 +71,8 @@ class Run:
                 found, results = [str(error)], []
             else:
                 found = self._compared(results, scenario, names, version)
-            found += [] if link is None else link.differences()
-        if scenario.daemon == "open":
+            found += [line for each in watched for line in each.differences()]
+        if is_open:
             found += await self._subject.differences(filled(scenario.after, names, version))
         return Outcome(found, results)
 
@@ -93,31 +92,6 @@ class Run:
             return checkpoints.greedy_tokens(path, tuple(asked["prompt"]), asked["num"])
 
         return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
-
-    @asynccontextmanager
-    async def _link(
-        self, scenario: Scenario, mutation: str | None
-    ) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | CancelledCalls | None]]:
-        """The address for the driver, and what is to happen on the way from there to the daemon."""
-        if scenario.daemon == "secured":
-            yield self._daemons.secured, None
-            return
-        async with AsyncExitStack() as stack:
-            address = self._daemons.open
-            fault: CutLink | CorruptChunk | CancelledCalls | None = None
-            if mutation is not None:
-                address = (await stack.enter_async_context(Relay(address, MUTATIONS[mutation]))).address
-            if "corrupt_chunk" in scenario.link:
-                fault = CorruptChunk(scenario.link["corrupt_chunk"])
-                address = (await stack.enter_async_context(Relay(address, fault.change()))).address
-            elif "cancelled_calls" in scenario.link:
-                fault = CancelledCalls(scenario.link["cancelled_calls"])
-                address = (await stack.enter_async_context(Relay(address, Change(), fault.ended))).address
-            elif "cut_at_bytes" in scenario.link:
-                push_bytes = checkpoints.num_bytes_of(self._paths["b"])
-                fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"], push_bytes))
-                address = fault.address
-            yield address, fault
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
