@@ -36,10 +36,7 @@ async def up(config: UpConfig) -> int:
 
     def stop(signal_name: str) -> None:
         stopped.set()
-        say(
-            f"{signal_name}: draining the router, then the replicas, {timeout_s:g} s at most each; a second signal "
-            "exits at once"
-        )
+        say_draining(signal_name, timeout_s)
 
     def kill_all() -> None:
         for each in replicas:
@@ -66,6 +63,14 @@ async def up(config: UpConfig) -> int:
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
+
+
+def say_draining(signal_name: str, drain_timeout_s: float) -> None:
+    """What a signal has begun."""
+    say(
+        f"{signal_name}: draining the router, then the replicas, {drain_timeout_s:g} s at most each; a second signal "
+        "exits at once"
+    )
 
 
 def daemon_flags(config: UpConfig) -> list[str]:

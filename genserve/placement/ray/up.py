@@ -19,7 +19,7 @@ from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
-from genserve.placement.up import access_flags
+from genserve.placement.up import access_flags, say_draining
 from genserve.security.access_list import listed_environment
 from genserve.signals import ending, stop_on_signals
 
@@ -38,10 +38,7 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
 
     def stop(signal_name: str) -> None:
         stopped.set()
-        say(
-            f"{signal_name}: draining the router, then the replicas, {timeout_s:g} s at most each; a second signal "
-            "exits at once"
-        )
+        say_draining(signal_name, timeout_s)
 
     fleet, environment = fleet_of(config), listed_environment()
     require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
