@@ -111,8 +111,8 @@ class Reference:
         names = "every role" if allowed == EVERY_ROLE else ", ".join(role.value for role in Role if role in allowed)
         timeout_s = default_timeout_s(service, method.name)
         timeout = "none" if timeout_s is None else f"{timeout_s:g} s"
-        is_retried = "retryPolicy" in method_config(service, method.name)
-        retried = "; gRPC tries it up to three times if the daemon is UNAVAILABLE" if is_retried else ""
+        policy = method_config(service, method.name).get("retryPolicy")
+        retried = f"; gRPC tries it up to {policy['maxAttempts']} times if the daemon is UNAVAILABLE" if policy else ""
         yield f"- Roles: {names}."
         yield f"- Deadline: {timeout}{retried}."
         further = sorted(self._reasons_of(method.input_type, set()) - set(self._reasons(errors)))
