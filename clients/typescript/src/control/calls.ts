@@ -3,7 +3,7 @@
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
 import { checkNumber, durationOf, optionalDuration } from "../transport/fields.js";
-import type { CallOptions } from "../transport/timeouts.js";
+import { type CallOptions, limited } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
 import { ControlServiceService } from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
@@ -76,7 +76,7 @@ export class ControlCalls {
   }
 
   async status(options: CallOptions): Promise<Status> {
-    return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, this.#timed(options)));
+    return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, options));
   }
 
   async *watch(options: WatchOptions): AsyncGenerator<Status, void, undefined> {
@@ -84,14 +84,14 @@ export class ControlCalls {
       interval: optionalDuration(options.intervalMs, "intervalMs"),
       heartbeat: optionalDuration(options.heartbeatMs, "heartbeatMs"),
     };
-    const timed = { timeoutMs: options.timeoutMs ?? Infinity, signal: options.signal };
+    const timed = limited(options, Infinity);
     for await (const response of this.#connection.responses(ControlServiceService.watchStatus, request, timed)) {
       yield statusOf(response);
     }
   }
 
   async serverInfo(options: CallOptions): Promise<ServerInfo> {
-    return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, this.#timed(options)));
+    return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, options));
   }
 
   async pause(options: PauseOptions): Promise<PauseResult> {
@@ -119,19 +119,19 @@ export class ControlCalls {
 
   async renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined }): Promise<PauseLease> {
     const request = { leaseId, ttl: optionalDuration(options.ttlMs, "ttlMs") };
-    const response = await this.#connection.unary(ControlServiceService.renewPause, request, this.#timed(options));
+    const response = await this.#connection.unary(ControlServiceService.renewPause, request, options);
     return leaseOf(response.lease);
   }
 
   async resume(leaseId: string, options: CallOptions & { force?: boolean | undefined }): Promise<ResumeResult> {
     const request = { leaseId, force: options.force ?? false };
-    const response = await this.#connection.unary(ControlServiceService.resume, request, this.#timed(options));
+    const response = await this.#connection.unary(ControlServiceService.resume, request, options);
     return { leaseExpired: response.leaseExpired, state: stateOf(response.state) };
   }
 
   async resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined }): Promise<boolean> {
     const request = { resetRunningRequests: options.resetRunningRequests ?? false };
-    return (await this.#connection.unary(ControlServiceService.resetCache, request, this.#timed(options))).reset;
+    return (await this.#connection.unary(ControlServiceService.resetCache, request, options)).reset;
   }
 
   async sleep(options: SleepOptions): Promise<EngineState> {
@@ -151,15 +151,11 @@ export class ControlCalls {
 
   async wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined }): Promise<EngineState> {
     const request = { tags: [...(options.tags ?? [])] };
-    const timed = { timeoutMs: options.timeoutMs ?? WAKE_UP_TIMEOUT_MS, signal: options.signal };
+    const timed = limited(options, WAKE_UP_TIMEOUT_MS);
     return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);
   }
 
   waitReady(options: CallOptions): Promise<void> {
     return waitReady(this.#connection, this, options);
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions) {
-    return { timeoutMs: timeoutMs ?? this.#connection.timeouts.controlMs, signal };
   }
 }

@@ -45,9 +45,9 @@ export interface DuplexMethod<Request, Response> extends MethodTypes<Request, Re
   readonly responseStream: true;
 }
 
-/** A call with a limit that is known, and whether it waits for a connection. */
-export interface TimedCall extends CallOptions {
-  timeoutMs: number;
+/** How a call is made. One without `timeoutMs` has the time of control calls. */
+export interface CallSettings extends CallOptions {
+  /** Waits for a connection instead of failing without one. */
   waitForReady?: boolean;
 }
 
@@ -96,7 +96,7 @@ export class Connection {
   async unary<Request, Response>(
     method: UnaryMethod<Request, Response>,
     request: Request,
-    options: TimedCall,
+    options: CallSettings,
   ): Promise<Response> {
     this.#checkMayBegin(options.signal);
     return new Promise((resolve, reject) => {
@@ -106,7 +106,7 @@ export class Connection {
         method.responseDeserialize,
         request,
         this.#metadata(options.waitForReady),
-        { deadline: deadlineOf(options.timeoutMs) },
+        { deadline: this.#deadline(options) },
         (error, response) => {
           release();
           // An AbortSignal may have any reason.
@@ -123,7 +123,7 @@ export class Connection {
   async *responses<Request, Response>(
     method: ServerStreamMethod<Request, Response>,
     request: Request,
-    options: TimedCall,
+    options: CallSettings,
   ): AsyncGenerator<Response, void, undefined> {
     this.#checkMayBegin(options.signal);
     const call = this.#client.makeServerStreamRequest(
@@ -132,7 +132,7 @@ export class Connection {
       method.responseDeserialize,
       request,
       this.#metadata(options.waitForReady),
-      { deadline: deadlineOf(options.timeoutMs) },
+      { deadline: this.#deadline(options) },
     );
     yield* this.#read(call, options.signal);
   }
@@ -140,7 +140,7 @@ export class Connection {
   /** A call that streams both ways, and an iterator of its responses, which must be read. */
   duplex<Request, Response>(
     method: DuplexMethod<Request, Response>,
-    options: TimedCall,
+    options: CallSettings,
   ): { call: ClientDuplexStream<Request, Response>; responses: AsyncGenerator<Response, void, undefined> } {
     this.#checkMayBegin(options.signal);
     const call = this.#client.makeBidiStreamRequest(
@@ -148,16 +148,19 @@ export class Connection {
       method.requestSerialize,
       method.responseDeserialize,
       this.#metadata(options.waitForReady),
-      { deadline: deadlineOf(options.timeoutMs) },
+      { deadline: this.#deadline(options) },
     );
     return { call, responses: this.#read<Response>(call, options.signal) };
   }
 
   /** Sends encoded requests over a connection of its own, which ends with the call. */
-  upstream<Request, Response>(method: ClientStreamMethod<Request, Response>, options: TimedCall): Upstream<Response> {
+  upstream<Request, Response>(
+    method: ClientStreamMethod<Request, Response>,
+    options: CallSettings,
+  ): Upstream<Response> {
     this.#checkMayBegin(options.signal);
     const metadata = this.#metadata(options.waitForReady);
-    const deadline = deadlineOf(options.timeoutMs);
+    const deadline = this.#deadline(options);
     // Nothing is kept to be sent again, for a push that breaks is resumed by who sends it. So a write is complete when
     // the connection has taken it, and not before.
     const client = this.#newClient({ "grpc.enable_retries": 0, "grpc.per_rpc_retry_buffer_size": 0 });
@@ -217,6 +220,10 @@ export class Connection {
     const metadata = new Metadata({ waitForReady });
     for (const [key, value] of this.#reach.metadata()) metadata.set(key, value);
     return metadata;
+  }
+
+  #deadline({ timeoutMs }: CallSettings): number {
+    return deadlineOf(timeoutMs ?? this.timeouts.controlMs);
   }
 
   #checkMayBegin(signal: AbortSignal | undefined): void {

@@ -72,20 +72,16 @@ export class LoraCalls {
 
   async unload(loraName: string, options: CallOptions): Promise<Lora> {
     const request = { loraName };
-    return loraOf((await this.#connection.unary(ControlServiceService.unloadLora, request, this.#timed(options))).lora);
+    return loraOf((await this.#connection.unary(ControlServiceService.unloadLora, request, options)).lora);
   }
 
   async list(options: CallOptions): Promise<Lora[]> {
-    const { loras } = await this.#connection.unary(ControlServiceService.listLoras, {}, this.#timed(options));
+    const { loras } = await this.#connection.unary(ControlServiceService.listLoras, {}, options);
     return loras.map(loraOf);
   }
 
   #send(loraName: string, sources: readonly TensorSource[], config: string, options: SendOptions): Promise<PushResult> {
     return upload(this.#connection, adapterHeader(loraName, config, options), sources, options);
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions) {
-    return { timeoutMs: timeoutMs ?? this.#connection.timeouts.controlMs, signal };
   }
 }
 
