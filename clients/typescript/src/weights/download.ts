@@ -1,6 +1,5 @@
 /** Pulls the served weights, and when the stream breaks, what is missing. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import {
   ChecksumMismatchError,
   GenserveError,
@@ -10,6 +9,7 @@ import {
 } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
 import { checkNumber, exactNumber, refuseUnknown } from "../transport/fields.js";
+import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import {
   type PullWeightsRequest,
@@ -93,11 +93,8 @@ export class Download {
         if (!mayResume || this.#tensors === undefined) throw error;
         if (this.#receivedBytes === this.#totalBytes) break;
         if (numResumes >= MAX_RESUMES) throw error;
-        await sleep(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, this.#deadline - Date.now()), undefined, {
-          signal: this.#options.signal,
-        }).catch(() => {
-          this.#options.signal?.throwIfAborted();
-        });
+        const leftMs = this.#deadline - Date.now();
+        await pause(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, leftMs), this.#options.signal);
       }
     }
     const tensors = this.#tensors?.map(({ name, dtype, shape, data }) => [name, { dtype, shape, data }] as const) ?? [];

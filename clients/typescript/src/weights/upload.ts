@@ -1,8 +1,8 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
 import type { Connection, Upstream } from "../transport/connection.js";
+import { pause } from "../transport/pause.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { ByteSpace } from "./byte-space.js";
@@ -161,9 +161,7 @@ class Upload {
         if (!(failure instanceof UnavailableError)) throw failure;
         // This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
         if (Date.now() + pauseMs >= until) throw error;
-        await sleep(pauseMs, undefined, { signal: this.#options.signal }).catch(() => {
-          this.#options.signal?.throwIfAborted();
-        });
+        await pause(pauseMs, this.#options.signal);
         pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
       }
     }
