@@ -52,7 +52,7 @@ export interface CallSettings extends CallOptions {
 }
 
 /** A call that streams requests, and its answer. */
-export interface Upstream<Response> {
+export interface ClientStream<Response> {
   readonly call: ClientWritableStream<Buffer>;
   readonly answer: Promise<Response>;
 }
@@ -154,10 +154,10 @@ export class Connection {
   }
 
   /** Sends encoded requests over a connection of its own, which ends with the call. */
-  upstream<Request, Response>(
+  clientStream<Request, Response>(
     method: ClientStreamMethod<Request, Response>,
     options: CallSettings,
-  ): Upstream<Response> {
+  ): ClientStream<Response> {
     this.#checkMayBegin(options.signal);
     const metadata = this.#metadata(options.waitForReady);
     const deadline = this.#deadline(options);
