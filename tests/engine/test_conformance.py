@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS
 from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
@@ -19,8 +20,9 @@ TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
 
 @pytest.fixture(scope="module")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
-    async with Run.prepared(tmp_path_factory.mktemp("conformance")) as prepared:
-        yield prepared
+    with running(tmp_path_factory.mktemp("conformance")) as daemons:
+        async with Run.against(daemons) as against_daemons:
+            yield against_daemons
 
 
 @pytest.fixture(scope="module")

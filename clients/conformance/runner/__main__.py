@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import DRIVERS
 from clients.conformance.runner.mutations import MUTATIONS
 from clients.conformance.runner.run import Run
@@ -36,9 +37,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 async def run(scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None) -> int:
     """The exit status."""
-    with tempfile.TemporaryDirectory() as directory:
-        async with Run.prepared(Path(directory)) as prepared:
-            outcomes = {each.name: await prepared.scenario(each, drivers, mutation) for each in scenarios}
+    with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as daemons:
+        async with Run.against(daemons) as all_drivers:
+            outcomes = {each.name: await all_drivers.scenario(each, drivers, mutation) for each in scenarios}
     print(table(outcomes, list(drivers)))
     return int(any(outcome.differences for by_driver in outcomes.values() for outcome in by_driver.values()))
 

@@ -3,11 +3,10 @@
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from clients.conformance.runner import checkpoints
-from clients.conformance.runner.daemons import Daemons, running
+from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
 from clients.conformance.runner.link import link_to
@@ -22,19 +21,17 @@ _VERSIONS = {"version", "previous_version"}
 class Run:
     """All drivers against the same daemons."""
 
-    def __init__(self, daemons: Daemons, subject: Subject, paths: dict[str, str]) -> None:
+    def __init__(self, daemons: Daemons, subject: Subject) -> None:
         self._daemons = daemons
         self._subject = subject
-        self._paths = paths
+        self._paths = daemons.checkpoints
 
     @classmethod
     @asynccontextmanager
-    async def prepared(cls, directory: Path) -> AsyncIterator["Run"]:
-        """With checkpoints in a directory, and daemons that serve the first of them."""
-        paths = checkpoints.make(directory)
-        with running(paths["a"], directory) as daemons:
-            async with AsyncClient(daemons.open) as client:
-                yield cls(daemons, Subject(client, paths), paths)
+    async def against(cls, daemons: Daemons) -> AsyncIterator["Run"]:
+        """One with a client of its own, which restores and looks at the open daemon."""
+        async with AsyncClient(daemons.open) as client:
+            yield cls(daemons, Subject(client, daemons.checkpoints))
 
     async def scenario(
         self, scenario: Scenario, drivers: dict[str, Sequence[str]], mutation: str | None = None
