@@ -7,7 +7,6 @@ import { type CallOptions, limited } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
 import { ControlServiceService } from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
-import { waitReady } from "./readiness.js";
 import { serverInfoOf, type ServerInfo } from "./server-info.js";
 import {
   type EngineState,
@@ -153,9 +152,5 @@ export class ControlCalls {
     const request = { tags: [...(options.tags ?? [])] };
     const timed = limited(options, WAKE_UP_TIMEOUT_MS);
     return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);
-  }
-
-  waitReady(options: CallOptions): Promise<void> {
-    return waitReady(this.#connection, this, options);
   }
 }
