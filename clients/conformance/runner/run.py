@@ -19,6 +19,7 @@ from clients.conformance.runner.table import Outcome
 from genserve.client import AsyncClient
 
 _VERSIONS = {"version", "previous_version"}
+_SPAN = "one of weight_spans"
 
 
 class Run:
@@ -119,10 +120,10 @@ def _relative(value: Any, version: int, key: str = "") -> Any:
     """`value` with versions that are counted from the one at the beginning."""
     if isinstance(value, dict):
         return {name: _relative(each, version, name) for name, each in value.items()}
-    if key == "weight_spans" and isinstance(value, list):
-        return [[span[0] - version, *span[1:]] for span in value]
+    if isinstance(value, list) and key == _SPAN:
+        return [_relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):
-        return [_relative(each, version, key) for each in value]
+        return [_relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
     return value - version if key in _VERSIONS and isinstance(value, int) else value
 
 
