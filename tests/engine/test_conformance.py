@@ -1,5 +1,6 @@
-"""Every driver of clients/conformance over every scenario, and mistakes of a daemon that the table must show."""
+"""Every driver of clients/conformance over every scenario, and mistakes of daemons and drivers that it must show."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from clients.conformance.runner.drivers import CLIENTS, DRIVERS
 from clients.conformance.runner.run import Run, subject_of
 from clients.conformance.runner.scenario import Scenario, all_scenarios
 from clients.conformance.runner.subject import Subject
+from tests.engine import wrong_driver
 
 Tested = tuple[Daemons, Subject, dict[str, str]]
 
@@ -61,3 +63,12 @@ async def test_a_mistake_of_a_daemon_shows_in_every_column(
     assert [name for name, outcome in outcomes.items() if not outcome.differences] == []
     outcomes = await run.scenario(known[hidden], drivers)
     assert [name for name, outcome in outcomes.items() if outcome.differences] == []
+
+
+@pytest.mark.parametrize("mistake", wrong_driver.MISTAKES)
+async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(tested: Tested, mistake: str) -> None:
+    name, _ = wrong_driver.MISTAKES[mistake]
+    scenario = next(each for each in all_scenarios() if each.name == name)
+    command = sys.executable, str(wrong_driver.__file__), mistake
+    outcome = (await Run(*tested, mutation=None).scenario(scenario, {"wrong": command}))["wrong"]
+    assert outcome.differences and outcome.results, outcome  # it ran to its end

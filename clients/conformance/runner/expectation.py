@@ -48,6 +48,8 @@ def _holds(name: str, found: Any, argument: Any) -> bool:
             return isinstance(found, list) and len(found) == argument
         case "$at_least":
             return isinstance(found, list) and len(found) >= argument
+        case "$distinct":
+            return isinstance(found, list) and all(each not in found[:i] for i, each in enumerate(found)) == argument
         case "$one_of":
             return found in argument
         case "$without":

@@ -7,12 +7,15 @@ from typing import Any
 
 from clients.conformance.runner import checkpoints
 from clients.conformance.runner.cancelled import CancelledCalls
+from clients.conformance.runner.corrupted import CorruptChunk
 from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.daemons import Daemons
+from clients.conformance.runner.deadline import Deadline
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
-from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
-from clients.conformance.runner.relay import Change, Relay
+from clients.conformance.runner.mutations import MUTATIONS
+from clients.conformance.runner.push_meanwhile import PushMeanwhile
+from clients.conformance.runner.relay import Relay
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
@@ -20,6 +23,9 @@ from genserve.client import AsyncClient
 
 _VERSIONS = {"version", "previous_version"}
 _SPAN = "one of weight_spans"
+_NEAR = 0.005  # of a log-probability: two programs compute it in float32, and four decimals are printed
+
+Fault = CutLink | CorruptChunk | CancelledCalls | Deadline | PushMeanwhile
 
 
 class Run:
@@ -73,40 +79,61 @@ class Run:
         for i, (step, result) in enumerate(zip(scenario.steps, results, strict=True), 1):
             # Other fields may be more than is expected; an error is never.
             expected = {"error": {"$absent": True}, **filled(step["expect"], names, version)}
-            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules())]
+            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules(results))]
         return found
 
-    def _rules(self) -> dict[str, Rule]:
-        def greedy(asked: dict[str, Any]) -> list[int]:
-            path = self._paths[asked.get("weights", "a")]
-            return checkpoints.greedy_tokens(path, tuple(asked["prompt"]), asked["num"])
+    def _rules(self, results: list[Any]) -> dict[str, Rule]:
+        def greedy(asked: dict[str, Any]) -> checkpoints.Greedy:
+            return checkpoints.greedy(self._paths[asked.get("weights", "a")], asked["prompt"], asked["num"])
 
-        return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
+        def printed(asked: dict[str, Any]) -> Any:
+            result = results[asked["step"] - 1]
+            return result.get(asked["field"]) if isinstance(result, dict) else None
+
+        return {
+            "$greedy": lambda asked: greedy(asked).token_ids,
+            "$greedy_text": lambda asked: greedy(asked).text,
+            "$greedy_logprobs": lambda asked: [
+                {"$between": [each - _NEAR, each + _NEAR]} for each in greedy(asked).logprobs
+            ],
+            "$printed": printed,
+            "$sha256": lambda name: checkpoints.sha256_of(self._paths[name]),
+        }
 
     @asynccontextmanager
-    async def _link(
-        self, scenario: Scenario
-    ) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | CancelledCalls | None]]:
+    async def _link(self, scenario: Scenario) -> AsyncIterator[tuple[str, Fault | None]]:
         """The address for the driver, and what is to happen on the way from there to the daemon."""
         if scenario.daemon == "secured":
             yield self._daemons.secured, None
             return
         async with AsyncExitStack() as stack:
             address = self._daemons.open
-            fault: CutLink | CorruptChunk | CancelledCalls | None = None
             if self._mutation is not None:
                 address = (await stack.enter_async_context(Relay(address, MUTATIONS[self._mutation]))).address
-            if "corrupt_chunk" in scenario.link:
-                fault = CorruptChunk(scenario.link["corrupt_chunk"])
-                address = (await stack.enter_async_context(Relay(address, fault.change()))).address
-            elif "cancelled_calls" in scenario.link:
-                fault = CancelledCalls(scenario.link["cancelled_calls"])
-                address = (await stack.enter_async_context(Relay(address, Change(), fault.ended))).address
-            elif "cut_at_bytes" in scenario.link:
-                push_bytes = checkpoints.num_bytes_of(self._paths["b"])
-                fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"], push_bytes))
+            fault = self._fault(scenario.link, address)
+            if isinstance(fault, CutLink | PushMeanwhile):
+                await stack.enter_async_context(fault)
+            if isinstance(fault, CutLink):
                 address = fault.address
+            elif fault is not None:
+                address = (await stack.enter_async_context(fault.relay(address))).address
             yield address, fault
+
+    def _fault(self, link: dict[str, int], address: str) -> Fault | None:
+        match link:
+            case {"corrupt_chunk": number}:
+                return CorruptChunk(number, "push")
+            case {"corrupt_pulled_chunk": number}:
+                return CorruptChunk(number, "pull")
+            case {"cancelled_calls": num_calls}:
+                return CancelledCalls(num_calls)
+            case {"deadline_ms": timeout_ms}:
+                return Deadline(timeout_ms)
+            case {"push_at_tokens": num_tokens}:
+                return PushMeanwhile(num_tokens, lambda: self._subject.load("b"))
+            case {"cut_at_bytes": num_bytes}:
+                return CutLink(address, num_bytes, checkpoints.num_bytes_of(self._paths["b"]))
+        return None
 
 
 @asynccontextmanager
