@@ -1,5 +1,6 @@
-"""Every driver of clients/conformance over every scenario, and mistakes of a daemon that the table must show."""
+"""Every driver of clients/conformance over every scenario, and mistakes of daemons and drivers that it must show."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -8,6 +9,7 @@ from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS
 from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
+from tests.engine import wrong_driver
 
 SHOWN = {
     "field": ("generate-many", "push-version-mismatch"),
@@ -54,3 +56,12 @@ async def test_a_mistake_of_a_daemon_shows_in_every_column(
     assert [name for name, outcome in outcomes.items() if not outcome.differences] == []
     outcomes = await run.scenario(known[hidden], drivers, mutation)
     assert [name for name, outcome in outcomes.items() if outcome.differences] == []
+
+
+@pytest.mark.parametrize("mistake", wrong_driver.MISTAKES)
+async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(run: Run, mistake: str) -> None:
+    name, _ = wrong_driver.MISTAKES[mistake]
+    scenario = next(each for each in all_scenarios() if each.name == name)
+    command = sys.executable, "-m", wrong_driver.__name__, mistake
+    outcome = (await run.scenario(scenario, {"wrong": command}))["wrong"]
+    assert outcome.differences and outcome.results, outcome  # it ran to its end

@@ -118,7 +118,7 @@ class Steps:
             elif message.HasField("chunk"):
                 chunk = message.chunk
                 if chunk.HasField("crc32c") and crc32c(chunk.data) != chunk.crc32c:
-                    raise RuntimeError(f"the checksum of the chunk at {chunk.offset} is wrong")
+                    return {"error": {"reason": "CHECKSUM_MISMATCH"}}
                 space[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         tensors = header.manifest.tensors
         sha256 = {t.name: hashlib.sha256(space[t.offset : t.offset + t.length]).hexdigest() for t in tensors}

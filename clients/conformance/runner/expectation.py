@@ -46,6 +46,8 @@ def _holds(name: str, found: Any, argument: Any) -> bool:
             return number and argument[0] <= found <= argument[1]
         case "$length":
             return isinstance(found, list) and len(found) == argument
+        case "$distinct":
+            return isinstance(found, list) and all(each not in found[:i] for i, each in enumerate(found)) == argument
         case "$one_of":
             return found in argument
         case "$without":

@@ -16,6 +16,8 @@ from clients.conformance.runner.table import Outcome
 from genserve.client import AsyncClient
 
 _VERSIONS = {"version", "previous_version"}
+_SPAN = "one of weight_spans"
+_NEAR = 0.005  # of a log-probability: two programs compute it in float32, and four decimals are printed
 
 
 class Run:
@@ -54,9 +56,15 @@ class Run:
     async def _one(self, scenario: Scenario, command: Sequence[str], version: int, mutation: str | None) -> Outcome:
         names = {**self._paths, "run": secrets.token_hex(8)}
         steps = scenario.for_driver(names, version)
-        is_open, push_bytes = scenario.daemon == "open", checkpoints.num_bytes_of(self._paths["b"])
-        daemon = self._daemons.open if is_open else self._daemons.secured
-        async with link_to(daemon, scenario.link, mutation if is_open else None, push_bytes) as (address, watched):
+        is_open = scenario.daemon == "open"
+        link = link_to(
+            self._daemons.open if is_open else self._daemons.secured,
+            scenario.link,
+            mutation if is_open else None,
+            push_bytes=checkpoints.num_bytes_of(self._paths["b"]),
+            push=lambda: self._subject.load("b"),
+        )
+        async with link as (address, events):
             given: dict[str, Any] = {"address": address, "steps": steps}
             if scenario.ca:
                 given["ca_file"] = self._daemons.ca_files[scenario.ca]
@@ -68,7 +76,7 @@ class Run:
                 found, results = [str(error)], []
             else:
                 found = self._compared(results, scenario, names, version)
-            found += [line for each in watched for line in each.differences()]
+            found += [line for each in events for line in each.differences()]
         if is_open:
             found += await self._subject.differences(filled(scenario.after, names, version))
         return Outcome(found, results)
@@ -80,25 +88,36 @@ class Run:
         for i, (step, result) in enumerate(zip(scenario.steps, results, strict=True), 1):
             # Other fields may be more than is expected; an error is never.
             expected = {"error": {"$absent": True}, **filled(step["expect"], names, version)}
-            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules())]
+            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules(results))]
         return found
 
-    def _rules(self) -> dict[str, Rule]:
-        def greedy(asked: dict[str, Any]) -> list[int]:
-            path = self._paths[asked.get("weights", "a")]
-            return checkpoints.greedy_tokens(path, tuple(asked["prompt"]), asked["num"])
+    def _rules(self, results: list[Any]) -> dict[str, Rule]:
+        def greedy(asked: dict[str, Any]) -> checkpoints.Greedy:
+            return checkpoints.greedy(self._paths[asked.get("weights", "a")], asked["prompt"], asked["num"])
 
-        return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
+        def printed(asked: dict[str, Any]) -> Any:
+            result = results[asked["step"] - 1]
+            return result.get(asked["field"]) if isinstance(result, dict) else None
+
+        return {
+            "$greedy": lambda asked: greedy(asked).token_ids,
+            "$greedy_text": lambda asked: greedy(asked).text,
+            "$greedy_logprobs": lambda asked: [
+                {"$between": [each - _NEAR, each + _NEAR]} for each in greedy(asked).logprobs
+            ],
+            "$printed": printed,
+            "$sha256": lambda name: checkpoints.sha256_of(self._paths[name]),
+        }
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
     """`value` with versions that are counted from the one at the beginning."""
     if isinstance(value, dict):
         return {name: _relative(each, version, name) for name, each in value.items()}
-    if key == "weight_spans" and isinstance(value, list):
-        return [[span[0] - version, *span[1:]] for span in value]
+    if isinstance(value, list) and key == _SPAN:
+        return [_relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):
-        return [_relative(each, version, key) for each in value]
+        return [_relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
     return value - version if key in _VERSIONS and isinstance(value, int) else value
 
 
@@ -107,5 +126,5 @@ def _disagreements(results: list[Any], others: list[Any], name: str, scenario: S
     return [
         f"step {i}, {step['do']}: {name} printed {other}, and this one {result}"
         for i, (step, result, other) in enumerate(pairs, 1)
-        if result != other
+        if result != other and not step.get("may_differ")
     ]

@@ -10,7 +10,15 @@ from typing import Any
 DIRECTORY = Path(__file__).parents[1] / "scenarios"
 _NAME = re.compile(r"\$\{(\w+)\}")
 _FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after"}
-_LINKS = {"cancelled_calls", "cut_at_bytes", "corrupt_chunk"}
+_LINKS = {
+    "cancelled_calls",
+    "cut_at_bytes",
+    "corrupt_chunk",
+    "corrupt_pulled_chunk",
+    "deadline_ms",
+    "push_at_tokens",
+}
+_OF_RUNNER = {"expect", "may_differ"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Scenario:
 
     def for_driver(self, names: Mapping[str, str], version: int) -> list[dict[str, Any]]:
         """The steps as a driver gets them: without what is expected, and with values in place of names."""
-        steps = [{name: value for name, value in step.items() if name != "expect"} for step in self.steps]
+        steps = [{name: value for name, value in step.items() if name not in _OF_RUNNER} for step in self.steps]
         return [filled(step, names, version) for step in steps]
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import fcntl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,50 @@ async def test_each_line_is_a_result() -> None:
 async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         await results_of(program(text), {})
+
+
+@pytest.mark.parametrize(("name", "said"), [("nonesuch", "No such file"), (str(CLIENTS), "Permission denied")])
+async def test_a_driver_that_does_not_start_is_a_difference(name: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=f"does not start: .*{said}"):
+        await results_of((name,), {})
+
+
+async def test_a_driver_that_prints_without_end_is_ended(started: Started) -> None:
+    """Long before its output fills the memory."""
+    with pytest.raises(RuntimeError, match="more than 16 MiB"):
+        await results_of(program("while True: print('x' * (1 << 20))"), {})
+    assert started() == set()
+
+
+async def test_output_may_be_nested_too_deeply() -> None:
+    with pytest.raises(RuntimeError, match="no JSON"):
+        await results_of(program("print('[' * 100_000)"), {})
+
+
+LOCKING = 'exec 9>"$0"; flock 9; sleep 1000 & '
+"""Of a shell: starts a process that has its streams, and locks a file as long as it runs."""
+
+
+def wait_until_free(path: Path) -> None:
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+async def test_what_a_driver_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """At once: the runner need not wait for it."""
+    path = tmp_path / "lock"
+    assert await results_of(("sh", "-c", LOCKING + "echo 1", str(path)), {}) == [1]
+    wait_until_free(path)
+
+
+async def test_a_command_that_starts_a_driver_which_hangs_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "lock"
+    monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
+    with pytest.raises(RuntimeError, match="more than"):
+        await results_of(("sh", "-c", LOCKING + "wait", str(path)), {})
+    wait_until_free(path)
 
 
 async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, started: Started) -> None:

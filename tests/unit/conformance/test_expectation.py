@@ -25,6 +25,8 @@ from clients.conformance.runner.scenario import filled
         ([1], {"$each": {"$between": [0, 5]}, "$length": 2}, ["result: [1] is not length 2"]),
         ("x", {"$each": {"$between": [0, 5]}}, ["result: 'x' is not each {'$between': [0, 5]}"]),
         ([], {"$each": 1}, ["result: [] is not each 1"]),
+        ([1, 2, 1], {"$distinct": True}, ["result: [1, 2, 1] is not distinct True"]),
+        ([{"a": 1}, {"a": 2}], {"$distinct": True}, []),
         (True, {"$between": [0, 5]}, ["result: True is not between [0, 5]"]),
         ("hello", {"$without": ["l"]}, ["result: 'hello' is not without ['l']"]),
         ("x", {"$one_of": ["a", "b"]}, ["result: 'x' is not one_of ['a', 'b']"]),
