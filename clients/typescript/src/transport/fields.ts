@@ -65,6 +65,7 @@ export function exactNumber(value: bigint, field: string): number {
   return Number(value);
 }
 
-function shown(value: unknown): string {
+/** A value in a message, whatever it is. */
+export function shown(value: unknown): string {
   return typeof value === "string" ? JSON.stringify(value.slice(0, 40)) : String(value);
 }
