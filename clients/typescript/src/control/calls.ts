@@ -2,7 +2,7 @@
 
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
-import { checkNumber, durationOf, optionalDuration } from "../transport/fields.js";
+import { checkNumber, optionalDuration, waitOf } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
 import { ControlServiceService } from "../wire/genserve/v1/control.js";
@@ -103,7 +103,7 @@ export class ControlCalls {
       ttl: optionalDuration(options.ttlMs, "ttlMs"),
       noExpiry: false,
       requestId: randomUUID(),
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
     const response = await this.#connection.unary(ControlServiceService.pause, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
@@ -140,7 +140,7 @@ export class ControlCalls {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
       level: options.level === undefined ? undefined : checkNumber(options.level, "uint32", "level"),
       tags: [...(options.tags ?? [])],
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
     const response = await this.#connection.unary(ControlServiceService.sleep, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,

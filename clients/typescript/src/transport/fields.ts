@@ -10,6 +10,7 @@ const RANGES = {
 } as const;
 
 const MAX_DURATION_MS = 315_576_000_000_000; // of protobuf's Duration: 10,000 years
+const MAX_WAIT_MS = 31_622_400_000; // that a daemon accepts: 366 days
 
 /** Kinds of numbers on the wire. */
 export type NumberKind = "float" | keyof typeof RANGES;
@@ -50,6 +51,11 @@ export function durationOf(milliseconds: number, field: string): Duration {
 /** The same; undefined stays undefined. */
 export function optionalDuration(milliseconds: number | undefined, field: string): Duration | undefined {
   return milliseconds === undefined ? undefined : durationOf(milliseconds, field);
+}
+
+/** How long the daemon may wait, for a pause, say; its longest wait stands for no limit. */
+export function waitOf(timeoutMs: number): Duration {
+  return durationOf(timeoutMs > MAX_WAIT_MS ? MAX_WAIT_MS : timeoutMs, "timeoutMs");
 }
 
 /** Protobuf's Duration in milliseconds. */
