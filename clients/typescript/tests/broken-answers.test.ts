@@ -2,7 +2,6 @@
 
 import {
   Server,
-  ServerCredentials,
   type ServerDuplexStream,
   type ServerWritableStream,
   status,
@@ -18,6 +17,7 @@ import {
   GenerationServiceService,
 } from "../src/wire/genserve/v1/generation.js";
 import { type PullWeightsRequest, PullWeightsResponse, WeightServiceService } from "../src/wire/genserve/v1/weights.js";
+import { listening, serve } from "./raw-server.js";
 
 type Frame = NonNullable<Parameters<typeof PullWeightsResponse.fromPartial>[0]["frame"]>;
 
@@ -45,25 +45,14 @@ beforeAll(async () => {
     for (const frame of frames) call.write(PullWeightsResponse.fromPartial({ frame }));
     call.end();
   };
-  server.addService(GenerationServiceService, { ...unused(GenerationServiceService), ...calls });
-  server.addService(WeightServiceService, { ...unused(WeightServiceService), pullWeights });
-  const port = await new Promise<number>((resolve, reject) => {
-    server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), (error, bound) => {
-      if (error === null) resolve(bound);
-      else reject(error);
-    });
-  });
-  client = new Client(`127.0.0.1:${port}`);
+  serve(server, GenerationServiceService, calls);
+  serve(server, WeightServiceService, { pullWeights });
+  client = new Client(await listening(server));
 });
 afterAll(() => {
   client.close();
   server.forceShutdown();
 });
-
-/** Calls that no test makes. */
-function unused(service: object): UntypedServiceImplementation {
-  return Object.fromEntries(Object.keys(service).map((name) => [name, () => undefined]));
-}
 
 /** The header of a pull of tensors of one byte for each letter. */
 function header(names: string, shape = [1n]): Frame {
