@@ -101,6 +101,7 @@ class Download:
             with self._connection.typed_errors():
                 async for frame in call:
                     if frame.WhichOneof("frame") == "end":
+                        self._check_complete()
                         return
                     self._take(frame)
         finally:
@@ -131,6 +132,11 @@ class Download:
         self._received_bytes = chunk.offset + len(chunk.data)
         if self._progress is not None:
             self._progress(self._received_bytes, len(self._memory))
+
+    def _check_complete(self) -> None:
+        """Bytes that never came would be zeros of the weights."""
+        if self._manifest is None or self._received_bytes < len(self._memory):
+            raise GenserveError(f"the daemon ended a pull after {self._received_bytes} of {len(self._memory)} bytes")
 
     def _pulled(self) -> PulledWeights:
         assert self._manifest is not None and self._version is not None

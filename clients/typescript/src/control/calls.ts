@@ -2,10 +2,10 @@
 
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
-import { checkNumber, durationOf, optionalDuration } from "../transport/fields.js";
+import { checkNumber, optionalDuration, waitOf } from "../transport/fields.js";
 import { type CallOptions, limited } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
-import { ControlServiceService } from "../wire/genserve/v1/control.js";
+import { ControlServiceService, type PauseRequest } from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
 import { serverInfoOf, type ServerInfo } from "./server-info.js";
 import {
@@ -33,7 +33,7 @@ export interface PauseOptions {
   ttlMs?: number | undefined;
   /** Longest wait for the pause to begin; default 60 s. If it ends, nothing is paused. */
   timeoutMs?: number | undefined;
-  /** Ends the wait for the pause. */
+  /** Ends the wait for the pause; a lease that the daemon has just granted is ended first. */
   signal?: AbortSignal | undefined;
 }
 
@@ -63,6 +63,7 @@ export interface SleepOptions {
 }
 
 const PAUSE_TIMEOUT_MS = 60_000;
+const GIVE_UP_TIMEOUT_MS = 2_000;
 const SLEEP_TIMEOUT_MS = 60_000;
 const WAKE_UP_TIMEOUT_MS = 300_000;
 
@@ -95,25 +96,49 @@ export class ControlCalls {
 
   async pause(options: PauseOptions): Promise<PauseResult> {
     const timeoutMs = options.timeoutMs ?? PAUSE_TIMEOUT_MS;
-    const request = {
+    const request: PauseRequest = {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
       kvPolicy: valueOf(types.KvPolicy, options.kvPolicy, "kvPolicy"),
       holder: options.holder ?? "",
       ttl: optionalDuration(options.ttlMs, "ttlMs"),
       noExpiry: false,
       requestId: randomUUID(),
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
-    const response = await this.#connection.unary(ControlServiceService.pause, request, {
-      timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
-      signal: options.signal,
-    });
-    return {
-      lease: leaseOf(response.lease),
-      requestsKept: response.requestsKept,
-      requestsAborted: response.requestsAborted,
-      state: stateOf(response.state),
-    };
+    options.signal?.throwIfAborted();
+    try {
+      const response = await this.#connection.unary(ControlServiceService.pause, request, {
+        timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
+        signal: options.signal,
+      });
+      return {
+        lease: leaseOf(response.lease),
+        requestsKept: response.requestsKept,
+        requestsAborted: response.requestsAborted,
+        state: stateOf(response.state),
+      };
+    } catch (error) {
+      if (options.signal?.aborted === true) await this.#giveUp(request);
+      throw error;
+    }
+  }
+
+  /**
+   * Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but its
+   * answer may have been on the way, and only a repeat says which lease was granted.
+   */
+  async #giveUp(request: PauseRequest): Promise<void> {
+    const deadline = Date.now() + GIVE_UP_TIMEOUT_MS;
+    const timed = () => ({ timeoutMs: deadline - Date.now() });
+    try {
+      if ((await this.status(timed())).state.pauses.length === 0) return;
+      // Should it pause after all, then for a moment, and without harm to requests.
+      const repeat = { ...request, mode: types.PauseMode.KEEP, kvPolicy: types.KvPolicy.REUSE };
+      const { lease } = await this.#connection.unary(ControlServiceService.pause, repeat, timed());
+      await this.resume(leaseOf(lease).leaseId, timed());
+    } catch {
+      // The lease ends by itself, and the caller has aborted anyway.
+    }
   }
 
   async renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined }): Promise<PauseLease> {
@@ -139,7 +164,7 @@ export class ControlCalls {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
       level: options.level === undefined ? undefined : checkNumber(options.level, "uint32", "level"),
       tags: [...(options.tags ?? [])],
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
     const response = await this.#connection.unary(ControlServiceService.sleep, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,

@@ -10,6 +10,7 @@ import {
 } from "@grpc/grpc-js";
 import { ClientClosedError } from "../errors.js";
 import { SERVICE_CONFIG } from "../wire/service_config.js";
+import { type Cancellable, SignalledCalls } from "./cancellation.js";
 import { type ConnectionOptions, type Reach, reachOf } from "./settings.js";
 import { errorOf } from "./status.js";
 import { type CallOptions, deadlineOf, type Timeouts, timeoutsOf } from "./timeouts.js";
@@ -72,10 +73,6 @@ const CHANNEL_OPTIONS = {
   "grpc.service_config": SERVICE_CONFIG,
 };
 
-interface Cancellable {
-  cancel(): void;
-}
-
 /** One channel to one daemon, opened by the first call, and one for each push. */
 export class Connection {
   readonly address: string;
@@ -83,6 +80,7 @@ export class Connection {
   readonly #reach: Reach;
   readonly #client: Client;
   readonly #running = new Set<Cancellable>();
+  readonly #signalled = new SignalledCalls();
   #isClosed = false;
 
   constructor(address: string | undefined, options: ConnectionOptions) {
@@ -233,14 +231,11 @@ export class Connection {
 
   /** Cancels the call when the signal says so or the client is closed, until it is released. */
   #watch(call: Cancellable, signal: AbortSignal | undefined): () => void {
-    const cancel = () => {
-      call.cancel();
-    };
     this.#running.add(call);
-    signal?.addEventListener("abort", cancel, { once: true });
+    const forget = signal === undefined ? undefined : this.#signalled.add(signal, call);
     return () => {
       this.#running.delete(call);
-      signal?.removeEventListener("abort", cancel);
+      forget?.();
     };
   }
 

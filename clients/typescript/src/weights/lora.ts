@@ -3,7 +3,7 @@
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Connection } from "../transport/connection.js";
-import { durationOf, exactNumber } from "../transport/fields.js";
+import { exactNumber, waitOf } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { ControlServiceService, type Lora as LoraMessage } from "../wire/genserve/v1/control.js";
 import { Checkpoint } from "./checkpoint.js";
@@ -62,7 +62,7 @@ export class LoraCalls {
 
   async load(loraName: string, path: string, options: CallOptions): Promise<Lora> {
     const timeoutMs = options.timeoutMs ?? LOAD_TIMEOUT_MS;
-    const request = { loraName, path, timeout: durationOf(timeoutMs, "timeoutMs") };
+    const request = { loraName, path, timeout: waitOf(timeoutMs) };
     const { lora } = await this.#connection.unary(ControlServiceService.loadLora, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
       signal: options.signal,
