@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +31,6 @@ ORDER: Final = ("generation", "weights", "control", "fleet", "types")
 WIDTH: Final = 120
 _UNBROKEN: Final[dict[str, Any]] = {"break_long_words": False, "break_on_hyphens": False}
 
-# Numbers of fields in descriptor.proto: how source info names a place.
-_MESSAGE, _ENUM, _SERVICE = 4, 5, 6
-_FIELD, _VALUE, _METHOD, _ONEOF = 2, 2, 2, 8
-
 INTRODUCTION: Final = """\
 # API reference
 
@@ -55,10 +52,10 @@ serves [FleetService](#fleetservice), too. Both have `grpc.health.v1.Health`, se
 
 @dataclass(frozen=True)
 class Reference:
-    """The files of the contract, and the comments in each by their place."""
+    """The files of the contract, in the order of the page, and the comments by the names that they are about."""
 
-    files: dict[str, FileDescriptorProto]
-    comments: dict[str, dict[tuple[int, ...], str]]
+    files: list[FileDescriptorProto]
+    comments: dict[str, str]
     linked: frozenset[str]
     reasons: frozenset[str]
 
@@ -66,13 +63,11 @@ class Reference:
     def load(cls, path: Path) -> "Reference":
         """From what protoc has described."""
         described = FileDescriptorSet.FromString(path.read_bytes())
-        files = {Path(file.name).stem: file for file in described.file if file.package == PACKAGE.strip(".")}
-        comments = {
-            name: {tuple(each.path): _joined(each.leading_comments) for each in file.source_code_info.location}
-            for name, file in files.items()
-        }
+        by_name = {Path(file.name).stem: file for file in described.file if file.package == PACKAGE.strip(".")}
+        files = [by_name[name] for name in ORDER]
+        comments = {name: comment for file in files for name, comment in _comments(file)}
         names: list[str] = []
-        for file in files.values():
+        for file in files:
             names += (each.name for each in file.message_type)
             names += (each.name for each in file.enum_type)
             for service in file.service:
@@ -87,27 +82,27 @@ class Reference:
     def text(self) -> str:
         """The page."""
         parts = [INTRODUCTION]
-        for name in ORDER:
-            for index, service in enumerate(self.files[name].service):
-                parts += self._service(name, index, service)
+        for file in self.files:
+            for service in file.service:
+                parts += self._service(service)
         parts.append("## Messages and enums")
-        for name in ORDER:
-            for index, message in enumerate(self.files[name].message_type):
-                parts += self._message(name, index, message)
-            for index, enum in enumerate(self.files[name].enum_type):
-                parts += self._enum(name, index, enum)
+        for file in self.files:
+            for message in file.message_type:
+                parts += self._message(message)
+            for enum in file.enum_type:
+                parts += self._enum(enum)
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
-    def _service(self, name: str, index: int, service: ServiceDescriptorProto) -> Iterator[str]:
+    def _service(self, service: ServiceDescriptorProto) -> Iterator[str]:
         yield f"## {service.name}"
-        yield self._paragraph(self._comment(name, _SERVICE, index))
+        yield self._paragraph(self.comments[service.name])
         yield "\n".join(_wrapped(" · ".join(_link(f"{PACKAGE}{method.name}") for method in service.method)))
-        for number, method in enumerate(service.method):
+        for method in service.method:
             yield f"### {method.name}"
             request, response = _link(method.input_type), _link(method.output_type)
             sent, answered = "stream of " * method.client_streaming, "stream of " * method.server_streaming
             yield f"{sent}{request} → {answered}{response}"
-            comment, _, errors = self._comment(name, _SERVICE, index, _METHOD, number).partition("\n\nErrors: ")
+            comment, _, errors = self.comments[f"{service.name}.{method.name}"].partition("\n\nErrors: ")
             yield self._paragraph(comment)
             yield "\n".join(self._facts(service.name, method, errors))
 
@@ -116,8 +111,8 @@ class Reference:
         names = "every role" if allowed == EVERY_ROLE else ", ".join(role.value for role in Role if role in allowed)
         timeout_s = default_timeout_s(service, method.name)
         timeout = "none" if timeout_s is None else f"{timeout_s:g} s"
-        is_retried = "retryPolicy" in method_config(service, method.name)
-        retried = "; gRPC tries it up to three times if the daemon is UNAVAILABLE" if is_retried else ""
+        policy = method_config(service, method.name).get("retryPolicy")
+        retried = f"; gRPC tries it up to {policy['maxAttempts']} times if the daemon is UNAVAILABLE" if policy else ""
         yield f"- Roles: {names}."
         yield f"- Deadline: {timeout}{retried}."
         further = sorted(self._reasons_of(method.input_type, set()) - set(self._reasons(errors)))
@@ -131,50 +126,49 @@ class Reference:
 
     def _reasons_of(self, full_name: str, seen: set[str]) -> set[str]:
         """The reasons that comments of a message name, with those of the messages in it."""
-        if not full_name.startswith(PACKAGE) or full_name in seen:
+        if full_name not in self._messages or full_name in seen:
             return set()
         seen.add(full_name)
-        for name, file in self.files.items():
-            for index, message in enumerate(file.message_type):
-                if PACKAGE + message.name == full_name:
-                    told = set(self._reasons(self._comment(name, _MESSAGE, index)))
-                    for number, field in enumerate(message.field):
-                        told |= set(self._reasons(self._comment(name, _MESSAGE, index, _FIELD, number)))
-                        told |= self._reasons_of(field.type_name, seen)
-                    return told
-        return set()
+        message = self._messages[full_name]
+        told = set(self._reasons(self.comments[message.name]))
+        for field in message.field:
+            told |= set(self._reasons(self.comments[f"{message.name}.{field.name}"]))
+            told |= self._reasons_of(field.type_name, seen)
+        return told
 
-    def _message(self, name: str, index: int, message: DescriptorProto) -> Iterator[str]:
+    def _message(self, message: DescriptorProto) -> Iterator[str]:
         yield f"### {message.name}"
-        yield self._paragraph(self._comment(name, _MESSAGE, index))
+        yield self._paragraph(self.comments[message.name])
         if not message.field:
             yield "It has no fields."
             return
         rows = ["| field | type | number | meaning |", "|---|---|---|---|"]
         maps = {f"{PACKAGE}{message.name}.{nested.name}": nested for nested in message.nested_type}
-        told: set[int] = set()
-        for number, field in enumerate(message.field):
-            choice = field.oneof_index if field.HasField("oneof_index") and not field.proto3_optional else None
-            if choice is not None and choice not in told:
+        told: set[str] = set()
+        for field in message.field:
+            choice = _choice(message, field)
+            if choice and choice not in told:
                 told.add(choice)
-                comment = self._cell(self._comment(name, _MESSAGE, index, _ONEOF, choice))
-                rows.append(f"| one of `{message.oneof_decl[choice].name}` | | | {comment} |")
-            comment = self._cell(self._comment(name, _MESSAGE, index, _FIELD, number))
-            indent = "" if choice is None else "– "
+                comment = self._cell(self.comments[f"{message.name}.{choice}"])
+                rows.append(f"| one of `{choice}` | | | {comment} |")
+            comment = self._cell(self.comments[f"{message.name}.{field.name}"])
+            indent = "– " if choice else ""
             rows.append(f"| {indent}`{field.name}` | {_type(field, maps)} | {field.number} | {comment} |")
         yield "\n".join(rows)
 
-    def _enum(self, name: str, index: int, enum: EnumDescriptorProto) -> Iterator[str]:
+    def _enum(self, enum: EnumDescriptorProto) -> Iterator[str]:
         yield f"### {enum.name}"
-        yield self._paragraph(self._comment(name, _ENUM, index))
+        yield self._paragraph(self.comments[enum.name])
         rows = ["| value | number | meaning |", "|---|---|---|"]
-        for number, value in enumerate(enum.value):
-            comment = self._cell(self._comment(name, _ENUM, index, _VALUE, number))
+        for value in enum.value:
+            comment = self._cell(self.comments[f"{enum.name}.{value.name}"])
             rows.append(f"| `{value.name}` | {value.number} | {comment} |")
         yield "\n".join(rows)
 
-    def _comment(self, name: str, *path: int) -> str:
-        return self.comments[name][path]
+    @cached_property
+    def _messages(self) -> dict[str, DescriptorProto]:
+        """By their full names."""
+        return {PACKAGE + message.name: message for file in self.files for message in file.message_type}
 
     def _paragraph(self, comment: str) -> str:
         return "\n".join(_wrapped(self._linked(comment)))
@@ -190,6 +184,39 @@ class Reference:
 
         parts = comment.split("`")
         return "`".join(part if i % 2 else re.sub(r"\b[A-Za-z0-9]+\b", link, part) for i, part in enumerate(parts))
+
+
+# Source info names a place by numbers of fields in descriptor.proto, and positions among their values.
+_MESSAGE, _ENUM, _SERVICE = 4, 5, 6
+_FIELD, _VALUE, _METHOD, _ONEOF = 2, 2, 2, 8
+
+
+def _comments(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
+    """Those of a file, each with the name of what it describes: `Message`, `Message.field`, `Message.oneof`, `Service`,
+    `Service.Method`, `Enum`, `Enum.VALUE`."""
+    at = {tuple(each.path): _joined(each.leading_comments) for each in file.source_code_info.location}
+    for i, service in enumerate(file.service):
+        yield service.name, at[_SERVICE, i]
+        for j, method in enumerate(service.method):
+            yield f"{service.name}.{method.name}", at[_SERVICE, i, _METHOD, j]
+    for i, message in enumerate(file.message_type):
+        yield message.name, at[_MESSAGE, i]
+        for j, field in enumerate(message.field):
+            yield f"{message.name}.{field.name}", at[_MESSAGE, i, _FIELD, j]
+        for j, oneof in enumerate(message.oneof_decl):
+            if (_MESSAGE, i, _ONEOF, j) in at:  # protoc adds one, which is nowhere in the file, for each optional field
+                yield f"{message.name}.{oneof.name}", at[_MESSAGE, i, _ONEOF, j]
+    for i, enum in enumerate(file.enum_type):
+        yield enum.name, at[_ENUM, i]
+        for j, value in enumerate(enum.value):
+            yield f"{enum.name}.{value.name}", at[_ENUM, i, _VALUE, j]
+
+
+def _choice(message: DescriptorProto, field: FieldDescriptorProto) -> str:
+    """The oneof that a field belongs to; "" = none."""
+    if field.proto3_optional or not field.HasField("oneof_index"):
+        return ""
+    return message.oneof_decl[field.oneof_index].name
 
 
 def _joined(comment: str) -> str:

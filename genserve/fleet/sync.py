@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from genserve.arguments import MAX_PEERS
+from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PauseLeaseLostError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, RESUME_S, apply_s, pause_s
 from genserve.fleet.fleet import Fleet
@@ -41,11 +42,11 @@ class Sync:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             changed = self._fleet.states_changed.next
             if not self._can_be_helped():
-                pause_s = _FIRST_PAUSE_S
+                backoff.reset()
                 await changed.wait()
                 continue
             try:
@@ -53,14 +54,12 @@ class Sync:
                 self._member.sync_failure = ""
                 self._fleet.refresh()
                 if self._can_be_helped():  # it did not help
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                    await asyncio.sleep(backoff.next_s())
             except GenserveError as error:
                 self._member.sync_failure = error.message
                 log.warning("replica %s could not be brought to the version of the fleet: %s",
                             self._upstream.address, error.message)  # fmt: skip
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                await asyncio.sleep(backoff.next_s())
             except Exception as error:  # a fault of ours: it is tried again as any other
                 self._member.sync_failure = f"the router failed to sync it: {error!r}"
                 log.exception("the sync of replica %s failed", self._upstream.address)

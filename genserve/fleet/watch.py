@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from genserve.backoff import Backoff
 from genserve.client.transport.errors import error_of
 from genserve.errors import DeadlineError, DrainingError, GenserveError, UnavailableError
 from genserve.fleet.fleet import Fleet
@@ -43,20 +44,19 @@ class Watch:
 
     async def run(self) -> None:
         """Watches until it is cancelled, and calls again whenever the replica is lost."""
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 await self._upstream.renew()
                 await self._watch()
             except GenserveError as error:
                 if self._member.engine is not None:
-                    pause_s = _FIRST_PAUSE_S  # it was there
+                    backoff.reset()  # it was there
                 self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
             except Exception as error:  # a fault of ours: without a watch, nothing would ever tell that it is gone
                 log.exception("the watch of replica %s failed", self._upstream.address)
                 self._fleet.lost(self._upstream, f"the router failed to watch it: {error!r}")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _watch(self) -> None:
         info = await self._info()

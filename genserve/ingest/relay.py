@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-from google.rpc import status_pb2  # type: ignore[import-untyped]
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from genserve import trace

@@ -1,7 +1,9 @@
-"""How long to wait before a replica is started again. Pure: who uses it has the clock."""
+"""How long to wait before a replica is started again, and when to give up. Pure: whoever uses it has the clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from genserve.backoff import Backoff
 
 FIRST_S: Final = 0.5
 LONGEST_S: Final = 30.0
@@ -10,19 +12,17 @@ LONG_LIFE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Backoff:
-    """Each wait is twice as long as the one before."""
+class RestartBackoff:
+    """The waits begin anew after a long life."""
 
-    first_s: float = FIRST_S
-    longest_s: float = LONGEST_S
     long_life_s: float = LONG_LIFE_S
-    _next_s: float = 0.0
+    _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, LONGEST_S))
 
     def after(self, life_s: float) -> float:
         """The wait after an end, `life_s` after the start."""
-        wait_s = self.first_s if life_s >= self.long_life_s else max(self.first_s, self._next_s)
-        self._next_s = min(2 * wait_s, self.longest_s)
-        return wait_s
+        if life_s >= self.long_life_s:
+            self._backoff.reset()
+        return self._backoff.next_s()
 
 
 @dataclass(slots=True)

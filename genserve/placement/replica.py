@@ -12,7 +12,7 @@ from genserve.errors import ReplicaNotFoundError
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
 from genserve.notices import say
-from genserve.placement.backoff import Backoff, Starts
+from genserve.placement.backoff import RestartBackoff, Starts
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
@@ -69,7 +69,7 @@ class Replica(ABC, Generic[DaemonT]):
         self._starts = starts
         self._start_timeout_s = start_timeout_s
         self._tell_after_s = tell_after_s
-        self._backoff = Backoff()
+        self._backoff = RestartBackoff()
         self._process: DaemonT | None = None
 
     @abstractmethod

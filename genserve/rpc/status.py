@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2, message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from genserve import errors

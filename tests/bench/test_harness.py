@@ -25,6 +25,7 @@ from tests.bench.results import page as pages
 from tests.bench.results.page import update_page
 from tests.bench.results.result import Result, medians
 from tests.bench.traces import Figures, Trace, Work, closed_loop
+from tests.bench.turns import turns
 from tests.bench.updates.live_streams import LiveStreams
 
 
@@ -225,6 +226,10 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     path = result().save(tmp_path)
     assert json.loads(path.read_text()) == asdict(result())
     assert Result.load(tmp_path, "push") == result()
+
+
+def test_every_second_round_goes_backwards_after_one_that_warms_up() -> None:
+    assert list(turns("ab", 2)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
 def test_medians_are_of_each_figure() -> None:

@@ -1,17 +1,15 @@
-"""Every driver of clients/conformance over every scenario, and mistakes of a daemon that the table must show."""
+"""Every driver of clients/conformance over every scenario, and mistakes of daemons and drivers that it must show."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from clients.conformance.runner import checkpoints
-from clients.conformance.runner.daemons import Daemons, running
+from clients.conformance.runner.daemons import running
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS
-from clients.conformance.runner.run import Run, subject_of
+from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
-from clients.conformance.runner.subject import Subject
-
-Tested = tuple[Daemons, Subject, dict[str, str]]
+from tests.engine import wrong_driver
 
 SHOWN = {
     "field": ("generate-many", "push-version-mismatch"),
@@ -23,12 +21,10 @@ TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
 
 
 @pytest.fixture(scope="module")
-async def tested(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tested]:
-    directory = tmp_path_factory.mktemp("conformance")
-    paths = checkpoints.make(directory)
-    with running(paths["a"], directory) as daemons:
-        async with subject_of(daemons, paths) as subject:
-            yield daemons, subject, paths
+async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
+    with running(tmp_path_factory.mktemp("conformance")) as daemons:
+        async with Run.against(daemons) as against_daemons:
+            yield against_daemons
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +40,28 @@ def test_the_typescript_client_takes_part(drivers: dict[str, Sequence[str]]) -> 
 
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: str(scenario.name))
 async def test_all_clients_do_what_a_scenario_says(
-    tested: Tested, drivers: dict[str, Sequence[str]], scenario: Scenario
+    run: Run, drivers: dict[str, Sequence[str]], scenario: Scenario
 ) -> None:
-    outcomes = await Run(*tested, mutation=None).scenario(scenario, drivers)
+    outcomes = await run.scenario(scenario, drivers)
     assert {name: outcome.differences for name, outcome in outcomes.items()} == {name: [] for name in drivers}
 
 
 @pytest.mark.parametrize("mutation", SHOWN)
 async def test_a_mistake_of_a_daemon_shows_in_every_column(
-    tested: Tested, drivers: dict[str, Sequence[str]], mutation: str
+    run: Run, drivers: dict[str, Sequence[str]], mutation: str
 ) -> None:
     known = {scenario.name: scenario for scenario in all_scenarios()}
-    run = Run(*tested, mutation=mutation)
     shown, hidden = SHOWN[mutation]
-    outcomes = await run.scenario(known[shown], drivers)
+    outcomes = await run.scenario(known[shown], drivers, mutation)
     assert [name for name, outcome in outcomes.items() if not outcome.differences] == []
-    outcomes = await run.scenario(known[hidden], drivers)
+    outcomes = await run.scenario(known[hidden], drivers, mutation)
     assert [name for name, outcome in outcomes.items() if outcome.differences] == []
+
+
+@pytest.mark.parametrize("mistake", wrong_driver.MISTAKES)
+async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(run: Run, mistake: str) -> None:
+    name, _ = wrong_driver.MISTAKES[mistake]
+    scenario = next(each for each in all_scenarios() if each.name == name)
+    command = sys.executable, "-m", wrong_driver.__name__, mistake
+    outcome = (await run.scenario(scenario, {"wrong": command}))["wrong"]
+    assert outcome.differences and outcome.results, outcome  # it ran to its end

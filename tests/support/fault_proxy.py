@@ -8,7 +8,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -55,6 +55,8 @@ class Flow:
         self._pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_PIECES)
         self._free_s = 0.0
         self.num_bytes = 0
+        self.on_arrival: Callable[[int], None] = lambda _: None
+        """Told how many bytes have just arrived."""
 
     def switch(self, **faults: Any) -> None:
         """Changes these fields of its faults, at once."""
@@ -87,6 +89,7 @@ class Flow:
                 break
             self._writer.write(data)
             self.num_bytes += len(data)
+            self.on_arrival(len(data))
             await self._writer.drain()
         with suppress(OSError):
             self._writer.write_eof()
@@ -126,7 +129,7 @@ class Connection:
         """Until it has ended on both sides, or was reset on one."""
         flowing = [asyncio.create_task(flow.run()) for flow in self.flows.values()]
         both = asyncio.gather(*flowing)
-        ends = [both, asyncio.ensure_future(self._is_reset.wait())]
+        ends: list[asyncio.Future[Any]] = [both, asyncio.ensure_future(self._is_reset.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -137,9 +140,11 @@ class Connection:
 
 
 class FaultProxy:
-    """Forwards connections to `target` ("host:port"). `address` is where it listens."""
+    """Forwards connections to `target` ("host:port"). `address` is where it listens. `accepted` is called with each
+    connection before anything flows."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, accepted: Callable[[Connection], None] = lambda _: None) -> None:
+        self._accepted = accepted
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._faults = dict.fromkeys(BOTH, Faults())
@@ -203,6 +208,7 @@ class FaultProxy:
             }
             connection = Connection((writer, server_writer), flows)
             self.connections.append(connection)
+            self._accepted(connection)
             try:
                 await connection.run()
             finally:

@@ -56,6 +56,13 @@ def test_what_is_generated_is_what_the_protos_make(protos: Protos) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("arguments", [["--nonesuch"], ["--breaking", "--check"], ["--check", "--check"]])
+def test_arguments_are_not_ignored(protos: Protos, arguments: list[str]) -> None:
+    """Whoever asks for two checks must not take the first one's answer for both."""
+    done = protos(*arguments)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: scripts/protos [--check |")
+
+
 @pytest.mark.parametrize("name", ["genserve/v1/weights.proto", "genserve/v1/service_config.json", "docs/api.md"])
 def test_a_copy_that_was_edited_is_noticed_and_written_again(checkout: Path, protos: Protos, name: str) -> None:
     before = (checkout / name).read_text()

@@ -20,11 +20,11 @@ class Steps:
         self._leases: dict[str, str] = {}
 
     async def generate(self, prompt: Result, options: Result) -> Result:
-        return generation_of(await self._client.generate(next(iter(prompt.values())), **client_options(options)))
+        return generation_of(await self._client.generate(prompt_of(prompt), **client_options(options)))
 
     async def stream(self, prompt: Result, options: Result, cancel_after_tokens: int | None = None) -> Result:
         generation = Generation()
-        async with self._client.stream(next(iter(prompt.values())), **client_options(options)) as deltas:
+        async with self._client.stream(prompt_of(prompt), **client_options(options)) as deltas:
             async for delta in deltas:
                 generation.add(delta)
                 if cancel_after_tokens is not None and len(generation.token_ids) >= cancel_after_tokens:
@@ -36,8 +36,8 @@ class Steps:
         numbers = {}
         async with self._client.stream_many() as many:
             for i, request in enumerate(requests):
-                prompt = next(iter(request["prompt"].values()))
-                numbers[await many.submit(prompt, **client_options(request["options"]))] = i
+                options = client_options(request["options"])
+                numbers[await many.submit(prompt_of(request["prompt"]), **options)] = i
             await many.done()
             sums = {request_id: Generation() for request_id in numbers}
             async for item in many:
@@ -95,6 +95,12 @@ class Steps:
     async def unload_lora(self, lora_name: str) -> Result:
         await self._client.unload_lora(lora_name)
         return {}
+
+
+def prompt_of(prompt: Result) -> Any:
+    """As `generate` takes it: text, token ids and the messages of a chat differ by their types."""
+    (value,) = prompt.values()
+    return value
 
 
 def client_options(options: Result) -> Result:

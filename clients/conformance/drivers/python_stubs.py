@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from checkpoint import Checkpoint
-from crc32c import crc32c
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from clients.conformance.drivers.checkpoint import Checkpoint
+from clients.conformance.drivers.crc32c import crc32c
 from genserve.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -118,7 +118,7 @@ class Steps:
             elif message.HasField("chunk"):
                 chunk = message.chunk
                 if chunk.HasField("crc32c") and crc32c(chunk.data) != chunk.crc32c:
-                    raise RuntimeError(f"the checksum of the chunk at {chunk.offset} is wrong")
+                    return {"error": {"reason": "CHECKSUM_MISMATCH"}}
                 space[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         tensors = header.manifest.tensors
         sha256 = {t.name: hashlib.sha256(space[t.offset : t.offset + t.length]).hexdigest() for t in tensors}

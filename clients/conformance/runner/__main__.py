@@ -3,18 +3,19 @@
 import argparse
 import asyncio
 import shlex
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.conformance.runner import checkpoints
-from clients.conformance.runner.daemons import running
+from clients.conformance.runner.daemons import Daemons, running
 from clients.conformance.runner.drivers import DRIVERS
 from clients.conformance.runner.mutations import MUTATIONS
-from clients.conformance.runner.run import Run, subject_of
+from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
-from clients.conformance.runner.table import table
+from clients.conformance.runner.table import Outcome, table
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -29,26 +30,54 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         args.scenarios = [known[name] for name in args.only.split(",")] if args.only else list(known.values())
     except KeyError as error:
         parser.error(f"no scenario is named {error}; there are {', '.join(known)}")
-    if wrong := [each for each in args.driver or () if not each.partition("=")[2]]:
-        parser.error(f"argument --driver: {wrong[0]!r} is not NAME=COMMAND")
-    pairs = [each.partition("=") for each in args.driver or ()]
-    args.drivers = {name: shlex.split(command) for name, _, command in pairs} or DRIVERS
+    if args.mutate and not any(scenario.daemon == "open" for scenario in args.scenarios):
+        parser.error("--mutate changes nothing in scenarios of the secured daemon, and there are no others here")
+    try:
+        args.drivers = _drivers(args.driver or ()) or DRIVERS
+    except ValueError as error:
+        parser.error(f"argument --driver: {error}")
     return args
 
 
-async def run(scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None) -> int:
-    """The exit status."""
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        paths = checkpoints.make(directory)
-        with running(paths["a"], directory) as daemons:
-            async with subject_of(daemons, paths) as subject:
-                runner = Run(daemons, subject, paths, mutation)
-                outcomes = {each.name: await runner.scenario(each, drivers) for each in scenarios}
+def _drivers(given: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Commands by name. Raises ValueError for one that cannot be right, before daemons start for it."""
+    drivers: dict[str, Sequence[str]] = {}
+    for each in given:
+        name, _, text = each.partition("=")
+        try:
+            command = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{each!r}: {error}") from None
+        if name == "" or not command:
+            raise ValueError(f"{each!r} is not NAME=COMMAND")
+        if name in drivers:
+            raise ValueError(f"there are two drivers {name!r}")
+        if shutil.which(command[0]) is None:
+            raise ValueError(f"{each!r}: there is no program {command[0]!r}")
+        drivers[name] = command
+    return drivers
+
+
+def main(scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None) -> int:
+    """The exit status. The daemons end with it, also if it is interrupted or told to end."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as daemons:
+        outcomes = asyncio.run(run(daemons, scenarios, drivers, mutation))
     print(table(outcomes, list(drivers)))
     return int(any(outcome.differences for by_driver in outcomes.values() for outcome in by_driver.values()))
 
 
+async def run(
+    daemons: Daemons, scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None
+) -> dict[str, dict[str, Outcome]]:
+    """Outcomes by scenario and driver."""
+    async with Run.against(daemons) as all_drivers:
+        return {each.name: await all_drivers.scenario(each, drivers, mutation) for each in scenarios}
+
+
 if __name__ == "__main__":
     given = parsed(sys.argv[1:])
-    sys.exit(asyncio.run(run(given.scenarios, given.drivers, given.mutate)))
+    try:
+        sys.exit(main(given.scenarios, given.drivers, given.mutate))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

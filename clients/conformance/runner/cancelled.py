@@ -1,5 +1,7 @@
 """Whether a driver ends calls that it does not want any more."""
 
+from clients.conformance.runner.relay import Relay
+
 
 class CancelledCalls:
     """Expects that the client cancels so many calls before the last of the others has ended."""
@@ -9,8 +11,12 @@ class CancelledCalls:
         self._num_cancelled = 0
         self._in_time = 0
 
+    def relay(self, target: str) -> Relay:
+        """That sees them end."""
+        return Relay(target, ended=self.ended)
+
     def ended(self, was_cancelled: bool) -> None:
-        """For a relay: a call has ended. A driver that exits ends what still runs, which is too late."""
+        """A call has. A driver that exits ends what still runs, which is too late."""
         if was_cancelled:
             self._num_cancelled += 1
         else:

@@ -2,8 +2,10 @@
 
 import hashlib
 import shutil
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -52,21 +54,44 @@ def sha256_of(directory: str) -> dict[str, str]:
     return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
 
 
+@cache
 def num_bytes_of(directory: str) -> int:
     """The size of all tensors."""
     return sum(int(tensor.nbytes) for tensor in models.load_tensors(Path(directory)).values())
 
 
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The most likely tokens, one after the other, with their log-probabilities and as text."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str
+
+
+def greedy(directory: str, prompt: str | list[Any], num_tokens: int) -> Greedy:
+    """What Hugging Face Transformers finds, for a prompt of token ids, text or messages."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    if isinstance(prompt, list) and isinstance(prompt[0], dict):
+        prompt = str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    tokens, logprobs = _most_likely(directory, tuple(ids), num_tokens)
+    return Greedy(tokens, logprobs, str(tokenizer.decode(tokens, skip_special_tokens=True)))
+
+
 @cache
-def greedy_tokens(directory: str, prompt: tuple[int, ...], num: int) -> list[int]:
-    """What Hugging Face Transformers finds most likely, one token after the other."""
+def _most_likely(directory: str, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    tokens = list(prompt)
+    tokens, logprobs = list(prompt), []
     with torch.no_grad():
-        for _ in range(num):
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
+        for _ in range(num_tokens):
+            best = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1).max(-1)
+            tokens.append(int(best.indices))
+            logprobs.append(float(best.values))
+    return tokens[len(prompt) :], logprobs

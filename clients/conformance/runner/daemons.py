@@ -5,24 +5,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clients.conformance.runner import checkpoints
 from tests.support.credentials import Authority, list_callers
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess, wait_ended
 
 
 @dataclass(frozen=True, slots=True)
 class Daemons:
-    """Their addresses, and what drivers are given for the secured one, by the words of scenarios."""
+    """Their addresses, and by the words of scenarios: checkpoints, and what drivers are given for the secured one."""
 
     open: str
     secured: str
+    checkpoints: dict[str, str]
     ca_files: dict[str, str]
     tokens: dict[str, str]
 
 
 @contextmanager
-def running(checkpoint: str, directory: Path) -> Iterator[Daemons]:
-    """Two daemons on a checkpoint, in float32."""
-    flags = ["--model", checkpoint, *SMALL_ENGINE, "--dtype", "float32", "--host", "127.0.0.1"]
+def running(directory: Path) -> Iterator[Daemons]:
+    """Two daemons on checkpoint a, in float32. All files are in the directory."""
+    paths = checkpoints.make(directory)
+    flags = ["--model", paths["a"], *SMALL_ENGINE, "--dtype", "float32", "--host", "127.0.0.1"]
     own, other = Authority(directory), Authority(directory)
     pair = own.issue("127.0.0.1")
     callers = list_callers(directory, generate=["generate"], operator=["operator"])
@@ -32,9 +35,11 @@ def running(checkpoint: str, directory: Path) -> Iterator[Daemons]:
         DaemonProcess([*flags, *secured], directory / "secured.log"),
     ]
     try:
-        addresses = [process.wait_serving().address for process in processes]
+        open_one, secured_one = (process.wait_serving().address for process in processes)
         yield Daemons(
-            *addresses,
+            open_one,
+            secured_one,
+            paths,
             ca_files={"own": own.ca_file, "other": other.ca_file},
             tokens={**callers.tokens, "wrong": "a" * 43},
         )

@@ -46,14 +46,12 @@ def _holds(name: str, found: Any, argument: Any) -> bool:
             return number and argument[0] <= found <= argument[1]
         case "$length":
             return isinstance(found, list) and len(found) == argument
-        case "$at_least":
-            return isinstance(found, list) and len(found) >= argument
+        case "$distinct":
+            return isinstance(found, list) and all(each not in found[:i] for i, each in enumerate(found)) == argument
         case "$one_of":
             return found in argument
         case "$without":
             return isinstance(found, str) and not any(each in found for each in argument)
-        case "$type":
-            return argument == "string" and isinstance(found, str)
         case "$absent" | "$each":
             return False  # it is there; it is no list, or has no item
     raise ValueError(f"{name} is no rule")

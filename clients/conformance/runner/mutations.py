@@ -1,4 +1,4 @@
-"""What a relay changes on the way: mistakes of a daemon, and a byte of a push."""
+"""Mistakes of a daemon, which a relay makes on the way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,41 +6,9 @@ from typing import Any
 from google.rpc import error_details_pb2, status_pb2
 
 from clients.conformance.runner.relay import Change
-from genserve.v1 import generation_pb2, weights_pb2
+from genserve.v1 import generation_pb2
 
 _GENERATE, _MANY = "/genserve.v1.GenerationService/Generate", "/genserve.v1.GenerationService/GenerateMany"
-_PUSH = "/genserve.v1.WeightService/PushWeights"
-
-
-class CorruptChunk:
-    """Changes a byte in chunk `number` of a push, once."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self._is_done = False
-
-    def differences(self) -> list[str]:
-        """What did not happen."""
-        return [] if self._is_done else ["no chunk was changed"]
-
-    def change(self) -> Change:
-        """For a relay."""
-        return Change(request=self._request)
-
-    def _request(self, method: str, message: bytes) -> bytes:
-        if method != _PUSH or self._is_done:
-            return message
-        request = weights_pb2.PushWeightsRequest.FromString(message)
-        if not request.HasField("chunk"):
-            return message
-        self._left -= 1
-        if self._left >= 0:
-            return message
-        self._is_done = True
-        data = bytearray(request.chunk.data)
-        data[len(data) // 2] ^= 1
-        request.chunk.data = bytes(data)
-        return request.SerializeToString()
 
 
 def _wrong_field(response: Any) -> None:

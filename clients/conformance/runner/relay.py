@@ -28,10 +28,19 @@ class Change:
 class Relay(grpc.GenericRpcHandler):
     """Listens at `address` while it is entered."""
 
-    def __init__(self, target: str, change: Change, ended: Callable[[bool], None] = lambda _: None) -> None:
-        """`ended` is told of the end of each call, and whether the client has cancelled it."""
+    def __init__(
+        self,
+        target: str,
+        change: Change = Change(),
+        *,
+        began: Callable[[str, float | None], None] = lambda *_: None,
+        ended: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """`began` is told of each call and of the time that its client gives it, in seconds; `ended` of its end, and
+        whether the client has cancelled it."""
         self._target = target
         self._change = change
+        self._began = began
         self._ended = ended
         self._stack = AsyncExitStack()
         self.address = ""
@@ -59,10 +68,11 @@ class Relay(grpc.GenericRpcHandler):
                 async for request in requests:
                     yield self._change.request(method, request)
 
+            remaining_s = context.time_remaining()
+            self._began(method, remaining_s)
             metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith("user-agent")]
-            call: Any = self._channel.stream_stream(method)(
-                changed(), timeout=context.time_remaining(), metadata=metadata
-            )
+            stub: Any = self._channel.stream_stream(method)
+            call = stub(changed(), timeout=remaining_s, metadata=metadata)
             status, responses = FinalStatus(call), aiter(call)
             try:
                 while (response := await status.of(_next(responses))) is not None:
@@ -73,7 +83,7 @@ class Relay(grpc.GenericRpcHandler):
                 raise
             except grpc.aio.AioRpcError as error:
                 trailers = [
-                    (key, self._change.details(value) if key == _DETAILS else value)
+                    (key, self._change.details(value) if key == _DETAILS and isinstance(value, bytes) else value)
                     for key, value in error.trailing_metadata() or ()
                 ]
                 self._ended(False)

@@ -2,41 +2,49 @@
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from clients.conformance.runner import checkpoints
-from clients.conformance.runner.cancelled import CancelledCalls
-from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, differences
-from clients.conformance.runner.mutations import MUTATIONS, CorruptChunk
-from clients.conformance.runner.relay import Change, Relay
+from clients.conformance.runner.link import link_to
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
 from genserve.client import AsyncClient
 
 _VERSIONS = {"version", "previous_version"}
+_SPAN = "one of weight_spans"
+_NEAR = 0.005  # of a log-probability: two programs compute it in float32, and four decimals are printed
 
 
 class Run:
-    """All drivers against the daemons, through a relay that makes a mistake if `mutation` names one."""
+    """All drivers against the same daemons."""
 
-    def __init__(self, daemons: Daemons, subject: Subject, paths: dict[str, str], mutation: str | None) -> None:
+    def __init__(self, daemons: Daemons, subject: Subject) -> None:
         self._daemons = daemons
         self._subject = subject
-        self._paths = paths
-        self._mutation = mutation
+        self._paths = daemons.checkpoints
 
-    async def scenario(self, scenario: Scenario, drivers: dict[str, Sequence[str]]) -> dict[str, Outcome]:
-        """The outcome of each driver. What one prints that another does not is a difference as well."""
+    @classmethod
+    @asynccontextmanager
+    async def against(cls, daemons: Daemons) -> AsyncIterator["Run"]:
+        """One with a client of its own, which restores and looks at the open daemon."""
+        async with AsyncClient(daemons.open) as client:
+            yield cls(daemons, Subject(client, daemons.checkpoints))
+
+    async def scenario(
+        self, scenario: Scenario, drivers: dict[str, Sequence[str]], mutation: str | None = None
+    ) -> dict[str, Outcome]:
+        """The outcome of each driver. What one prints that another does not is a difference as well. Between drivers
+        and the open daemon is a relay that makes a mistake, if `mutation` names one."""
         outcomes: dict[str, Outcome] = {}
         first: tuple[str, list[Any]] | None = None
         for name, command in drivers.items():
             version = await self._subject.restore() if scenario.daemon == "open" else 0
-            outcome = await self._one(scenario, command, version)
+            outcome = await self._one(scenario, command, version, mutation)
             alike = [_relative(result, version) for result in outcome.results]
             if first is None:
                 first = name, alike
@@ -45,10 +53,18 @@ class Run:
             outcomes[name] = outcome
         return outcomes
 
-    async def _one(self, scenario: Scenario, command: Sequence[str], version: int) -> Outcome:
+    async def _one(self, scenario: Scenario, command: Sequence[str], version: int, mutation: str | None) -> Outcome:
         names = {**self._paths, "run": secrets.token_hex(8)}
         steps = scenario.for_driver(names, version)
-        async with self._link(scenario) as (address, link):
+        is_open = scenario.daemon == "open"
+        link = link_to(
+            self._daemons.open if is_open else self._daemons.secured,
+            scenario.link,
+            mutation if is_open else None,
+            push_bytes=checkpoints.num_bytes_of(self._paths["b"]),
+            push=lambda: self._subject.load("b"),
+        )
+        async with link as (address, events):
             given: dict[str, Any] = {"address": address, "steps": steps}
             if scenario.ca:
                 given["ca_file"] = self._daemons.ca_files[scenario.ca]
@@ -60,8 +76,8 @@ class Run:
                 found, results = [str(error)], []
             else:
                 found = self._compared(results, scenario, names, version)
-            found += [] if link is None else link.differences()
-        if scenario.daemon == "open":
+            found += [line for each in events for line in each.differences()]
+        if is_open:
             found += await self._subject.differences(filled(scenario.after, names, version))
         return Outcome(found, results)
 
@@ -72,57 +88,36 @@ class Run:
         for i, (step, result) in enumerate(zip(scenario.steps, results, strict=True), 1):
             # Other fields may be more than is expected; an error is never.
             expected = {"error": {"$absent": True}, **filled(step["expect"], names, version)}
-            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules())]
+            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules(results))]
         return found
 
-    def _rules(self) -> dict[str, Rule]:
-        def greedy(asked: dict[str, Any]) -> list[int]:
-            path = self._paths[asked.get("weights", "a")]
-            return checkpoints.greedy_tokens(path, tuple(asked["prompt"]), asked["num"])
+    def _rules(self, results: list[Any]) -> dict[str, Rule]:
+        def greedy(asked: dict[str, Any]) -> checkpoints.Greedy:
+            return checkpoints.greedy(self._paths[asked.get("weights", "a")], asked["prompt"], asked["num"])
 
-        return {"$greedy": greedy, "$sha256": lambda name: checkpoints.sha256_of(self._paths[name])}
+        def printed(asked: dict[str, Any]) -> Any:
+            result = results[asked["step"] - 1]
+            return result.get(asked["field"]) if isinstance(result, dict) else None
 
-    @asynccontextmanager
-    async def _link(
-        self, scenario: Scenario
-    ) -> AsyncIterator[tuple[str, CutLink | CorruptChunk | CancelledCalls | None]]:
-        """The address for the driver, and what is to happen on the way from there to the daemon."""
-        if scenario.daemon == "secured":
-            yield self._daemons.secured, None
-            return
-        async with AsyncExitStack() as stack:
-            address = self._daemons.open
-            fault: CutLink | CorruptChunk | CancelledCalls | None = None
-            if self._mutation is not None:
-                address = (await stack.enter_async_context(Relay(address, MUTATIONS[self._mutation]))).address
-            if "corrupt_chunk" in scenario.link:
-                fault = CorruptChunk(scenario.link["corrupt_chunk"])
-                address = (await stack.enter_async_context(Relay(address, fault.change()))).address
-            elif "cancelled_calls" in scenario.link:
-                fault = CancelledCalls(scenario.link["cancelled_calls"])
-                address = (await stack.enter_async_context(Relay(address, Change(), fault.ended))).address
-            elif "cut_at_bytes" in scenario.link:
-                push_bytes = checkpoints.num_bytes_of(self._paths["b"])
-                fault = await stack.enter_async_context(CutLink(address, scenario.link["cut_at_bytes"], push_bytes))
-                address = fault.address
-            yield address, fault
-
-
-@asynccontextmanager
-async def subject_of(daemons: Daemons, paths: dict[str, str]) -> AsyncIterator[Subject]:
-    """The open daemon."""
-    async with AsyncClient(daemons.open) as client:
-        yield Subject(client, paths)
+        return {
+            "$greedy": lambda asked: greedy(asked).token_ids,
+            "$greedy_text": lambda asked: greedy(asked).text,
+            "$greedy_logprobs": lambda asked: [
+                {"$between": [each - _NEAR, each + _NEAR]} for each in greedy(asked).logprobs
+            ],
+            "$printed": printed,
+            "$sha256": lambda name: checkpoints.sha256_of(self._paths[name]),
+        }
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
     """`value` with versions that are counted from the one at the beginning."""
     if isinstance(value, dict):
         return {name: _relative(each, version, name) for name, each in value.items()}
-    if key == "weight_spans" and isinstance(value, list):
-        return [[span[0] - version, *span[1:]] for span in value]
+    if isinstance(value, list) and key == _SPAN:
+        return [_relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):
-        return [_relative(each, version, key) for each in value]
+        return [_relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
     return value - version if key in _VERSIONS and isinstance(value, int) else value
 
 

@@ -10,7 +10,14 @@ from typing import Any
 DIRECTORY = Path(__file__).parents[1] / "scenarios"
 _NAME = re.compile(r"\$\{(\w+)\}")
 _FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after"}
-_LINKS = {"cancelled_calls", "cut_at_bytes", "corrupt_chunk"}
+_LINKS = {
+    "cancelled_calls",
+    "cut_at_bytes",
+    "corrupt_chunk",
+    "corrupt_pulled_chunk",
+    "deadline_ms",
+    "push_at_tokens",
+}
 _OF_RUNNER = {"expect", "may_differ"}
 
 

@@ -27,9 +27,13 @@ class Subject:
         self._at = "a"
         return (await self._client.get_weights()).weight_version
 
-    async def _loaded(self, name: str) -> dict[str, str]:
+    async def load(self, name: str) -> None:
+        """Serves a checkpoint as the next version."""
         version = (await self._client.get_weights()).weight_version + 1
         await self._client.load_weights(self._checkpoints[name], version=version)
+
+    async def _loaded(self, name: str) -> dict[str, str]:
+        await self.load(name)
         return await self._live()
 
     async def _live(self) -> dict[str, str]:

@@ -117,7 +117,7 @@ def error_vectors() -> Vectors:
     broken.details[0].value = broken.details[0].value[:-1]
     elsewhere = status(code_pb2.RESOURCE_EXHAUSTED, "x", info(reason="QUEUE_FULL", domain="genserve"))
     elsewhere.details[0].type_url = "example.org/google.rpc.ErrorInfo"
-    cases = [
+    cases: list[tuple[str, status_pb2.Status, dict[str, Any]]] = [
         (
             "a wrong field",
             status(code_pb2.INVALID_ARGUMENT, "sampling.top_p: must be above 0", invalid, bad),
@@ -185,10 +185,12 @@ def json_vectors() -> Vectors:
             stop=generation_pb2.Stop(max_tokens=4, time_budget=duration_pb2.Duration(seconds=1, nanos=500_000_000)),
         ),
         weights_pb2.PushWeightsRequest(chunk=weights_pb2.PushChunk(offset=1 << 40, data=b"\x00\xff\x10", crc32c=7)),
-        weights_pb2.PushHeader(push_id="p", weight_version=3, expected_version=0, action="PUSH_ACTION_STAGE"),
+        weights_pb2.PushHeader(push_id="p", weight_version=3, expected_version=0, action=weights_pb2.PUSH_ACTION_STAGE),
         weights_pb2.TensorSpec(name="w", dtype="BF16", shape=[2, 3], offset=0, length=12),
-        control_pb2.PauseRequest(mode="PAUSE_MODE_KEEP", holder="ops", ttl=duration_pb2.Duration(seconds=30)),
-        types_pb2.EngineState(weight_version=7, phase="PHASE_PAUSED", pauses=[types_pb2.PauseLease(lease_id="l")]),
+        control_pb2.PauseRequest(mode=types_pb2.PAUSE_MODE_KEEP, holder="ops", ttl=duration_pb2.Duration(seconds=30)),
+        types_pb2.EngineState(
+            weight_version=7, phase=types_pb2.PHASE_PAUSED, pauses=[types_pb2.PauseLease(lease_id="l")]
+        ),
     ]
     return [
         {"message": each.DESCRIPTOR.full_name, "hex": each.SerializeToString(deterministic=True).hex()}

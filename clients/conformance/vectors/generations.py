@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from google.protobuf.message import Message
-
 from genserve.v1 import generation_pb2, types_pb2
 
 
@@ -13,10 +11,12 @@ def generation_vectors() -> list[dict[str, Any]]:
     def span(version: int, start: int, end: int) -> types_pb2.WeightSpan:
         return types_pb2.WeightSpan(version=version, start=start, end=end)
 
-    def delta(index: int, tokens: list[int], text: str, *spans: Message, **more: Any) -> generation_pb2.SequenceDelta:
+    def delta(
+        index: int, tokens: list[int], text: str, *spans: types_pb2.WeightSpan, **more: Any
+    ) -> generation_pb2.SequenceDelta:
         return generation_pb2.SequenceDelta(index=index, token_ids=tokens, text=text, weight_spans=spans, **more)
 
-    def finish(reason: str, *spans: Message, **more: Any) -> generation_pb2.Finish:
+    def finish(reason: str, *spans: types_pb2.WeightSpan, **more: Any) -> generation_pb2.Finish:
         value = generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.upper()}")
         return generation_pb2.Finish(reason=value, weight_spans=spans, num_tokens=spans[-1].end, **more)
 
@@ -30,6 +30,7 @@ def generation_vectors() -> list[dict[str, Any]]:
         return types_pb2.Logprobs(sampled=sampled, ranks=[1] * len(sampled))
 
     one = span(3, 0, 4)
+    newer = generation_pb2.FinishReason.ValueType(99)  # which no enum value of today has
     return [
         {
             "name": "adjacent spans of one version are one",
@@ -138,7 +139,7 @@ def generation_vectors() -> list[dict[str, Any]]:
         {
             "name": "a reason of a newer daemon",
             "responses_hex": responses(
-                [delta(0, [5], "", one, finish=generation_pb2.Finish(reason=99, weight_spans=[one]))]
+                [delta(0, [5], "", one, finish=generation_pb2.Finish(reason=newer, weight_spans=[one]))]
             ),
             "sequences": [{"token_ids": [5], "text": "", "weight_spans": [[3, 0, 4]], "finish": "unknown_99"}],
         },

@@ -6,6 +6,7 @@ import {
   type WatchOptions,
 } from "./control/calls.js";
 import { holdPause, type HeldPause } from "./control/held-pause.js";
+import { waitReady } from "./control/readiness.js";
 import type { ServerInfo } from "./control/server-info.js";
 import type { EngineState, PauseLease, PauseResult, ResumeResult, Status } from "./control/state.js";
 import {
@@ -240,7 +241,7 @@ export class Client implements Disposable {
    * minutes), which names the phase of a daemon that answers, and what it does while it starts.
    */
   waitReady(options: CallOptions = {}): Promise<void> {
-    return this.#control.waitReady(options);
+    return waitReady(this.#connection, this.#control, options);
   }
 
   /** State and load of the engine. */

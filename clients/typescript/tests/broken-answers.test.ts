@@ -2,7 +2,6 @@
 
 import {
   Server,
-  ServerCredentials,
   type ServerDuplexStream,
   type ServerWritableStream,
   status,
@@ -17,10 +16,15 @@ import {
   GenerateResponse,
   GenerationServiceService,
 } from "../src/wire/genserve/v1/generation.js";
+import { type PullWeightsRequest, PullWeightsResponse, WeightServiceService } from "../src/wire/genserve/v1/weights.js";
+import { listening, serve } from "./raw-server.js";
+
+type Frame = NonNullable<Parameters<typeof PullWeightsResponse.fromPartial>[0]["frame"]>;
 
 const server = new Server();
 let client: Client;
 let responses: GenerateResponse[] = [];
+let frames: Frame[] = [];
 
 beforeAll(async () => {
   const calls: UntypedServiceImplementation = {
@@ -37,23 +41,25 @@ beforeAll(async () => {
       call.on("end", () => call.emit("error", { code: status.UNAVAILABLE, details: "Connection dropped" }));
     },
   };
-  const unused = Object.entries(GenerationServiceService).filter(([name]) => !(name in calls));
-  server.addService(GenerationServiceService, {
-    ...Object.fromEntries(unused.map(([name]) => [name, () => undefined])),
-    ...calls,
-  });
-  const port = await new Promise<number>((resolve, reject) => {
-    server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), (error, bound) => {
-      if (error === null) resolve(bound);
-      else reject(error);
-    });
-  });
-  client = new Client(`127.0.0.1:${port}`);
+  const pullWeights = (call: ServerWritableStream<PullWeightsRequest, PullWeightsResponse>) => {
+    for (const frame of frames) call.write(PullWeightsResponse.fromPartial({ frame }));
+    call.end();
+  };
+  serve(server, GenerationServiceService, calls);
+  serve(server, WeightServiceService, { pullWeights });
+  client = new Client(await listening(server));
 });
 afterAll(() => {
   client.close();
   server.forceShutdown();
 });
+
+/** The header of a pull of tensors of one byte for each letter. */
+function header(names: string, shape = [1n]): Frame {
+  const tensors = [...names].map((name, place) => ({ name, dtype: "U8", shape, offset: BigInt(place), length: 1n }));
+  const manifest = { tensors, totalBytes: BigInt(names.length) };
+  return { $case: "header", value: { weightVersion: 1, attempt: "a", manifest } };
+}
 
 test("a generation that ends without its last message is an error", async () => {
   responses = [GenerateResponse.fromPartial({ requestId: "a", outputs: [{ tokenIds: [1] }] })];
@@ -68,4 +74,19 @@ test("a sequence that no request can have is an error, and takes no memory", asy
 test("a connection that breaks after the last of many answers loses none", async () => {
   const generations = await client.generateMany(["a", "b"]);
   expect(generations.map(({ usage }) => usage?.numOutputTokens)).toEqual([1, 1]);
+});
+
+const bytes: Frame = { $case: "chunk", value: { data: Buffer.from([1, 2]) } };
+const end: Frame = { $case: "end", value: {} };
+
+test.each([
+  ["ends without all bytes", [header("abc"), bytes, end], "the daemon ended a pull after 2 of 3 bytes"],
+  ["ends before it begins", [end], "the daemon ended a pull after 0 of 0 bytes"],
+  ["has a name twice", [header("aa"), bytes, end], "the daemon sent two tensors of one name"],
+  ["has a shape of other bytes", [header("a", [2n]), bytes, end], "a has 1 bytes, which are not U8 of shape [2]"],
+])("a pull that %s is an error, and no weights", async (_, answer, problem) => {
+  frames = answer;
+  await expect(client.pullWeights()).rejects.toThrow(problem);
+  frames = [header("ab"), bytes, end];
+  expect((await client.pullWeights()).tensors["b"]?.data).toEqual(Uint8Array.of(2));
 });

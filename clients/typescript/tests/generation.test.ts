@@ -1,3 +1,4 @@
+import { getEventListeners } from "node:events";
 import { Client, ClientClosedError, DeadlineError, Generation, InvalidFieldError, PromptTooLongError } from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { ScriptedDaemon } from "./scripted-daemon.js";
@@ -127,6 +128,19 @@ test("aborting the signal ends a call that waits for an answer, too", { timeout:
     }, 50);
     await expect(calling).rejects.toMatchObject({ name: "AbortError" });
   }
+});
+
+test("a signal is that of as many calls as a program likes, without a warning of Node", async () => {
+  const warnings: string[] = [];
+  const listen = ({ message }: Error) => warnings.push(message);
+  process.on("warning", listen);
+  const { signal } = new AbortController();
+  const calling = Array.from({ length: 20 }, () => [client.status({ signal }), client.generate("hello", { signal })]);
+  await Promise.all(calling.flat());
+  await new Promise(setImmediate); // where Node warns
+  process.off("warning", listen);
+  expect(warnings).toEqual([]);
+  expect(getEventListeners(signal, "abort")).toEqual([]);
 });
 
 test("requests are ended by their ids, and ids that do not run are told", async () => {

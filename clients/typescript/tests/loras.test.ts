@@ -50,7 +50,7 @@ test("an adapter in memory is pushed, and requests can name it", async () => {
 test("an adapter is pushed from a directory here, or loaded from one on the daemon's host", async () => {
   const directory = await saved();
   await client.pushLora("pushed", directory);
-  const loaded = await client.loadLora("loaded", directory);
+  const loaded = await client.loadLora("loaded", directory, { timeoutMs: Infinity });
   expect(loaded).toMatchObject({ loraName: "loaded", rank: RANK, source: directory });
   expect(loaded.loadTime).toBeInstanceOf(Date);
   const loras = await client.listLoras();

@@ -82,6 +82,13 @@ test("a lease can be taken, renewed and ended by hand", async () => {
   expect(await client.resume(lease.leaseId)).toMatchObject({ leaseExpired: false, state: { phase: "running" } });
 });
 
+test("a pause and a sleep may take as long as they like", async () => {
+  expect(await client.paused(() => 7, { timeoutMs: Infinity })).toBe(7);
+  expect((await client.sleep({ level: 0, timeoutMs: Infinity })).phase).toBe("sleeping");
+  expect((await client.wakeUp({ timeoutMs: Infinity })).phase).toBe("running");
+  await expect(client.pause({ timeoutMs: NaN })).rejects.toThrow("timeoutMs: NaN is not a number of milliseconds");
+});
+
 test("a watcher is told at once, and of every change", async () => {
   const phases: string[] = [];
   for await (const { state, load } of client.watch()) {

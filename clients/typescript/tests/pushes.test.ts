@@ -172,6 +172,19 @@ test("mistakes of the caller are found before anything is sent", async () => {
   await expect(client.pushCheckpoint(await newDirectory(), { version })).rejects.toBeInstanceOf(CheckpointFileError);
 });
 
+test.each([
+  ["an ArrayBuffer", { data: new ArrayBuffer(16) }, "the data must be a typed array"],
+  ["an object with a length", { data: { byteLength: 16 } }, "the data must be a typed array"],
+  ["no data", { data: undefined }, "the data must be a typed array"],
+  ["a shape that is text", { shape: "4" }, "the shape must be a list of whole numbers"],
+  ["a shape of bigints", { shape: [4n] }, "the shape must be a list of whole numbers"],
+  ["a type that is a number", { dtype: 4n }, "dtype 4 is unknown"],
+])("a tensor with %s is refused, for it has no bytes to send", async (_, wrong, problem) => {
+  const pushing = client.pushTensors({ norm: { ...tensors["norm"], ...wrong } as Tensor }, { version, partial: true });
+  await expect(pushing).rejects.toBeInstanceOf(InvalidFieldError);
+  await expect(pushing).rejects.toThrow(`tensors["norm"]: ${problem}`);
+});
+
 test("the served weights are told", async () => {
   await client.pushTensors(tensors, { version, pushId: "served" });
   const served = await client.getWeights({ includeDigests: true });

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from genserve.backoff import Backoff
 from genserve.cli.options import default_holder
 from genserve.cli.top.lines import Tone
 from genserve.cli.top.questions import Action, Kind
@@ -166,19 +167,18 @@ class Feed:
         lost: Callable[[GenserveError], None],
     ) -> None:
         """Watches, and calls again after a pause whenever it ends. Raises UnsupportedError."""
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
         while True:
             try:
                 async with watch() as told:
                     while True:
                         take(await self._next(told))
-                        retry_s = _FIRST_RETRY_S
+                        backoff.reset()
             except UnsupportedError:
                 raise
             except GenserveError as error:
                 lost(error)
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _next(self, told: "ResponseStream[T]") -> T:
         silence_s = self._pace.silence_s

@@ -8,6 +8,7 @@ from typing import Final
 
 from genserve.addresses import is_local
 from genserve.arguments import MAX_REPLICAS
+from genserve.backoff import Backoff
 from genserve.client.direct.known_replica import KnownReplica
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.upstream import DirectUpstream
@@ -122,7 +123,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
             timer.cancel()
 
     async def _reach(self, upstream: DirectUpstream) -> None:
-        known, pause_s = upstream.known, _FIRST_PAUSE_S
+        known, backoff = upstream.known, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         try:
             while known.is_told_ready and not known.is_reached:
                 expected = known.instance_id
@@ -131,8 +132,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
                     known.miss(failure)
                 self.states_changed.tell()
                 if failure:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                    await asyncio.sleep(backoff.next_s())
         except ClientClosedError:
             pass  # the end of everything
         finally:

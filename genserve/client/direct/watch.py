@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
+from genserve.backoff import Backoff
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.transport.connection import Connection
@@ -35,7 +37,7 @@ class RouterWatch:
         self._replicas = replicas
         self._settings = settings
         self._request = fleet_pb2.WatchReplicasRequest(interval=duration_of(settings.report_interval_s))
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
 
     async def run(self) -> None:
         """Watches until it is cancelled, and calls again whenever the router is lost, or somebody asks for news."""
@@ -57,11 +59,9 @@ class RouterWatch:
             self._replicas.stop()
 
     async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._pause_s):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.next_s()):
                 await self._replicas.asks.wait()
-        except TimeoutError:
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
 
     async def _watch(self, number: int) -> None:
         """One call. Returns when somebody asks for an answer to a newer one."""
@@ -78,7 +78,7 @@ class RouterWatch:
                     if not reading.done():
                         return
                 self._replicas.tell(await reading, number)
-                self._pause_s = _FIRST_PAUSE_S
+                self._backoff.reset()
                 is_first = False
         finally:
             asked.cancel()

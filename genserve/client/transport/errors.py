@@ -6,7 +6,7 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from genserve.errors import (
     DOMAIN,

@@ -1,7 +1,7 @@
 """Deadlines and retries as `genserve/v1/service_config.json` has them, which clients of every language share.
 
-gRPC takes a `timeout` in its service config for the most that a call may ask for. Here it is what a call gets that asks
-for nothing, so gRPC is given the rest of the document.
+gRPC treats a `timeout` of its service config as an upper limit on the deadline of a call. Here it is the default of a
+call that asks for none, so gRPC gets the document without it.
 """
 
 import json

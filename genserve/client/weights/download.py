@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
+from genserve.backoff import Backoff
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
 from genserve.client.weights.frames import computes_checksums
@@ -25,7 +26,8 @@ from genserve.v1 import weights_pb2
 from genserve.wire import manifest_of
 
 MAX_RESUMES: Final = 5
-_FIRST_PAUSE_S: Final = 0.2  # before the first of them; then twice as long each time
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 3.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Download:
 
     async def run(self) -> PulledWeights:
         """Receives everything. After a broken stream it requests the missing bytes of the same version."""
-        num_resumes = 0
+        num_resumes, backoff = 0, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 await self._receive(reconnects=num_resumes > 0)
@@ -83,7 +85,7 @@ class Download:
                     return self._pulled()
                 if self._manifest is None or num_resumes >= MAX_RESUMES:
                     raise
-                pause_s, remaining_s = _FIRST_PAUSE_S * 2**num_resumes, self._remaining_s()
+                pause_s, remaining_s = backoff.next_s(), self._remaining_s()
                 await asyncio.sleep(pause_s if remaining_s is None else min(pause_s, remaining_s))
                 num_resumes += 1
 
@@ -99,6 +101,7 @@ class Download:
             with self._connection.typed_errors():
                 async for frame in call:
                     if frame.WhichOneof("frame") == "end":
+                        self._check_complete()
                         return
                     self._take(frame)
         finally:
@@ -129,6 +132,11 @@ class Download:
         self._received_bytes = chunk.offset + len(chunk.data)
         if self._progress is not None:
             self._progress(self._received_bytes, len(self._memory))
+
+    def _check_complete(self) -> None:
+        """Bytes that never came would be zeros of the weights."""
+        if self._manifest is None or self._received_bytes < len(self._memory):
+            raise GenserveError(f"the daemon ended a pull after {self._received_bytes} of {len(self._memory)} bytes")
 
     def _pulled(self) -> PulledWeights:
         assert self._manifest is not None and self._version is not None

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from genserve.backoff import Backoff
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.final_status import FinalStatus
 from genserve.client.transport.push_channels import PushChannels
@@ -250,7 +251,7 @@ class Upload:
         asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
-        until_s, pause_s = self._clock() + timeout_s, _FIRST_PAUSE_S
+        until_s, backoff = self._clock() + timeout_s, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
         while True:
             try:
@@ -263,10 +264,9 @@ class Upload:
                 raise error from None
             except UnavailableError:
                 # This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
-                if self._clock() + pause_s >= until_s:
+                if self._clock() + (pause_s := backoff.next_s()) >= until_s:
                     raise error from None
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _remaining_s(self) -> float | None:
         """Seconds until the deadline of the whole push."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from genserve.notices import say
-from genserve.placement.backoff import Backoff
+from genserve.placement.backoff import RestartBackoff
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
     """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet, whatever
     has ended one look; until then the replicas are those that were found."""
-    backoff = Backoff()
+    backoff = RestartBackoff()
     known: Collection[str] = frozenset()
     while True:
         began_s = time.monotonic()

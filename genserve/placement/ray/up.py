@@ -55,7 +55,9 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 await running.drain(drain_limit_s(stopped, config))
-        elif not first.done() and not stopped.is_set():
+        elif stopped.is_set():
+            say(f"{stopped.cause}: giving back what was reserved; a second signal exits at once")
+        elif not first.done():
             say(f"{ray.where} does not answer within {limit_s:g} s")
             return 1
         status = await _status(process, ended, stopped, fleet.stop_timeout_s)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from genserve.arguments import MAX_PEERS, check_text
+from genserve.backoff import Backoff
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,
@@ -122,7 +123,7 @@ class _Loading:
 
     async def run(self) -> PushOutcome:
         """Raises as `WeightLoader.load`."""
-        delay_s, now_s = _FIRST_DELAY_S, asyncio.get_running_loop().time
+        backoff, now_s = Backoff(_FIRST_DELAY_S, _MAX_DELAY_S), asyncio.get_running_loop().time
         until_s = now_s() + self._load.staging_ttl_s
         is_silent = False
         while is_silent or self._num_idle_rounds < _MAX_IDLE_ROUNDS:
@@ -140,12 +141,12 @@ class _Loading:
                     is_silent |= isinstance(error, SourceSilentError)
                 self._check_here()
                 if self._num_received() > self._num_before:
-                    self._num_idle_rounds, delay_s = 0, _FIRST_DELAY_S
+                    self._num_idle_rounds = 0
+                    backoff.reset()
                     until_s = now_s() + self._load.staging_ttl_s
             if len(self._unfit) == len(self._sources):
                 break
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            await asyncio.sleep(backoff.next_s())
         raise self._error()
 
     async def _fetch(self, source: WeightSource) -> PushOutcome:

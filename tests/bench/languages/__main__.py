@@ -23,6 +23,7 @@ from tests.bench.processes import PeerError, Program, say
 from tests.bench.results.cells import markdown, value, with_ratio
 from tests.bench.results.page import replace_marked
 from tests.bench.results.result import Result, medians
+from tests.bench.turns import turns
 
 CONCURRENCY, MAX_TOKENS, REQUESTS_PER_SLOT = 64, 64, 8
 BASELINE = "python"
@@ -85,19 +86,18 @@ async def _generation(directory: Path, args: argparse.Namespace) -> dict[str, Ro
     async with AsyncExitStack() as stack:
         programs, pid = await _started(directory, "tiny", stack)
         for row, by_peer in rounds.items():
-            for number in range(args.rounds + 1):
-                for peer in PEERS if number % 2 == 0 else PEERS[::-1]:
-                    await machine.rest("the daemon", pid)
-                    told = await programs[peer].order(do="generate", many=row == "many", **load)
-                    if told["tokens"] != num_requests * MAX_TOKENS:
-                        raise PeerError(peer, f"it got {told['tokens']} tokens, not {num_requests * MAX_TOKENS}")
-                    figures = {
-                        "rate": told["tokens"] / told["seconds"],
-                        "client_cpu": 1e6 * told["cpu_s"] / told["tokens"],
-                    }
-                    say(f"{row:>8} round {number}: {peer:16} {figures['rate']:9.0f} tok/s")
-                    if number > 0:  # the first one warms up
-                        by_peer[peer].append(figures)
+            for number, peer in turns(PEERS, args.rounds):
+                await machine.rest("the daemon", pid)
+                told = await programs[peer].order(do="generate", many=row == "many", **load)
+                if told["tokens"] != num_requests * MAX_TOKENS:
+                    raise PeerError(peer, f"it got {told['tokens']} tokens, not {num_requests * MAX_TOKENS}")
+                figures = {
+                    "rate": told["tokens"] / told["seconds"],
+                    "client_cpu": 1e6 * told["cpu_s"] / told["tokens"],
+                }
+                say(f"{row:>8} round {number}: {peer:16} {figures['rate']:9.0f} tok/s")
+                if number > 0:  # the first one warms up
+                    by_peer[peer].append(figures)
     return rounds
 
 
@@ -107,17 +107,16 @@ async def _pushes(directory: Path, args: argparse.Namespace) -> tuple[Rounds, in
         programs, pid = await _started(directory, args.size, stack)
         sizes = {(await program.order(do="pull"))["bytes"] for program in programs.values()}
         (num_bytes,) = sizes  # both have pulled the same, and push it
-        for number in range(args.rounds + 1):
-            for peer in PUSHERS if number % 2 == 0 else PUSHERS[::-1]:
-                await machine.rest("the daemon", pid)
-                # TypeScript has no other way.
-                how: dict[str, Any] = {} if peer == "typescript" else {"one_connection": peer == BASELINE}
-                told = await programs[peer.removesuffix("_default")].order(do="push", **how)
-                gigabytes = num_bytes / 1e9
-                figures = {"rate": gigabytes / told["seconds"], "client_cpu": 1e3 * told["cpu_s"] / gigabytes}
-                say(f"    push round {number}: {peer:16} {figures['rate']:9.2f} GB/s")
-                if number > 0:
-                    rounds[peer].append(figures)
+        for number, peer in turns(PUSHERS, args.rounds):
+            await machine.rest("the daemon", pid)
+            # TypeScript has no other way.
+            how: dict[str, Any] = {} if peer == "typescript" else {"one_connection": peer == BASELINE}
+            told = await programs[peer.removesuffix("_default")].order(do="push", **how)
+            gigabytes = num_bytes / 1e9
+            figures = {"rate": gigabytes / told["seconds"], "client_cpu": 1e3 * told["cpu_s"] / gigabytes}
+            say(f"    push round {number}: {peer:16} {figures['rate']:9.2f} GB/s")
+            if number > 0:
+                rounds[peer].append(figures)
     return rounds, num_bytes
 
 

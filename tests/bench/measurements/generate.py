@@ -32,6 +32,7 @@ from tests.bench.processes import PeerError, say
 from tests.bench.results.generation_tables import ceiling_of
 from tests.bench.results.result import Result, medians
 from tests.bench.traces import Figures, Trace, Work
+from tests.bench.turns import turns
 
 SERVERS: tuple[type[GenerationServer], ...] = (
     InProcess,
@@ -127,33 +128,32 @@ async def _measure(
     rounds = measured.rounds[row] = {peer: [] for peer in peers}
     by_process = measured.cpu_us[row] = {peer: [] for peer in peers}
     expected: list[Trace] | None = None
-    for number in range(options.rounds + 1):
-        for peer in peers if number % 2 == 0 else peers[::-1]:
-            server = servers[peer]
-            work = Work(prompts, concurrency, MAX_TOKENS, final_only=peer.endswith("_final"), outputs=outputs)
-            gc.collect()
-            gc.freeze()  # what start-up has left is not walked while streams wait: as in every server
-            before, client_before = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
-            traces = await server.generate(peer, work)
-            after, client_after = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
-            measured.rest_s.setdefault(peer, []).append(await machine.rest(peer, server.pid))
-            expected = traces if expected is None else expected
-            same_share = _same_share(peer, traces, expected, work)
-            num_tokens = len(traces) * MAX_TOKENS
-            (client_us,) = cpu.per_token(client_before, client_after, num_tokens).values()
-            spent = cpu.per_token(before, after, num_tokens)
-            figures = {
-                **asdict(Figures.of(traces)),
-                "same_share": same_share,
-                **cpu.figures(0.0 if server.is_own_client else client_us, spent),
-            }
-            say(
-                f"{row:>12} at once, round {number}: {peer:25} {figures['tokens_per_s']:9.0f} tok/s, "
-                f"{figures['cpu_client_us']:4.0f} + {figures['cpu_server_us']:4.0f} us a token"
-            )
-            if number > 0:
-                rounds[peer].append(figures)
-                by_process[peer].append(spent if server.is_own_client else {"client": client_us, **spent})
+    for number, peer in turns(peers, options.rounds):
+        server = servers[peer]
+        work = Work(prompts, concurrency, MAX_TOKENS, final_only=peer.endswith("_final"), outputs=outputs)
+        gc.collect()
+        gc.freeze()  # what start-up has left is not walked while streams wait: as in every server
+        before, client_before = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
+        traces = await server.generate(peer, work)
+        after, client_after = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
+        measured.rest_s.setdefault(peer, []).append(await machine.rest(peer, server.pid))
+        expected = traces if expected is None else expected
+        same_share = _same_share(peer, traces, expected, work)
+        num_tokens = len(traces) * MAX_TOKENS
+        (client_us,) = cpu.per_token(client_before, client_after, num_tokens).values()
+        spent = cpu.per_token(before, after, num_tokens)
+        figures = {
+            **asdict(Figures.of(traces)),
+            "same_share": same_share,
+            **cpu.figures(0.0 if server.is_own_client else client_us, spent),
+        }
+        say(
+            f"{row:>12} at once, round {number}: {peer:25} {figures['tokens_per_s']:9.0f} tok/s, "
+            f"{figures['cpu_client_us']:4.0f} + {figures['cpu_server_us']:4.0f} us a token"
+        )
+        if number > 0:
+            rounds[peer].append(figures)
+            by_process[peer].append(spent if server.is_own_client else {"client": client_us, **spent})
 
 
 def _prompts(count: int) -> list[list[int]]:

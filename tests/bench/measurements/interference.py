@@ -18,6 +18,7 @@ from tests.bench.measurements.sizes import Sizes
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import Program, say
 from tests.bench.results.result import Result
+from tests.bench.turns import turns
 from tests.bench.updates import trainer
 from tests.bench.updates.live_streams import LiveStreams, live_streams
 
@@ -59,15 +60,14 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
         pusher = await trainer.start("interference", daemon.address, directory)
         stack.callback(pusher.stop)
         await pusher.order(do="load", weights=str(checkpoint), others=[])
-        for number in range(options.rounds + 1):
-            for phase in options.peers if number % 2 == 0 else options.peers[::-1]:
-                # Streams of their own: the longer a stream, the longer its steps.
-                async with live_streams(daemon.address, options.streams) as streams:
-                    figures = await _phase(phase, streams, pusher, checkpoint)
-                shown = " ".join(f"{name} {value:.2f}" for name, value in figures.items())
-                say(f"{size:>8} round {number}: {phase:20} {shown}")
-                if number > 0:  # the first one warms up
-                    rounds[phase].append(figures)
+        for number, phase in turns(options.peers, options.rounds):
+            # Streams of their own: the longer a stream, the longer its steps.
+            async with live_streams(daemon.address, options.streams) as streams:
+                figures = await _phase(phase, streams, pusher, checkpoint)
+            shown = " ".join(f"{name} {value:.2f}" for name, value in figures.items())
+            say(f"{size:>8} round {number}: {phase:20} {shown}")
+            if number > 0:  # the first one warms up
+                rounds[phase].append(figures)
     return rounds
 
 

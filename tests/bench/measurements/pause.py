@@ -19,6 +19,7 @@ from tests.bench.movers.memcpy import Memcpy
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import Program, say
 from tests.bench.results.result import Result
+from tests.bench.turns import turns
 from tests.bench.updates import naive_update, trainer
 from tests.bench.updates.live_streams import live_streams
 from tests.support import models
@@ -52,15 +53,14 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
         engine_pids: list[int] = []
         updates = await _updates(checkpoint, directory, options, stack, engine_pids)
         rounds: dict[str, list[dict[str, float]]] = {peer: [] for peer in updates}
-        for number in range(options.rounds + 1):
+        for number, peer in turns(updates, options.rounds):
             weights = (other, checkpoint)[number % 2]
-            for peer in list(updates) if number % 2 == 0 else list(updates)[::-1]:
-                await machine.rest("an engine", *engine_pids)
-                figures = await updates[peer](weights)
-                shown = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
-                say(f"{size:>8} round {number}: {peer:17} {shown}")
-                if number > 0:  # the first one warms up
-                    rounds[peer].append(figures)
+            await machine.rest("an engine", *engine_pids)
+            figures = await updates[peer](weights)
+            shown = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
+            say(f"{size:>8} round {number}: {peer:17} {shown}")
+            if number > 0:  # the first one warms up
+                rounds[peer].append(figures)
         return rounds
 
 

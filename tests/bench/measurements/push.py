@@ -23,6 +23,7 @@ from tests.bench.movers.raw_tcp import RawTcp
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import PeerError, say
 from tests.bench.results.result import Result
+from tests.bench.turns import turns
 from tests.bench.updates import naive_update
 from tests.support import models
 
@@ -67,14 +68,13 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
         movers = await _movers(checkpoint, directory, options.peers, stack, engine_pids)
         rounds: dict[str, list[dict[str, float]]] = {peer: [] for peer in movers}
         num_bytes = engines.model_bytes(checkpoint)
-        for number in range(options.rounds + 1):
-            for peer in list(movers) if number % 2 == 0 else list(movers)[::-1]:
-                await machine.rest("an engine", *engine_pids)
-                seconds = await movers[peer].move()
-                figures = {"seconds": seconds, "gb_per_s": num_bytes / 1e9 / seconds}
-                say(f"{size:>8} round {number}: {peer:24} {figures['gb_per_s']:7.2f} GB/s")
-                if number > 0:  # the first one warms up
-                    rounds[peer].append(figures)
+        for number, peer in turns(movers, options.rounds):
+            await machine.rest("an engine", *engine_pids)
+            seconds = await movers[peer].move()
+            figures = {"seconds": seconds, "gb_per_s": num_bytes / 1e9 / seconds}
+            say(f"{size:>8} round {number}: {peer:24} {figures['gb_per_s']:7.2f} GB/s")
+            if number > 0:  # the first one warms up
+                rounds[peer].append(figures)
         return rounds
 
 

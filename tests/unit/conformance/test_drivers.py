@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import fcntl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ def test_the_driver_on_stubs_uses_nothing_else_of_genserve(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
     }
-    assert {name for name in imported if name.startswith("genserve")} <= {"genserve.v1"}
+    own = {name for name in imported if name.startswith(("genserve", "clients", "tests"))}
+    assert own <= {"genserve.v1", *(f"clients.conformance.drivers.{path.stem}" for path in STUBS)}
 
 
 @pytest.fixture
@@ -53,6 +55,50 @@ async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None
         await results_of(program(text), {})
 
 
+@pytest.mark.parametrize(("name", "said"), [("nonesuch", "No such file"), (str(CLIENTS), "Permission denied")])
+async def test_a_driver_that_does_not_start_is_a_difference(name: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=f"does not start: .*{said}"):
+        await results_of((name,), {})
+
+
+async def test_a_driver_that_prints_without_end_is_ended(started: Started) -> None:
+    """Long before its output fills the memory."""
+    with pytest.raises(RuntimeError, match="more than 16 MiB"):
+        await results_of(program("while True: print('x' * (1 << 20))"), {})
+    assert started() == set()
+
+
+async def test_output_may_be_nested_too_deeply() -> None:
+    with pytest.raises(RuntimeError, match="no JSON"):
+        await results_of(program("print('[' * 100_000)"), {})
+
+
+LOCKING = 'exec 9>"$0"; flock 9; sleep 1000 & '
+"""Of a shell: starts a process that has its streams, and locks a file as long as it runs."""
+
+
+def wait_until_free(path: Path) -> None:
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+async def test_what_a_driver_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """At once: the runner need not wait for it."""
+    path = tmp_path / "lock"
+    assert await results_of(("sh", "-c", LOCKING + "echo 1", str(path)), {}) == [1]
+    wait_until_free(path)
+
+
+async def test_a_command_that_starts_a_driver_which_hangs_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "lock"
+    monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
+    with pytest.raises(RuntimeError, match="more than"):
+        await results_of(("sh", "-c", LOCKING + "wait", str(path)), {})
+    wait_until_free(path)
+
+
 async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
     monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
     with pytest.raises(RuntimeError, match="more than"):
@@ -62,7 +108,9 @@ async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, sta
 
 async def test_no_driver_outlives_an_interrupted_runner(started: Started) -> None:
     running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
-    await asyncio.wait([running], timeout=0.3)
+    async with asyncio.timeout(30):
+        while not started():
+            await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

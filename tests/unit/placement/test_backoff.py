@@ -2,18 +2,18 @@
 
 import pytest
 
-from genserve.placement.backoff import Backoff, Starts
+from genserve.placement.backoff import RestartBackoff, Starts
 
 
 def test_each_wait_is_twice_the_one_before_up_to_a_limit() -> None:
     """From half a second to half a minute."""
-    backoff = Backoff()
+    backoff = RestartBackoff()
     assert [backoff.after(0.0) for _ in range(9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_a_long_life_is_followed_by_a_short_wait() -> None:
     """A minute is long; the waits grow again from there."""
-    backoff = Backoff()
+    backoff = RestartBackoff()
     waits = [backoff.after(life_s) for life_s in (0.0, 59.9, 60.0, 0.0, 0.0)]
     assert waits == [0.5, 1.0, 0.5, 1.0, 2.0]
 

@@ -19,7 +19,7 @@ from genserve.fleet.router import Router
 from genserve.fleet.serve import start_router
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.process_group import members_of
-from genserve.placement.backoff import Backoff, Starts
+from genserve.placement.backoff import RestartBackoff, Starts
 from genserve.placement.replica import LocalReplica
 from genserve.placement.shares import ProcessShare
 from genserve.signals import Stopped
@@ -131,7 +131,7 @@ async def test_a_start_that_takes_long_and_fails_is_no_long_life(
 ) -> None:
     """A large model fails after minutes: it waits longer each time all the same."""
     failing = replica("that exits", Starts(max_failed=3))
-    failing._backoff = Backoff(long_life_s=0.01)
+    failing._backoff = RestartBackoff(long_life_s=0.01)
     with pytest.raises(DaemonFailedError):
         await failing.run()
     assert re.findall(r"started again in (\S+) s", capfd.readouterr().err) == ["0.5", "1"]

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support.fault_proxy import FaultProxy, Way
+from tests.support.fault_proxy import Connection, FaultProxy, Way
 
 Link: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect: TypeAlias = "Callable[[], Awaitable[Link]]"
@@ -72,6 +72,34 @@ async def is_silent(reader: asyncio.StreamReader, wait_s: float = 0.2) -> bool:
     except TimeoutError:
         return True
     return False
+
+
+async def test_who_has_a_connection_cut_at_a_byte_is_told_of_each(server: Capitals) -> None:
+    """Of those that arrive, before the next ones do."""
+    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+    counted = 0
+
+    def accepted(connection: Connection) -> None:
+        def arrived(num_bytes: int) -> None:
+            nonlocal counted
+            counted += num_bytes
+            if counted >= 50_000:
+                connection.reset()
+
+        connection.flows[Way.TO_SERVER].on_arrival = arrived
+
+    target = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with FaultProxy(target, accepted) as proxy, asyncio.timeout(30):
+        host, port = proxy.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"x" * 1_000_000)
+        with pytest.raises(ConnectionError):
+            await reader.read()  # to the end
+        await server.ended.wait()
+    assert 50_000 <= counted < 50_000 + (16 << 10)
+    assert len(server.arrived) <= counted
+    writer.close()
+    listening.close()
 
 
 async def test_without_a_fault_everything_passes_and_ends(proxy: FaultProxy, connect: Connect) -> None:

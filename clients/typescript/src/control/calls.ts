@@ -2,12 +2,11 @@
 
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
-import { checkNumber, durationOf, optionalDuration } from "../transport/fields.js";
-import type { CallOptions } from "../transport/timeouts.js";
+import { checkNumber, optionalDuration, waitOf } from "../transport/fields.js";
+import { type CallOptions, limited } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
-import { ControlServiceService } from "../wire/genserve/v1/control.js";
+import { ControlServiceService, type PauseRequest } from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
-import { waitReady } from "./readiness.js";
 import { serverInfoOf, type ServerInfo } from "./server-info.js";
 import {
   type EngineState,
@@ -34,7 +33,7 @@ export interface PauseOptions {
   ttlMs?: number | undefined;
   /** Longest wait for the pause to begin; default 60 s. If it ends, nothing is paused. */
   timeoutMs?: number | undefined;
-  /** Ends the wait for the pause. */
+  /** Ends the wait for the pause; a lease that the daemon has just granted is ended first. */
   signal?: AbortSignal | undefined;
 }
 
@@ -64,6 +63,7 @@ export interface SleepOptions {
 }
 
 const PAUSE_TIMEOUT_MS = 60_000;
+const GIVE_UP_TIMEOUT_MS = 2_000;
 const SLEEP_TIMEOUT_MS = 60_000;
 const WAKE_UP_TIMEOUT_MS = 300_000;
 
@@ -76,7 +76,7 @@ export class ControlCalls {
   }
 
   async status(options: CallOptions): Promise<Status> {
-    return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, this.#timed(options)));
+    return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, options));
   }
 
   async *watch(options: WatchOptions): AsyncGenerator<Status, void, undefined> {
@@ -84,54 +84,78 @@ export class ControlCalls {
       interval: optionalDuration(options.intervalMs, "intervalMs"),
       heartbeat: optionalDuration(options.heartbeatMs, "heartbeatMs"),
     };
-    const timed = { timeoutMs: options.timeoutMs ?? Infinity, signal: options.signal };
+    const timed = limited(options, Infinity);
     for await (const response of this.#connection.responses(ControlServiceService.watchStatus, request, timed)) {
       yield statusOf(response);
     }
   }
 
   async serverInfo(options: CallOptions): Promise<ServerInfo> {
-    return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, this.#timed(options)));
+    return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, options));
   }
 
   async pause(options: PauseOptions): Promise<PauseResult> {
     const timeoutMs = options.timeoutMs ?? PAUSE_TIMEOUT_MS;
-    const request = {
+    const request: PauseRequest = {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
       kvPolicy: valueOf(types.KvPolicy, options.kvPolicy, "kvPolicy"),
       holder: options.holder ?? "",
       ttl: optionalDuration(options.ttlMs, "ttlMs"),
       noExpiry: false,
       requestId: randomUUID(),
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
-    const response = await this.#connection.unary(ControlServiceService.pause, request, {
-      timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
-      signal: options.signal,
-    });
-    return {
-      lease: leaseOf(response.lease),
-      requestsKept: response.requestsKept,
-      requestsAborted: response.requestsAborted,
-      state: stateOf(response.state),
-    };
+    options.signal?.throwIfAborted();
+    try {
+      const response = await this.#connection.unary(ControlServiceService.pause, request, {
+        timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
+        signal: options.signal,
+      });
+      return {
+        lease: leaseOf(response.lease),
+        requestsKept: response.requestsKept,
+        requestsAborted: response.requestsAborted,
+        state: stateOf(response.state),
+      };
+    } catch (error) {
+      if (options.signal?.aborted === true) await this.#giveUp(request);
+      throw error;
+    }
+  }
+
+  /**
+   * Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but its
+   * answer may have been on the way, and only a repeat says which lease was granted.
+   */
+  async #giveUp(request: PauseRequest): Promise<void> {
+    const deadline = Date.now() + GIVE_UP_TIMEOUT_MS;
+    const timed = () => ({ timeoutMs: deadline - Date.now() });
+    try {
+      if ((await this.status(timed())).state.pauses.length === 0) return;
+      // Should it pause after all, then for a moment, and without harm to requests.
+      const repeat = { ...request, mode: types.PauseMode.KEEP, kvPolicy: types.KvPolicy.REUSE };
+      const { lease } = await this.#connection.unary(ControlServiceService.pause, repeat, timed());
+      await this.resume(leaseOf(lease).leaseId, timed());
+    } catch {
+      // The lease ends by itself, and the caller has aborted anyway.
+    }
   }
 
   async renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined }): Promise<PauseLease> {
     const request = { leaseId, ttl: optionalDuration(options.ttlMs, "ttlMs") };
-    const response = await this.#connection.unary(ControlServiceService.renewPause, request, this.#timed(options));
+    const response = await this.#connection.unary(ControlServiceService.renewPause, request, options);
     return leaseOf(response.lease);
   }
 
   async resume(leaseId: string, options: CallOptions & { force?: boolean | undefined }): Promise<ResumeResult> {
     const request = { leaseId, force: options.force ?? false };
-    const response = await this.#connection.unary(ControlServiceService.resume, request, this.#timed(options));
+    const response = await this.#connection.unary(ControlServiceService.resume, request, options);
     return { leaseExpired: response.leaseExpired, state: stateOf(response.state) };
   }
 
   async resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined }): Promise<boolean> {
     const request = { resetRunningRequests: options.resetRunningRequests ?? false };
-    return (await this.#connection.unary(ControlServiceService.resetCache, request, this.#timed(options))).reset;
+    return (await this.#connection.unary(ControlServiceService.resetCache, request, options)).reset;
   }
 
   async sleep(options: SleepOptions): Promise<EngineState> {
@@ -140,7 +164,7 @@ export class ControlCalls {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
       level: options.level === undefined ? undefined : checkNumber(options.level, "uint32", "level"),
       tags: [...(options.tags ?? [])],
-      timeout: durationOf(timeoutMs, "timeoutMs"),
+      timeout: waitOf(timeoutMs),
     };
     const response = await this.#connection.unary(ControlServiceService.sleep, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
@@ -151,20 +175,12 @@ export class ControlCalls {
 
   async wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined }): Promise<EngineState> {
     const request = { tags: [...(options.tags ?? [])] };
-    const timed = { timeoutMs: options.timeoutMs ?? WAKE_UP_TIMEOUT_MS, signal: options.signal };
+    const timed = limited(options, WAKE_UP_TIMEOUT_MS);
     return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);
   }
 
   async drain(options: CallOptions & { drainTimeoutMs?: number | undefined }): Promise<EngineState> {
     const request = { drainTimeout: optionalDuration(options.drainTimeoutMs, "drainTimeoutMs") };
-    return stateOf((await this.#connection.unary(ControlServiceService.drain, request, this.#timed(options))).state);
-  }
-
-  waitReady(options: CallOptions): Promise<void> {
-    return waitReady(this.#connection, this, options);
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions) {
-    return { timeoutMs: timeoutMs ?? this.#connection.timeouts.controlMs, signal };
+    return stateOf((await this.#connection.unary(ControlServiceService.drain, request, options)).state);
   }
 }

@@ -82,18 +82,19 @@ class Renewal {
 
   async #run(): Promise<never> {
     const { signal } = this.#ending;
-    const pauseMs = this.#ttlMs / 3;
-    let renewedAt = performance.now();
+    let endsAt = performance.now() + this.#ttlMs;
+    // Nothing takes longer than the lease has: its holder is told when it ends, not when a renewal gives up.
+    const stepMs = () => Math.min(this.#ttlMs / 3, endsAt - performance.now());
     for (;;) {
-      await sleep(pauseMs, undefined, { signal });
+      await sleep(Math.max(stepMs(), 0), undefined, { signal });
       const askedAt = performance.now();
       try {
-        await this.#calls.renewPause(this.#leaseId, { ttlMs: this.#ttlMs, timeoutMs: pauseMs, signal });
-        renewedAt = askedAt;
+        await this.#calls.renewPause(this.#leaseId, { ttlMs: this.#ttlMs, timeoutMs: stepMs(), signal });
+        endsAt = askedAt + this.#ttlMs;
       } catch (error) {
         const mayPass = error instanceof UnavailableError || error instanceof DeadlineError;
         if (!mayPass) throw error;
-        if (performance.now() - renewedAt >= this.#ttlMs) {
+        if (performance.now() >= endsAt) {
           throw new PauseLeaseLostError(`lease ${this.#leaseId} could not be renewed in time`, { cause: error });
         }
       }

@@ -1,8 +1,8 @@
 /** Waits until a daemon serves, by the health protocol of gRPC. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, GenserveError, UnavailableError } from "../errors.js";
 import type { Connection, ServerStreamMethod } from "../transport/connection.js";
+import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import type { ControlCalls } from "./calls.js";
 
@@ -41,9 +41,7 @@ export async function waitReady(connection: Connection, control: ControlCalls, o
       if (!(error instanceof UnavailableError)) throw error;
     }
     answers = false; // it went away
-    await sleep(Math.min(NEXT_WATCH_MS, deadline - Date.now()), undefined, { signal: options.signal }).catch(
-      () => undefined, // the next call throws the reason of the signal
-    );
+    await pause(Math.min(NEXT_WATCH_MS, deadline - Date.now()), options.signal);
   }
 }
 

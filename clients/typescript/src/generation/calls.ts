@@ -4,7 +4,7 @@ import { randomUUID } from "node:crypto";
 import { GenserveError, InvalidFieldError, QueueFullError } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
 import { errorOfStatus } from "../transport/status.js";
-import type { CallOptions } from "../transport/timeouts.js";
+import { type CallOptions, limited } from "../transport/timeouts.js";
 import {
   type GenerateManyItem,
   type GenerateRequest,
@@ -83,7 +83,7 @@ export class GenerationCalls {
   ): Promise<AbortResult> {
     const request = { requestIds: [...requestIds], all: options.all ?? false };
     const method = GenerationServiceService.abort;
-    const { abortedIds, unknownIds } = await this.#connection.unary(method, request, this.#timed(options));
+    const { abortedIds, unknownIds } = await this.#connection.unary(method, request, options);
     return { abortedIds, unknownIds };
   }
 
@@ -99,8 +99,8 @@ export class GenerationCalls {
     const request = TokenizeRequest.fromPartial(addSpecialTokens === undefined ? {} : { addSpecialTokens });
     request.input =
       typeof prompt === "string" ? { $case: "text", value: prompt } : { $case: "chat", value: chatOf(prompt, chat) };
-    const timed = this.#timed({ timeoutMs, signal });
-    return (await this.#connection.unary(GenerationServiceService.tokenize, request, timed)).tokenIds;
+    const call = { timeoutMs, signal };
+    return (await this.#connection.unary(GenerationServiceService.tokenize, request, call)).tokenIds;
   }
 
   async detokenize(
@@ -108,12 +108,12 @@ export class GenerationCalls {
     options: CallOptions & { skipSpecialTokens?: boolean | undefined },
   ): Promise<string> {
     const request = { tokenIds: [...tokenIds], skipSpecialTokens: options.skipSpecialTokens ?? false };
-    return (await this.#connection.unary(GenerationServiceService.detokenize, request, this.#timed(options))).text;
+    return (await this.#connection.unary(GenerationServiceService.detokenize, request, options)).text;
   }
 
   async *#deltas(request: GenerateRequest, options: CallOptions): AsyncGenerator<Delta, void, undefined> {
     let { requestId } = request;
-    const timed = this.#timed(options, this.#connection.timeouts.generateMs);
+    const timed = limited(options, this.#connection.timeouts.generateMs);
     for await (const response of this.#connection.responses(GenerationServiceService.generate, request, timed)) {
       const delta = deltaOf(response, requestId);
       requestId = delta.requestId;
@@ -129,7 +129,7 @@ export class GenerationCalls {
       requests.map(({ requestId }, index) => [requestId, { index, generation: new Generation() }]),
     );
     if (unfinished.size === 0) return;
-    const timed = this.#timed(options, this.#connection.timeouts.generateMs);
+    const timed = limited(options, this.#connection.timeouts.generateMs);
     const { call, responses } = this.#connection.duplex(GenerationServiceService.generateMany, timed);
     const submissions = new Submissions(call, requests);
     try {
@@ -172,10 +172,6 @@ export class GenerationCalls {
     generation.error = error;
     submissions.ended(requestId);
     return unfinished;
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {
-    return { timeoutMs: timeoutMs ?? defaultMs, signal };
   }
 }
 

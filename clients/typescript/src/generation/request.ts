@@ -117,7 +117,7 @@ export function isPrompt(value: Prompt | RequestOptions): value is Prompt {
 }
 
 /** Whether the prompt is a sequence of messages. */
-export function isChat(prompt: Prompt): prompt is readonly ChatMessage[] {
+function isChat(prompt: Prompt): prompt is readonly ChatMessage[] {
   return Array.isArray(prompt) && typeof prompt[0] === "object";
 }
 

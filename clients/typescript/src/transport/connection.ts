@@ -10,6 +10,7 @@ import {
 } from "@grpc/grpc-js";
 import { ClientClosedError } from "../errors.js";
 import { SERVICE_CONFIG } from "../wire/service_config.js";
+import { type Cancellable, SignalledCalls } from "./cancellation.js";
 import { type ConnectionOptions, type Reach, reachOf } from "./settings.js";
 import { errorOf } from "./status.js";
 import { type CallOptions, deadlineOf, type Timeouts, timeoutsOf } from "./timeouts.js";
@@ -45,14 +46,14 @@ export interface DuplexMethod<Request, Response> extends MethodTypes<Request, Re
   readonly responseStream: true;
 }
 
-/** A call with a limit that is known, and whether it waits for a connection. */
-export interface TimedCall extends CallOptions {
-  timeoutMs: number;
+/** How a call is made. One without `timeoutMs` has the time of control calls. */
+export interface CallSettings extends CallOptions {
+  /** Waits for a connection instead of failing without one. */
   waitForReady?: boolean;
 }
 
 /** A call that streams requests, and its answer. */
-export interface Upstream<Response> {
+export interface ClientStream<Response> {
   readonly call: ClientWritableStream<Buffer>;
   readonly answer: Promise<Response>;
 }
@@ -72,10 +73,6 @@ const CHANNEL_OPTIONS = {
   "grpc.service_config": SERVICE_CONFIG,
 };
 
-interface Cancellable {
-  cancel(): void;
-}
-
 /** One channel to one daemon, opened by the first call, and one for each push. */
 export class Connection {
   readonly address: string;
@@ -83,6 +80,7 @@ export class Connection {
   readonly #reach: Reach;
   readonly #client: Client;
   readonly #running = new Set<Cancellable>();
+  readonly #signalled = new SignalledCalls();
   #isClosed = false;
 
   constructor(address: string | undefined, options: ConnectionOptions) {
@@ -96,7 +94,7 @@ export class Connection {
   async unary<Request, Response>(
     method: UnaryMethod<Request, Response>,
     request: Request,
-    options: TimedCall,
+    options: CallSettings,
   ): Promise<Response> {
     this.#checkMayBegin(options.signal);
     return new Promise((resolve, reject) => {
@@ -106,7 +104,7 @@ export class Connection {
         method.responseDeserialize,
         request,
         this.#metadata(options.waitForReady),
-        { deadline: deadlineOf(options.timeoutMs) },
+        { deadline: this.#deadline(options) },
         (error, response) => {
           release();
           // An AbortSignal may have any reason.
@@ -123,7 +121,7 @@ export class Connection {
   async *responses<Request, Response>(
     method: ServerStreamMethod<Request, Response>,
     request: Request,
-    options: TimedCall,
+    options: CallSettings,
   ): AsyncGenerator<Response, void, undefined> {
     this.#checkMayBegin(options.signal);
     const call = this.#client.makeServerStreamRequest(
@@ -132,7 +130,7 @@ export class Connection {
       method.responseDeserialize,
       request,
       this.#metadata(options.waitForReady),
-      { deadline: deadlineOf(options.timeoutMs) },
+      { deadline: this.#deadline(options) },
     );
     yield* this.#read(call, options.signal);
   }
@@ -140,7 +138,7 @@ export class Connection {
   /** A call that streams both ways, and an iterator of its responses, which must be read. */
   duplex<Request, Response>(
     method: DuplexMethod<Request, Response>,
-    options: TimedCall,
+    options: CallSettings,
   ): { call: ClientDuplexStream<Request, Response>; responses: AsyncGenerator<Response, void, undefined> } {
     this.#checkMayBegin(options.signal);
     const call = this.#client.makeBidiStreamRequest(
@@ -148,16 +146,19 @@ export class Connection {
       method.requestSerialize,
       method.responseDeserialize,
       this.#metadata(options.waitForReady),
-      { deadline: deadlineOf(options.timeoutMs) },
+      { deadline: this.#deadline(options) },
     );
     return { call, responses: this.#read<Response>(call, options.signal) };
   }
 
   /** Sends encoded requests over a connection of its own, which ends with the call. */
-  upstream<Request, Response>(method: ClientStreamMethod<Request, Response>, options: TimedCall): Upstream<Response> {
+  clientStream<Request, Response>(
+    method: ClientStreamMethod<Request, Response>,
+    options: CallSettings,
+  ): ClientStream<Response> {
     this.#checkMayBegin(options.signal);
     const metadata = this.#metadata(options.waitForReady);
-    const deadline = deadlineOf(options.timeoutMs);
+    const deadline = this.#deadline(options);
     // Nothing is kept to be sent again, for a push that breaks is resumed by who sends it. So a write is complete when
     // the connection has taken it, and not before.
     const client = this.#newClient({ "grpc.enable_retries": 0, "grpc.per_rpc_retry_buffer_size": 0 });
@@ -219,6 +220,10 @@ export class Connection {
     return metadata;
   }
 
+  #deadline({ timeoutMs }: CallSettings): number {
+    return deadlineOf(timeoutMs ?? this.timeouts.controlMs);
+  }
+
   #checkMayBegin(signal: AbortSignal | undefined): void {
     if (this.#isClosed) throw this.#closedError();
     signal?.throwIfAborted();
@@ -226,14 +231,11 @@ export class Connection {
 
   /** Cancels the call when the signal says so or the client is closed, until it is released. */
   #watch(call: Cancellable, signal: AbortSignal | undefined): () => void {
-    const cancel = () => {
-      call.cancel();
-    };
     this.#running.add(call);
-    signal?.addEventListener("abort", cancel, { once: true });
+    const forget = signal === undefined ? undefined : this.#signalled.add(signal, call);
     return () => {
       this.#running.delete(call);
-      signal?.removeEventListener("abort", cancel);
+      forget?.();
     };
   }
 

@@ -10,6 +10,7 @@ const RANGES = {
 } as const;
 
 const MAX_DURATION_MS = 315_576_000_000_000; // of protobuf's Duration: 10,000 years
+const MAX_WAIT_MS = 31_622_400_000; // that a daemon accepts: 366 days
 
 /** Kinds of numbers on the wire. */
 export type NumberKind = "float" | keyof typeof RANGES;
@@ -52,6 +53,11 @@ export function optionalDuration(milliseconds: number | undefined, field: string
   return milliseconds === undefined ? undefined : durationOf(milliseconds, field);
 }
 
+/** How long the daemon may wait, for a pause, say; its longest wait stands for no limit. */
+export function waitOf(timeoutMs: number): Duration {
+  return durationOf(timeoutMs > MAX_WAIT_MS ? MAX_WAIT_MS : timeoutMs, "timeoutMs");
+}
+
 /** Protobuf's Duration in milliseconds. */
 export function millisecondsOf(duration: Duration): number {
   return Number(duration.seconds) * 1000 + duration.nanos / 1e6;
@@ -65,6 +71,7 @@ export function exactNumber(value: bigint, field: string): number {
   return Number(value);
 }
 
-function shown(value: unknown): string {
+/** A value in a message, whatever it is. */
+export function shown(value: unknown): string {
   return typeof value === "string" ? JSON.stringify(value.slice(0, 40)) : String(value);
 }

@@ -31,6 +31,11 @@ export interface CallOptions {
   signal?: AbortSignal | undefined;
 }
 
+/** The options of a call whose default limit is this one. */
+export function limited({ timeoutMs, signal }: CallOptions, defaultMs: number): CallOptions {
+  return { timeoutMs: timeoutMs ?? defaultMs, signal };
+}
+
 /** More than gRPC can send; no limit is one, too. */
 const FOREVER_MS = 1e14;
 

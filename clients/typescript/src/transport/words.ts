@@ -1,6 +1,7 @@
 /** Enum values as words and back: `"keep"` here is `PAUSE_MODE_KEEP` on the wire. */
 
 import { InvalidFieldError } from "../errors.js";
+import { shown } from "./fields.js";
 
 /** The words of an enum. */
 export type Word<Enum> = Lowercase<Exclude<keyof Enum & string, "UNSPECIFIED">>;
@@ -23,7 +24,7 @@ export function valueOf<Enum extends EnumObject>(
   const value = names[typeof word === "string" ? word.toUpperCase() : ""];
   if (typeof value !== "number" || value === 0) {
     const words = Object.keys(names).filter((name) => /^[A-Z]/.test(name) && names[name] !== 0);
-    throw InvalidFieldError.of(field, `${JSON.stringify(word)} is not one of ${words.join(", ").toLowerCase()}`);
+    throw InvalidFieldError.of(field, `${shown(word)} is not one of ${words.join(", ").toLowerCase()}`);
   }
   return value as Extract<Enum[keyof Enum], number>;
 }

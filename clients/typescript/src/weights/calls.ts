@@ -3,7 +3,7 @@
 import { type EngineState, stateOf } from "../control/state.js";
 import type { Connection } from "../transport/connection.js";
 import { exactNumber } from "../transport/fields.js";
-import type { CallOptions } from "../transport/timeouts.js";
+import { type CallOptions, limited } from "../transport/timeouts.js";
 import { type GetWeightsResponse, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { Checkpoint } from "./checkpoint.js";
 import { Download, type PulledWeights, type PullOptions } from "./download.js";
@@ -71,32 +71,28 @@ export class WeightCalls {
 
   async getPush(pushId: string, options: CallOptions): Promise<PushResult> {
     const request = { pushId };
-    return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, request, this.#timed(options)));
+    return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, request, options));
   }
 
   async commitPush(pushId: string, options: ApplyOptions): Promise<PushResult> {
-    const timed = this.#timed(options, this.#connection.timeouts.pushMs);
+    const timed = limited(options, this.#connection.timeouts.pushMs);
     const request = commitRequest(pushId, options);
     return pushResultOf(await this.#connection.unary(WeightServiceService.commitPush, request, timed));
   }
 
   async discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined }): Promise<Push> {
     const request = { pushId, force: options.force ?? false };
-    const response = await this.#connection.unary(WeightServiceService.discardPush, request, this.#timed(options));
+    const response = await this.#connection.unary(WeightServiceService.discardPush, request, options);
     return pushOf(response.push);
   }
 
   async getWeights(options: CallOptions & { includeDigests?: boolean | undefined }): Promise<ServedWeights> {
     const request = { includeDigests: options.includeDigests ?? false, omitManifest: false };
-    return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, this.#timed(options)));
+    return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, options));
   }
 
   async #push(sources: readonly TensorSource[], options: PushOptions): Promise<PushResult> {
     return upload(this.#connection, pushHeader(options), sources, options);
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions, defaultMs = this.#connection.timeouts.controlMs) {
-    return { timeoutMs: timeoutMs ?? defaultMs, signal };
   }
 }
 

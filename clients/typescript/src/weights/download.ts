@@ -1,6 +1,5 @@
 /** Pulls the served weights, and when the stream breaks, what is missing. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import {
   ChecksumMismatchError,
   GenserveError,
@@ -10,6 +9,7 @@ import {
 } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
 import { checkNumber, exactNumber, refuseUnknown } from "../transport/fields.js";
+import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import {
   type PullWeightsRequest,
@@ -20,7 +20,7 @@ import {
 } from "../wire/genserve/v1/weights.js";
 import { loadChecksum } from "./checksum.js";
 import type { Checksum } from "./chunk-frame.js";
-import { type Dtype, isDtype } from "./dtypes.js";
+import { type Dtype, isDtype, sizeBytesOf } from "./dtypes.js";
 import { chunkBytesOf } from "./options.js";
 import type { Tensor } from "./sources.js";
 
@@ -93,11 +93,8 @@ export class Download {
         if (!mayResume || this.#tensors === undefined) throw error;
         if (this.#receivedBytes === this.#totalBytes) break;
         if (numResumes >= MAX_RESUMES) throw error;
-        await sleep(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, this.#deadline - Date.now()), undefined, {
-          signal: this.#options.signal,
-        }).catch(() => {
-          this.#options.signal?.throwIfAborted();
-        });
+        const leftMs = this.#deadline - Date.now();
+        await pause(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, leftMs), this.#options.signal);
       }
     }
     const tensors = this.#tensors?.map(({ name, dtype, shape, data }) => [name, { dtype, shape, data }] as const) ?? [];
@@ -122,7 +119,7 @@ export class Download {
       waitForReady: reconnects,
     };
     for await (const { frame } of this.#connection.responses(WeightServiceService.pullWeights, request, call)) {
-      if (frame?.$case === "end") return;
+      if (frame?.$case === "end") return this.#checkComplete();
       this.#take(frame, checksum);
     }
     throw new PushTruncatedError("the stream ended without an end frame");
@@ -149,11 +146,24 @@ export class Download {
       if (start !== end) throw new GenserveError(`${name} begins at ${start}, the tensor before it ends at ${end}`);
       end += sizeBytes;
       const sizes = shape.map((size) => exactNumber(size, `the shape of ${name}`));
+      if (sizeBytes !== sizeBytesOf(dtype, sizes)) {
+        throw new GenserveError(
+          `${name} has ${sizeBytes} bytes, which are not ${dtype} of shape [${sizes.join(", ")}]`,
+        );
+      }
       return { name, dtype, shape: sizes, start, data: new Uint8Array(sizeBytes) };
     });
+    if (new Set(this.#tensors.map(({ name }) => name)).size < this.#tensors.length) {
+      throw new GenserveError("the daemon sent two tensors of one name");
+    }
     this.#version = header.weightVersion;
     this.#attempt = header.attempt;
     this.#totalBytes = end;
+  }
+
+  #checkComplete(): void {
+    if (this.#tensors !== undefined && this.#receivedBytes === this.#totalBytes) return;
+    throw new GenserveError(`the daemon ended a pull after ${this.#receivedBytes} of ${this.#totalBytes} bytes`);
   }
 
   #add({ offset, data, crc32c }: PushChunk, checksum: Checksum | undefined): void {

@@ -3,7 +3,7 @@
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Connection } from "../transport/connection.js";
-import { durationOf, exactNumber } from "../transport/fields.js";
+import { exactNumber, waitOf } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { ControlServiceService, type Lora as LoraMessage } from "../wire/genserve/v1/control.js";
 import { Checkpoint } from "./checkpoint.js";
@@ -62,7 +62,7 @@ export class LoraCalls {
 
   async load(loraName: string, path: string, options: CallOptions): Promise<Lora> {
     const timeoutMs = options.timeoutMs ?? LOAD_TIMEOUT_MS;
-    const request = { loraName, path, timeout: durationOf(timeoutMs, "timeoutMs") };
+    const request = { loraName, path, timeout: waitOf(timeoutMs) };
     const { lora } = await this.#connection.unary(ControlServiceService.loadLora, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
       signal: options.signal,
@@ -72,20 +72,16 @@ export class LoraCalls {
 
   async unload(loraName: string, options: CallOptions): Promise<Lora> {
     const request = { loraName };
-    return loraOf((await this.#connection.unary(ControlServiceService.unloadLora, request, this.#timed(options))).lora);
+    return loraOf((await this.#connection.unary(ControlServiceService.unloadLora, request, options)).lora);
   }
 
   async list(options: CallOptions): Promise<Lora[]> {
-    const { loras } = await this.#connection.unary(ControlServiceService.listLoras, {}, this.#timed(options));
+    const { loras } = await this.#connection.unary(ControlServiceService.listLoras, {}, options);
     return loras.map(loraOf);
   }
 
   #send(loraName: string, sources: readonly TensorSource[], config: string, options: SendOptions): Promise<PushResult> {
     return upload(this.#connection, adapterHeader(loraName, config, options), sources, options);
-  }
-
-  #timed({ timeoutMs, signal }: CallOptions) {
-    return { timeoutMs: timeoutMs ?? this.#connection.timeouts.controlMs, signal };
   }
 }
 

@@ -1,6 +1,7 @@
 /** Tensors that can be sent, and tensors in memory. */
 
 import { InvalidFieldError } from "../errors.js";
+import { shown } from "../transport/fields.js";
 import { type Dtype, isDtype, sizeBytesOf } from "./dtypes.js";
 
 /** A tensor, and a way to get its bytes. */
@@ -25,13 +26,12 @@ export interface Tensor {
 
 /** Tensors in memory by their names in the checkpoint. Throws InvalidFieldError. */
 export function memorySources(tensors: Readonly<Record<string, Tensor>>): TensorSource[] {
-  return Object.entries(tensors).map(([name, { dtype, shape, data }]) => {
+  return Object.entries(tensors).map(([name, tensor]) => {
     const field = `tensors[${JSON.stringify(name)}]`;
-    if (!isDtype(dtype)) throw InvalidFieldError.of(field, `dtype ${JSON.stringify(dtype)} is unknown`);
+    const { dtype, shape, data } = checkTensor(tensor, field);
     const sizeBytes = sizeBytesOf(dtype, shape);
-    if (!shape.every((size) => Number.isSafeInteger(size) && size >= 0) || data.byteLength !== sizeBytes) {
-      const given = `${data.byteLength} bytes`;
-      throw InvalidFieldError.of(field, `${given} are not ${dtype} of shape [${shape.join(", ")}]`);
+    if (data.byteLength !== sizeBytes) {
+      throw InvalidFieldError.of(field, `${data.byteLength} bytes are not ${dtype} of shape [${shape.join(", ")}]`);
     }
     const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
     return {
@@ -44,4 +44,17 @@ export function memorySources(tensors: Readonly<Record<string, Tensor>>): Tensor
       },
     };
   });
+}
+
+/** A program in JavaScript may give anything, such as an ArrayBuffer, which has a length but cannot be read as a view. */
+function checkTensor(tensor: unknown, field: string): Tensor {
+  const { dtype, shape, data } = (tensor ?? {}) as Partial<Record<keyof Tensor, unknown>>;
+  if (!isDtype(dtype)) throw InvalidFieldError.of(field, `dtype ${shown(dtype)} is unknown`);
+  if (!Array.isArray(shape) || !shape.every((size) => Number.isSafeInteger(size) && (size as number) >= 0)) {
+    throw InvalidFieldError.of(field, "the shape must be a list of whole numbers");
+  }
+  if (!ArrayBuffer.isView(data)) {
+    throw InvalidFieldError.of(field, "the data must be a typed array, a Buffer or a DataView");
+  }
+  return { dtype, shape: shape as number[], data };
 }

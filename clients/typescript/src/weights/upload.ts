@@ -1,8 +1,8 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
-import type { Connection, Upstream } from "../transport/connection.js";
+import type { ClientStream, Connection } from "../transport/connection.js";
+import { pause } from "../transport/pause.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { ByteSpace } from "./byte-space.js";
@@ -93,7 +93,7 @@ class Upload {
   /** One stream: the header, the bytes of `ranges`, the end. */
   async #send(ranges: readonly ByteRange[], checksum: Checksum | undefined): Promise<PushResult> {
     this.#sentBytes = this.#space.totalBytes - numBytes(ranges);
-    const upstream = this.#connection.upstream(WeightServiceService.pushWeights, {
+    const stream = this.#connection.clientStream(WeightServiceService.pushWeights, {
       timeoutMs: this.#deadline - Date.now(),
       signal: this.#options.signal,
     });
@@ -102,20 +102,20 @@ class Upload {
     const whenAnswered = () => {
       answered.abort();
     };
-    upstream.answer.then(whenAnswered, whenAnswered);
+    stream.answer.then(whenAnswered, whenAnswered);
     try {
-      await this.#write(upstream, ranges, checksum, answered.signal);
+      await this.#write(stream, ranges, checksum, answered.signal);
     } catch (error) {
       if (!answered.signal.aborted) {
-        upstream.call.cancel();
+        stream.call.cancel();
         throw error; // of a file that cannot be read, say
       }
     }
-    return pushResultOf(await upstream.answer);
+    return pushResultOf(await stream.answer);
   }
 
   async #write(
-    { call }: Upstream<unknown>,
+    { call }: ClientStream<unknown>,
     ranges: readonly ByteRange[],
     checksum: Checksum | undefined,
     answered: AbortSignal,
@@ -161,9 +161,7 @@ class Upload {
         if (!(failure instanceof UnavailableError)) throw failure;
         // This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
         if (Date.now() + pauseMs >= until) throw error;
-        await sleep(pauseMs, undefined, { signal: this.#options.signal }).catch(() => {
-          this.#options.signal?.throwIfAborted();
-        });
+        await pause(pauseMs, this.#options.signal);
         pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
       }
     }

@@ -14,6 +14,7 @@ from typing import Any, Final
 import zmq
 
 from genserve.addresses import joined
+from genserve.backoff import Backoff
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.signals import ending
@@ -108,18 +109,19 @@ class OpenAIServer:
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
-        num_failures, delay_s, began_s = 0, _FIRST_DELAY_S, clock()
+        num_failures, began_s, backoff = 0, clock(), Backoff(_FIRST_DELAY_S, _MAX_DELAY_S)
         while True:
             await self._end_of_process()
             self._relay.shut()
             if clock() - began_s >= _STEADY_S:
-                num_failures, delay_s = 0, _FIRST_DELAY_S
+                num_failures = 0
+                backoff.reset()
             num_failures += 1
             if self._refuses or num_failures == _MAX_FAILURES:
                 break
+            delay_s = backoff.next_s()
             self._say(f"openai: the server {self._how_ended}; it is started again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
             began_s = clock()
             if not self._refuses:
                 self._open_again()

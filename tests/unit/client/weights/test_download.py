@@ -21,7 +21,8 @@ RESUMES = 5  # as a push has
 
 class Puller(weights_pb2_grpc.WeightServiceServicer):
     """Serves version 7 in chunks of 8 bytes; each stream breaks after `chunks_per_stream` of them, without an end frame
-    where `breaks` is False. `damages` the chunk at an offset; waits for ever before the one at `hangs_at`."""
+    where `breaks` is False. `damages` the chunk at an offset; waits for ever before the one at `hangs_at`; sends an end
+    frame before the one at `ends_at`, and before its header if that is negative."""
 
     def __init__(self) -> None:
         self.requests: list[weights_pb2.PullWeightsRequest] = []
@@ -31,17 +32,21 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
         self.breaks = True
         self.damages = -1
         self.hangs_at = -1
+        self.ends_at = len(DATA)
         self.ended = asyncio.Event()
 
     async def PullWeights(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.PullWeightsResponse]:
         context.add_done_callback(lambda _: self.ended.set())  # wherever it was cancelled
         self.requests.append(request)
         self.remaining_s.append(context.time_remaining())
+        if self.ends_at < 0:
+            yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd())
+            return
         tensor = weights_pb2.TensorSpec(name="w", dtype="U8", shape=[len(DATA)], offset=0, length=len(DATA))
         manifest = weights_pb2.Manifest(tensors=[tensor], total_bytes=len(DATA))
         yield weights_pb2.PullWeightsResponse(header=weights_pb2.PushHeader(weight_version=7, manifest=manifest))
         start = request.ranges[0].start if request.ranges else 0
-        for index, offset in enumerate(range(start, len(DATA), 8)):
+        for index, offset in enumerate(range(start, self.ends_at, 8)):
             if index == self.chunks_per_stream:
                 break
             if offset == self.hangs_at:
@@ -86,6 +91,15 @@ async def test_a_damaged_chunk_is_not_taken() -> None:
         with pytest.raises(ChecksumMismatchError, match=r"8 bytes at 16"):
             await client.pull_weights()
         assert len(puller.requests) == 1
+
+
+@pytest.mark.parametrize(("ends_at", "problem"), [(16, "after 16 of 48 bytes"), (-1, "after 0 of 0 bytes")])
+async def test_a_pull_that_ends_early_returns_no_weights(ends_at: int, problem: str) -> None:
+    """The bytes that did not come would be zeros."""
+    async with pulling() as (puller, client):
+        puller.ends_at = ends_at
+        with pytest.raises(GenserveError, match=problem):
+            await client.pull_weights()
 
 
 async def test_a_pull_that_is_given_up_ends_its_stream() -> None:
