@@ -55,7 +55,13 @@ class DaemonProcess:
 
     def wait_serving(self, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Waits for the line that says where it serves."""
-        timer = threading.Timer(timeout_s, self.kill)
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            self.kill()
+
+        timer = threading.Timer(timeout_s, give_up)
         timer.start()
         try:
             assert self.process.stdout is not None
@@ -66,7 +72,9 @@ class DaemonProcess:
                     return self
         finally:
             timer.cancel()
-        raise AssertionError(f"the daemon ended with {self.process.wait()}:\n{self.stderr[-4000:]}")
+        ended = f"ended with {self.process.wait()}"
+        what = f"did not serve within {timeout_s:g} s and was killed" if is_late.is_set() else ended
+        raise AssertionError(f"the daemon {what}:\n{self.stderr[-4000:]}")
 
     def wait_listening(self) -> str:
         """Waits until it says where it listens, which it does before its engine starts; the address."""
