@@ -55,7 +55,14 @@ class DaemonProcess:
 
     def wait_serving(self, timeout_s: float | None = None) -> Self:
         """Waits for the line that says where it serves; None = START_TIMEOUT_S as it is now, which tests/gpu raises."""
-        timer = threading.Timer(START_TIMEOUT_S if timeout_s is None else timeout_s, self.kill)
+        limit_s = START_TIMEOUT_S if timeout_s is None else timeout_s
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            self.kill()
+
+        timer = threading.Timer(limit_s, give_up)
         timer.start()
         try:
             assert self.process.stdout is not None
@@ -66,7 +73,9 @@ class DaemonProcess:
                     return self
         finally:
             timer.cancel()
-        raise AssertionError(f"the daemon ended with {self.process.wait()}:\n{self.stderr[-4000:]}")
+        ended = f"ended with {self.process.wait()}"
+        what = f"did not serve within {limit_s:g} s and was killed" if is_late.is_set() else ended
+        raise AssertionError(f"the daemon {what}:\n{self.stderr[-4000:]}")
 
     def wait_listening(self) -> str:
         """Waits until it says where it listens, which it does before its engine starts; the address."""

@@ -110,8 +110,9 @@ class Steps:
         return {"version": served.weight_version, "tensors": len(served.manifest.tensors)}
 
     def pull(self, version: int) -> Result:
-        header, space = weights_pb2.PushHeader(), bytearray()
+        header, space, is_complete = weights_pb2.PushHeader(), bytearray(), False
         for message in self._call(self._weights.PullWeights, weights_pb2.PullWeightsRequest(weight_version=version)):
+            is_complete = message.HasField("end")
             if message.HasField("header"):
                 header = message.header
                 space = bytearray(header.manifest.total_bytes)
@@ -120,6 +121,8 @@ class Steps:
                 if chunk.HasField("crc32c") and crc32c(chunk.data) != chunk.crc32c:
                     return {"error": {"reason": "CHECKSUM_MISMATCH"}}
                 space[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
+        if not is_complete:
+            return {"error": {"reason": "PUSH_TRUNCATED"}}
         tensors = header.manifest.tensors
         sha256 = {t.name: hashlib.sha256(space[t.offset : t.offset + t.length]).hexdigest() for t in tensors}
         return {"version": header.weight_version, "sha256": sha256}

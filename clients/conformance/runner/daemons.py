@@ -1,5 +1,6 @@
 """The daemons that drivers talk to: one that is open, and one with TLS and tokens."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ def running(directory: Path) -> Iterator[Daemons]:
             ca_files={"own": own.ca_file, "other": other.ca_file},
             tokens={**callers.tokens, "wrong": "a" * 43},
         )
+        for name, process in zip(("open", "secured"), processes, strict=True):
+            if (status := process.process.poll()) is not None:
+                print(f"the {name} daemon has ended with {status}:\n{process.stderr[-4000:]}", file=sys.stderr)
     finally:
         for process in processes:
             process.end()

@@ -14,6 +14,7 @@ from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
 from genserve.client import AsyncClient
+from genserve.errors import GenserveError
 
 _VERSIONS = {"version", "previous_version"}
 _SPAN = "one of weight_spans"
@@ -43,8 +44,13 @@ class Run:
         outcomes: dict[str, Outcome] = {}
         first: tuple[str, list[Any]] | None = None
         for name, command in drivers.items():
-            version = await self._subject.restore() if scenario.daemon == "open" else 0
-            outcome = await self._one(scenario, command, version, mutation)
+            version = 0
+            try:
+                if scenario.daemon == "open":
+                    version = await self._subject.restore()
+                outcome = await self._one(scenario, command, version, mutation)
+            except GenserveError as error:
+                outcome = Outcome([f"the runner's own call has failed: {error}"])
             alike = [_relative(result, version) for result in outcome.results]
             if first is None:
                 first = name, alike

@@ -41,6 +41,8 @@ class Scenario:
         unknown = [*fields.keys() - _FIELDS, *fields.get("link", {}).keys() - _LINKS]
         if unknown or fields.get("daemon", "open") not in ("open", "secured"):
             raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown)) or fields['daemon']}")
+        if not fields["steps"] or len(fields.get("link", {})) > 1:
+            raise ValueError(f"{path.name}: there must be a step, and no more than one link")
         if missing := [step["do"] for step in fields["steps"] if "expect" not in step]:
             raise ValueError(f"{path.name}: nothing is expected of {', '.join(missing)}")
         if fields.get("daemon") == "secured" and fields.keys() & {"after", "link"}:

@@ -16,6 +16,14 @@ class Outcome:
         return "FAILED" if self.differences else "ok"
 
 
+_MAX_CHARACTERS = 2000
+
+
+def _short(text: str) -> str:
+    """In one line that a terminal can show: a driver may print anything."""
+    return " ".join(text[:_MAX_CHARACTERS].splitlines()) + " …" * (len(text) > _MAX_CHARACTERS)
+
+
 def table(outcomes: dict[str, dict[str, Outcome]], drivers: list[str]) -> str:
     """`outcomes` by scenario and driver; below it what differed."""
     width = max(map(len, [*outcomes, "scenario"]))
@@ -26,5 +34,5 @@ def table(outcomes: dict[str, dict[str, Outcome]], drivers: list[str]) -> str:
     lines.append(f"{'':{width}}  " + "  ".join(f"{f'{num_ok[driver]} of {len(outcomes)}':13}" for driver in drivers))
     for scenario, by_driver in outcomes.items():
         for driver in drivers:
-            lines += [f"{scenario}, {driver}: {each}" for each in by_driver[driver].differences]
+            lines += [f"{scenario}, {driver}: {_short(each)}" for each in by_driver[driver].differences]
     return "\n".join(line.rstrip() for line in lines)

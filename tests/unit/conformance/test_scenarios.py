@@ -23,6 +23,8 @@ def test_there_are_scenarios_and_a_driver_sees_nothing_of_what_is_expected() -> 
     [
         ({"steps": [STEP], "titel": "x"}, "unknown: titel"),
         ({"steps": [STEP], "link": {"cut_at": 1}}, "unknown: cut_at"),
+        ({"steps": []}, "there must be a step"),
+        ({"steps": [STEP], "link": {"deadline_ms": 1, "corrupt_chunk": 1}}, "no more than one link"),
         ({"steps": [STEP], "daemon": "closed"}, "unknown: closed"),
         ({"steps": [{"do": "status"}]}, "nothing is expected of status"),
         ({"steps": [STEP], "daemon": "secured", "after": {"weights": "a", "version": 0}}, "of the open daemon"),
