@@ -56,7 +56,7 @@ afterAll(() => {
 
 /** The header of a pull of tensors of one byte for each letter. */
 function header(names: string, shape = [1n]): Frame {
-  const tensors = [...names].map((name, place) => ({ name, dtype: "U8", shape, offset: BigInt(place), length: 1n }));
+  const tensors = Array.from(names, (name, place) => ({ name, dtype: "U8", shape, offset: BigInt(place), length: 1n }));
   const manifest = { tensors, totalBytes: BigInt(names.length) };
   return { $case: "header", value: { weightVersion: 1, attempt: "a", manifest } };
 }
