@@ -2,7 +2,10 @@
 
 import {
   Server,
+  type sendUnaryData,
   type ServerDuplexStream,
+  type ServerReadableStream,
+  type ServerUnaryCall,
   type ServerWritableStream,
   status,
   type UntypedServiceImplementation,
@@ -16,7 +19,15 @@ import {
   GenerateResponse,
   GenerationServiceService,
 } from "../src/wire/genserve/v1/generation.js";
-import { type PullWeightsRequest, PullWeightsResponse, WeightServiceService } from "../src/wire/genserve/v1/weights.js";
+import {
+  type GetPushRequest,
+  GetPushResponse,
+  type PullWeightsRequest,
+  PullWeightsResponse,
+  type PushWeightsRequest,
+  type PushWeightsResponse,
+  WeightServiceService,
+} from "../src/wire/genserve/v1/weights.js";
 import { listening, serve } from "./raw-server.js";
 
 type Frame = NonNullable<Parameters<typeof PullWeightsResponse.fromPartial>[0]["frame"]>;
@@ -25,6 +36,7 @@ const server = new Server();
 let client: Client;
 let responses: GenerateResponse[] = [];
 let frames: Frame[] = [];
+let missing = { start: 0n, end: 0n };
 
 beforeAll(async () => {
   const calls: UntypedServiceImplementation = {
@@ -45,8 +57,19 @@ beforeAll(async () => {
     for (const frame of frames) call.write(PullWeightsResponse.fromPartial({ frame }));
     call.end();
   };
+  let attempt = "";
+  const pushWeights = (call: ServerReadableStream<PushWeightsRequest, PushWeightsResponse>) => {
+    call.on("data", ({ frame }: PushWeightsRequest) => {
+      if (frame?.$case !== "header") return;
+      attempt = frame.value.attempt;
+      call.emit("error", { code: status.UNAVAILABLE, details: "Connection dropped" });
+    });
+  };
+  const getPush = (_: ServerUnaryCall<GetPushRequest, GetPushResponse>, answer: sendUnaryData<GetPushResponse>) => {
+    answer(null, GetPushResponse.fromPartial({ push: { attempt, missing: [missing] } }));
+  };
   serve(server, GenerationServiceService, calls);
-  serve(server, WeightServiceService, { pullWeights });
+  serve(server, WeightServiceService, { pullWeights, pushWeights, getPush });
   client = new Client(await listening(server));
 });
 afterAll(() => {
@@ -56,7 +79,7 @@ afterAll(() => {
 
 /** The header of a pull of tensors of one byte for each letter. */
 function header(names: string, shape = [1n]): Frame {
-  const tensors = [...names].map((name, place) => ({ name, dtype: "U8", shape, offset: BigInt(place), length: 1n }));
+  const tensors = Array.from(names, (name, place) => ({ name, dtype: "U8", shape, offset: BigInt(place), length: 1n }));
   const manifest = { tensors, totalBytes: BigInt(names.length) };
   return { $case: "header", value: { weightVersion: 1, attempt: "a", manifest } };
 }
@@ -89,4 +112,15 @@ test.each([
   await expect(client.pullWeights()).rejects.toThrow(problem);
   frames = [header("ab"), bytes, end];
   expect((await client.pullWeights()).tensors["b"]?.data).toEqual(Uint8Array.of(2));
+});
+
+test.each([
+  [2n, 5n],
+  [3n, 2n],
+])("a push of 4 bytes that misses those from %d to %d is an error", async (start, end) => {
+  missing = { start, end };
+  const tensors = { a: { dtype: "U8" as const, shape: [4], data: new Uint8Array(4) } };
+  await expect(client.pushTensors(tensors, { version: 1 })).rejects.toThrow(
+    `the daemon misses bytes ${start} to ${end} of a push of 4`,
+  );
 });

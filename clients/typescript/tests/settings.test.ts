@@ -81,6 +81,7 @@ test("a host whose name begins as the address of a socket is called with TLS", (
 test("limits have defaults, also where one is undefined, and others are refused", () => {
   expect(timeoutsOf({ generateMs: undefined, pushMs: 5 })).toEqual({ ...DEFAULT_TIMEOUTS, pushMs: 5 });
   expect(() => timeoutsOf({ generatMs: 1 } as object)).toThrow("timeouts.generatMs: is not a limit of a client");
+  expect(() => timeoutsOf({ constructor: 1 } as object)).toThrow("timeouts.constructor: is not a limit of a client");
   expect(() => timeoutsOf({ pushMs: "1" } as object)).toThrow("timeouts.pushMs: 1 is not a number of milliseconds");
   expect(deadlineOf(1e300)).toBe(Infinity);
 });
@@ -98,7 +99,13 @@ const refused: [address: string, options: object, environment: NodeJS.ProcessEnv
   ["daemon:1", { caFile: "/nonexistent.pem" }, none, "caFile"],
   ["daemon:1", { tokenFile: "/nonexistent", tls: true }, none, "tokenFile"],
   ["daemon:1", { ca_file: "/ca.pem" }, none, "ca_file"],
+  ["daemon:1", { tls: "yes" }, none, "tls"],
+  ["daemon:1", { ca: true }, none, "ca"],
+  ["daemon:1", { token: 5 }, none, "token"],
+  ["daemon:1", { metadata: { "a key": "1" } }, none, "metadata"],
+  ["daemon:1", { metadata: { key: 1 } }, none, "metadata.key"],
   ["daemon:1", {}, { ...none, GENSERVE_TLS: "maybe" }, "$GENSERVE_TLS"],
+  ["daemon:1", {}, { ...none, GENSERVE_TLS: "constructor" }, "$GENSERVE_TLS"],
   ["daemon:1", {}, { ...none, GENSERVE_CONFIG: "/nonexistent.toml" }, "/nonexistent.toml"],
 ];
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clients.conformance.runner.daemons import Daemons
-from clients.conformance.runner.run import Run, _relative, subject_of
+from clients.conformance.runner.run import Run, _relative
 from clients.conformance.runner.scenario import all_scenarios
 from clients.conformance.runner.table import Outcome, table
 
@@ -31,10 +31,10 @@ async def test_a_daemon_that_has_ended_is_a_difference() -> None:
     """In the row of every driver; the other rows stay."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        daemons = Daemons(f"127.0.0.1:{unused.getsockname()[1]}", "", {}, {})
+        daemons = Daemons(f"127.0.0.1:{unused.getsockname()[1]}", "", {}, {}, {})
         scenario = next(each for each in all_scenarios() if each.name == "stream")
-        async with subject_of(daemons, {}) as subject:
-            outcomes = await Run(daemons, subject, {}, None).scenario(scenario, {"c": ("true",), "go": ("true",)})
+        async with Run.against(daemons) as run:
+            outcomes = await run.scenario(scenario, {"c": ("true",), "go": ("true",)})
     assert all("own call has failed: no daemon answers" in each.differences[0] for each in outcomes.values()), outcomes
     assert outcomes.keys() == {"c", "go"}
 

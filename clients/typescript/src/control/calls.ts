@@ -2,7 +2,8 @@
 
 import { randomUUID } from "node:crypto";
 import type { Connection } from "../transport/connection.js";
-import { checkNumber, optionalDuration, waitOf } from "../transport/fields.js";
+import { optionalDuration, waitOf } from "../transport/fields.js";
+import { CALL, checkOptions, checkText } from "../transport/options.js";
 import { type CallOptions, limited } from "../transport/timeouts.js";
 import { valueOf } from "../transport/words.js";
 import { ControlServiceService, type PauseRequest } from "../wire/genserve/v1/control.js";
@@ -76,10 +77,12 @@ export class ControlCalls {
   }
 
   async status(options: CallOptions): Promise<Status> {
+    checkOptions(options, CALL);
     return statusOf(await this.#connection.unary(ControlServiceService.getStatus, {}, options));
   }
 
   async *watch(options: WatchOptions): AsyncGenerator<Status, void, undefined> {
+    checkOptions(options, { ...CALL, intervalMs: "milliseconds", heartbeatMs: "milliseconds" });
     const request = {
       interval: optionalDuration(options.intervalMs, "intervalMs"),
       heartbeat: optionalDuration(options.heartbeatMs, "heartbeatMs"),
@@ -91,10 +94,12 @@ export class ControlCalls {
   }
 
   async serverInfo(options: CallOptions): Promise<ServerInfo> {
+    checkOptions(options, CALL);
     return serverInfoOf(await this.#connection.unary(ControlServiceService.getServerInfo, {}, options));
   }
 
   async pause(options: PauseOptions): Promise<PauseResult> {
+    checkOptions(options, { ...CALL, mode: "words", kvPolicy: "words", holder: "string", ttlMs: "milliseconds" });
     const timeoutMs = options.timeoutMs ?? PAUSE_TIMEOUT_MS;
     const request: PauseRequest = {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
@@ -142,27 +147,31 @@ export class ControlCalls {
   }
 
   async renewPause(leaseId: string, options: CallOptions & { ttlMs?: number | undefined }): Promise<PauseLease> {
-    const request = { leaseId, ttl: optionalDuration(options.ttlMs, "ttlMs") };
+    checkOptions(options, { ...CALL, ttlMs: "milliseconds" });
+    const request = { leaseId: checkText(leaseId, "leaseId"), ttl: optionalDuration(options.ttlMs, "ttlMs") };
     const response = await this.#connection.unary(ControlServiceService.renewPause, request, options);
     return leaseOf(response.lease);
   }
 
   async resume(leaseId: string, options: CallOptions & { force?: boolean | undefined }): Promise<ResumeResult> {
-    const request = { leaseId, force: options.force ?? false };
+    checkOptions(options, { ...CALL, force: "boolean" });
+    const request = { leaseId: checkText(leaseId, "leaseId"), force: options.force ?? false };
     const response = await this.#connection.unary(ControlServiceService.resume, request, options);
     return { leaseExpired: response.leaseExpired, state: stateOf(response.state) };
   }
 
   async resetCache(options: CallOptions & { resetRunningRequests?: boolean | undefined }): Promise<boolean> {
+    checkOptions(options, { ...CALL, resetRunningRequests: "boolean" });
     const request = { resetRunningRequests: options.resetRunningRequests ?? false };
     return (await this.#connection.unary(ControlServiceService.resetCache, request, options)).reset;
   }
 
   async sleep(options: SleepOptions): Promise<EngineState> {
+    checkOptions(options, { ...CALL, mode: "words", level: "uint32", tags: "strings" });
     const timeoutMs = options.timeoutMs ?? SLEEP_TIMEOUT_MS;
     const request = {
       mode: valueOf(types.PauseMode, options.mode, "mode"),
-      level: options.level === undefined ? undefined : checkNumber(options.level, "uint32", "level"),
+      level: options.level,
       tags: [...(options.tags ?? [])],
       timeout: waitOf(timeoutMs),
     };
@@ -174,6 +183,7 @@ export class ControlCalls {
   }
 
   async wakeUp(options: CallOptions & { tags?: readonly SleepTag[] | undefined }): Promise<EngineState> {
+    checkOptions(options, { ...CALL, tags: "strings" });
     const request = { tags: [...(options.tags ?? [])] };
     const timed = limited(options, WAKE_UP_TIMEOUT_MS);
     return stateOf((await this.#connection.unary(ControlServiceService.wakeUp, request, timed)).state);

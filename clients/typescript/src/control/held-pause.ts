@@ -1,7 +1,7 @@
 /** Holds a pause: takes a lease, renews it in the background, and ends it however the work ends. */
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { DeadlineError, detailsOf, PauseLeaseLostError, UnavailableError } from "../errors.js";
+import { DeadlineError, detailsOf, InvalidFieldError, PauseLeaseLostError, UnavailableError } from "../errors.js";
 import type { ControlCalls, PauseOptions } from "./calls.js";
 import type { PauseLease } from "./state.js";
 
@@ -19,6 +19,7 @@ export async function holdPause<Result>(
   options: PauseOptions,
   work: (lease: HeldPause) => Promise<Result> | Result,
 ): Promise<Result> {
+  if (typeof work !== "function") throw InvalidFieldError.of("work", "must be a function");
   const ttlMs = options.ttlMs ?? DEFAULT_TTL_MS;
   const { lease } = await calls.pause({ ...options, ttlMs });
   const renewal = new Renewal(calls, lease.leaseId, ttlMs);

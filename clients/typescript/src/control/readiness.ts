@@ -2,6 +2,7 @@
 
 import { DeadlineError, GenserveError, UnavailableError } from "../errors.js";
 import type { Connection, ServerStreamMethod } from "../transport/connection.js";
+import { CALL, checkOptions } from "../transport/options.js";
 import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import type { ControlCalls } from "./calls.js";
@@ -22,6 +23,7 @@ const SERVING = Buffer.from([0x08, 0x01]); // HealthCheckResponse{status: SERVIN
 
 /** Returns when health says SERVING. */
 export async function waitReady(connection: Connection, control: ControlCalls, options: CallOptions): Promise<void> {
+  checkOptions(options, CALL);
   const timeoutMs = options.timeoutMs ?? READY_TIMEOUT_MS;
   const deadline = deadlineOf(timeoutMs);
   let answers = false;

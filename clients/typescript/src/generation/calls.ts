@@ -4,15 +4,15 @@ import { randomUUID } from "node:crypto";
 import { GenserveError, InvalidFieldError, QueueFullError } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
 import { errorOfStatus } from "../transport/status.js";
+import { CALL, checkOptions, checkTexts, checkTokenIds } from "../transport/options.js";
 import { type CallOptions, limited } from "../transport/timeouts.js";
 import {
   type GenerateManyItem,
   type GenerateRequest,
   GenerationServiceService,
-  TokenizeRequest,
 } from "../wire/genserve/v1/generation.js";
-import type { ChatMessage, ChatOptions, GenerateOptions, Prompt, RequestOptions } from "./options.js";
-import { chatOf, generateRequest, isPrompt } from "./request.js";
+import type { ChatMessage, GenerateOptions, Prompt, RequestOptions } from "./options.js";
+import { generateRequest, isPrompt, tokenizeRequest, type TokenizeOptions } from "./request.js";
 import { type Delta, deltaOf, Generation } from "./results.js";
 import { Submissions } from "./submissions.js";
 
@@ -64,7 +64,9 @@ export class GenerationCalls {
     prompts: Iterable<Prompt | RequestOptions>,
     options: GenerateManyOptions,
   ): AsyncGenerator<CompletedGeneration, void, undefined> {
-    if (typeof prompts === "string") throw InvalidFieldError.of("prompts", "is one prompt; pass a list of prompts");
+    if (typeof prompts !== "object" || !(Symbol.iterator in prompts)) {
+      throw InvalidFieldError.of("prompts", "must be a list of prompts, and not one prompt");
+    }
     const shared = { ...options, streamInterval: options.streamInterval ?? 0 };
     const prefix = randomUUID();
     const requests = Array.from(prompts, (each, index) => {
@@ -81,33 +83,25 @@ export class GenerationCalls {
     requestIds: readonly string[],
     options: CallOptions & { all?: boolean | undefined },
   ): Promise<AbortResult> {
-    const request = { requestIds: [...requestIds], all: options.all ?? false };
+    checkOptions(options, { ...CALL, all: "boolean" });
+    const request = { requestIds: [...checkTexts(requestIds, "requestIds")], all: options.all ?? false };
     const method = GenerationServiceService.abort;
     const { abortedIds, unknownIds } = await this.#connection.unary(method, request, options);
     return { abortedIds, unknownIds };
   }
 
-  async tokenize(
-    prompt: string | readonly ChatMessage[],
-    {
-      addSpecialTokens,
-      timeoutMs,
-      signal,
-      ...chat
-    }: CallOptions & ChatOptions & { addSpecialTokens?: boolean | undefined },
-  ): Promise<number[]> {
-    const request = TokenizeRequest.fromPartial(addSpecialTokens === undefined ? {} : { addSpecialTokens });
-    request.input =
-      typeof prompt === "string" ? { $case: "text", value: prompt } : { $case: "chat", value: chatOf(prompt, chat) };
-    const call = { timeoutMs, signal };
-    return (await this.#connection.unary(GenerationServiceService.tokenize, request, call)).tokenIds;
+  async tokenize(prompt: string | readonly ChatMessage[], options: TokenizeOptions): Promise<number[]> {
+    const request = tokenizeRequest(prompt, options);
+    return (await this.#connection.unary(GenerationServiceService.tokenize, request, options)).tokenIds;
   }
 
   async detokenize(
     tokenIds: readonly number[],
     options: CallOptions & { skipSpecialTokens?: boolean | undefined },
   ): Promise<string> {
-    const request = { tokenIds: [...tokenIds], skipSpecialTokens: options.skipSpecialTokens ?? false };
+    checkOptions(options, { ...CALL, skipSpecialTokens: "boolean" });
+    const skipSpecialTokens = options.skipSpecialTokens ?? false;
+    const request = { tokenIds: [...checkTokenIds(tokenIds, "tokenIds")], skipSpecialTokens };
     return (await this.#connection.unary(GenerationServiceService.detokenize, request, options)).text;
   }
 

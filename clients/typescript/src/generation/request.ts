@@ -1,8 +1,10 @@
 /** Options into a GenerateRequest. What the model takes is the daemon's to check; what a field cannot hold is refused. */
 
 import { InvalidFieldError } from "../errors.js";
-import { checkNumber, durationOf, type NumberKind, refuseUnknown } from "../transport/fields.js";
-import { Chat, GenerateRequest, Output, Sampling, Stop } from "../wire/genserve/v1/generation.js";
+import { checkNumber, durationOf, isObject } from "../transport/fields.js";
+import { CALL, checkOptions, type Kind, type Kinds } from "../transport/options.js";
+import type { CallOptions } from "../transport/timeouts.js";
+import { Chat, GenerateRequest, Output, Sampling, Stop, TokenizeRequest } from "../wire/genserve/v1/generation.js";
 import type {
   ChatMessage,
   ChatOptions,
@@ -16,9 +18,6 @@ import type {
   StopOptions,
 } from "./options.js";
 
-type Kind = NumberKind | "boolean" | "string" | "object" | "numbers" | "strings" | "seed" | "texts" | "milliseconds";
-type Kinds<Options> = Readonly<Record<keyof Options & string, Kind>>;
-
 const SAMPLING: Kinds<SamplingOptions> = {
   temperature: "float",
   topP: "float",
@@ -29,7 +28,7 @@ const SAMPLING: Kinds<SamplingOptions> = {
   repetitionPenalty: "float",
   seed: "seed",
   n: "int32",
-  logitBias: "object",
+  logitBias: "biases",
   allowedTokenIds: "numbers",
   badWords: "strings",
 };
@@ -43,12 +42,12 @@ const STOP: Kinds<StopOptions> = {
   timeBudgetMs: "milliseconds",
 };
 const CONSTRAINT: Kinds<ConstraintOptions> = {
-  jsonSchema: "object",
+  jsonSchema: "document",
   jsonObject: "boolean",
   regex: "string",
   grammar: "string",
   choice: "strings",
-  structuralTag: "object",
+  structuralTag: "document",
 };
 const OUTPUT: Kinds<OutputOptions> = {
   text: "boolean",
@@ -62,7 +61,7 @@ const OUTPUT: Kinds<OutputOptions> = {
 const CHAT: Kinds<ChatOptions> = {
   addGenerationPrompt: "boolean",
   continueFinalMessage: "boolean",
-  templateParams: "object",
+  templateParams: "json",
 };
 const PLAIN = {
   requestId: "string",
@@ -70,16 +69,25 @@ const PLAIN = {
   priority: "int32",
   dataParallelRank: "uint32",
   minWeightVersion: "uint32",
-  engineParams: "object",
+  engineParams: "json",
   sessionId: "string",
   resume: "boolean",
 } as const satisfies Partial<Kinds<GenerateOptions>>;
-const CALL = { timeoutMs: "milliseconds", signal: "object", cacheSalt: "string" } as const;
-const KNOWN = new Set(Object.keys({ ...SAMPLING, ...STOP, ...CONSTRAINT, ...OUTPUT, ...CHAT, ...PLAIN, ...CALL }));
+const ALL: Kinds<GenerateOptions> = {
+  ...SAMPLING,
+  ...STOP,
+  ...CONSTRAINT,
+  ...OUTPUT,
+  ...CHAT,
+  ...PLAIN,
+  ...CALL,
+  cacheSalt: "string",
+};
+const MESSAGE: Kinds<ChatMessage> = { role: "string", content: "string" };
 
 /** The message for a prompt and its options. Throws InvalidFieldError. */
 export function generateRequest(prompt: Prompt, options: GenerateOptions): GenerateRequest {
-  refuseUnknown(options, KNOWN);
+  checkOptions(options, ALL);
   const chat = picked(CHAT, options);
   const request = GenerateRequest.fromPartial(picked(PLAIN, options));
   request.prompt = promptOf(prompt, chat);
@@ -101,11 +109,26 @@ export function generateRequest(prompt: Prompt, options: GenerateOptions): Gener
   return request;
 }
 
-/** The message for a chat. */
-export function chatOf(messages: readonly ChatMessage[], options: ChatOptions): Chat {
+/** Options of a call that turns text or a chat into token ids. */
+export type TokenizeOptions = CallOptions & ChatOptions & { addSpecialTokens?: boolean | undefined };
+
+/** The message for text or the messages of a chat. Throws InvalidFieldError. */
+export function tokenizeRequest(prompt: string | readonly ChatMessage[], options: TokenizeOptions): TokenizeRequest {
+  checkOptions(options, { ...CALL, ...CHAT, addSpecialTokens: "boolean" });
+  const { addSpecialTokens } = options;
+  const request = TokenizeRequest.fromPartial(addSpecialTokens === undefined ? {} : { addSpecialTokens });
+  const input = promptOf(prompt, picked(CHAT, options));
+  if (input?.$case === "tokenIds") throw InvalidFieldError.of("prompt", "must be text or messages of a chat");
+  request.input = input;
+  return request;
+}
+
+function chatOf(messages: readonly ChatMessage[], options: ChatOptions): Chat {
   for (const [position, message] of messages.entries()) {
-    if (typeof message.role !== "string" || typeof message.content !== "string") {
-      throw InvalidFieldError.of(`chat.messages[${position}]`, "must have a role and a content");
+    const place = `chat.messages[${position}]`;
+    checkOptions(message, MESSAGE, place);
+    if (!("role" in message && "content" in message)) {
+      throw InvalidFieldError.of(place, "must have a role and a content");
     }
   }
   return Chat.fromPartial({ ...options, messages } as object);
@@ -113,7 +136,7 @@ export function chatOf(messages: readonly ChatMessage[], options: ChatOptions): 
 
 /** Whether this is a prompt, and not a request with options of its own. */
 export function isPrompt(value: Prompt | RequestOptions): value is Prompt {
-  return typeof value === "string" || Array.isArray(value) || !("prompt" in value);
+  return !isObject(value) || !("prompt" in value);
 }
 
 /** Whether the prompt is a sequence of messages. */
@@ -136,75 +159,33 @@ function constraintOf({ jsonObject, ...others }: ConstraintOptions): GenerateReq
   if (given.length > 1) throw InvalidFieldError.of("constraint", `at most one of ${given.join(", ")}`);
   if (jsonObject === true) return { $case: "jsonObject", value: {} };
   const { jsonSchema, regex, grammar, choice, structuralTag } = others;
-  if (jsonSchema !== undefined) return { $case: "jsonSchema", value: jsonText(jsonSchema) };
-  if (structuralTag !== undefined) return { $case: "structuralTag", value: jsonText(structuralTag) };
+  if (jsonSchema !== undefined) return { $case: "jsonSchema", value: jsonText(jsonSchema, "jsonSchema") };
+  if (structuralTag !== undefined) return { $case: "structuralTag", value: jsonText(structuralTag, "structuralTag") };
   if (regex !== undefined) return { $case: "regex", value: regex };
   if (grammar !== undefined) return { $case: "grammar", value: grammar };
   if (choice !== undefined) return { $case: "choice", value: { choices: [...choice] } };
   return undefined;
 }
 
-function jsonText(value: Json): string {
-  return typeof value === "string" ? value : JSON.stringify(value);
+function jsonText(value: Json, name: string): string {
+  try {
+    return typeof value === "string" ? value : JSON.stringify(value);
+  } catch (error) {
+    throw InvalidFieldError.of(name, (error as Error).message); // such as a bigint
+  }
 }
 
 type Given<Name extends keyof GenerateOptions> = { [Each in Name]?: Mutable<NonNullable<GenerateOptions[Each]>> };
 type Mutable<Value> = Value extends readonly (infer Item)[] ? Item[] : Value;
 
-/** The options of a group that are given, checked. */
+/** The options of a group that are given. */
 function picked<Name extends keyof GenerateOptions>(
   kinds: Readonly<Record<Name, Kind>>,
   options: GenerateOptions,
 ): Given<Name> {
   const found: Record<string, unknown> = {};
-  for (const name of Object.keys(kinds) as Name[]) {
-    const value = options[name];
-    if (value === undefined) continue;
-    check(value, kinds[name], name);
-    found[name] = value;
-  }
+  for (const name of Object.keys(kinds) as Name[]) if (options[name] !== undefined) found[name] = options[name];
   return found as Given<Name>;
-}
-
-function check(value: unknown, kind: Kind, name: string): void {
-  switch (kind) {
-    case "boolean":
-    case "string":
-      if (typeof value !== kind) throw InvalidFieldError.of(name, `must be a ${kind}`);
-      break;
-    case "object":
-      if (value === null || !["object", "string"].includes(typeof value)) {
-        throw InvalidFieldError.of(name, "must be an object");
-      }
-      break;
-    case "numbers":
-      for (const each of list(value, name)) checkNumber(each, "int32", name);
-      break;
-    case "texts":
-    case "strings":
-      if (kind === "texts" && typeof value === "string") break;
-      if (!list(value, name).every((each) => typeof each === "string")) {
-        throw InvalidFieldError.of(name, "must be a list of strings");
-      }
-      break;
-    case "seed":
-      if (typeof value !== "bigint" && !Number.isSafeInteger(value)) {
-        throw InvalidFieldError.of(name, "must be a bigint or a whole number that is exact");
-      }
-      if (BigInt.asIntN(64, BigInt(value as number)) !== BigInt(value as number)) {
-        throw InvalidFieldError.of(name, "must fit into 64 bits");
-      }
-      break;
-    case "milliseconds":
-      break; // checked where it is converted
-    default:
-      checkNumber(value, kind, name);
-  }
-}
-
-function list(value: unknown, name: string): readonly unknown[] {
-  if (!Array.isArray(value)) throw InvalidFieldError.of(name, "must be a list");
-  return value as readonly unknown[];
 }
 
 function isEmpty(options: object): boolean {

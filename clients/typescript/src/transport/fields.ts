@@ -9,6 +9,7 @@ const RANGES = {
   uint32: [0, 2 ** 32 - 1],
 } as const;
 
+const MAX_FLOAT = 3.4028234663852886e38; // of 32 bits
 const MAX_DURATION_MS = 315_576_000_000_000; // of protobuf's Duration: 10,000 years
 const MAX_WAIT_MS = 31_622_400_000; // that a daemon accepts: 366 days
 
@@ -17,12 +18,16 @@ export type NumberKind = "float" | keyof typeof RANGES;
 
 /** The value, if it is a number of this kind. */
 export function checkNumber(value: unknown, kind: NumberKind, field: string): number {
-  const [least, most] = kind === "float" ? [-Infinity, Infinity] : RANGES[kind];
-  const isOfKind = typeof value === "number" && (kind === "float" || Number.isInteger(value));
-  if (!isOfKind || value < least || value > most) {
+  if (typeof value !== "number" || !isOfKind(value, kind)) {
     throw InvalidFieldError.of(field, `${shown(value)} is not of type ${kind}`);
   }
   return value;
+}
+
+function isOfKind(value: number, kind: NumberKind): boolean {
+  if (kind === "float") return !Number.isFinite(value) || Math.abs(value) <= MAX_FLOAT;
+  const [least, most] = RANGES[kind];
+  return Number.isInteger(value) && value >= least && value <= most;
 }
 
 /** The value, if it is a whole number above 0. */
@@ -32,11 +37,9 @@ export function checkCount(value: unknown, field: string): number {
   return count;
 }
 
-/** Refuses a key that nothing is known about, such as one with a typing error. */
-export function refuseUnknown(given: object, known: ReadonlySet<string>): void {
-  for (const name of Object.keys(given)) {
-    if (!known.has(name)) throw InvalidFieldError.of(name, "is not an option");
-  }
+/** Whether a value has properties by their names, as no list has. */
+export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** Milliseconds as protobuf's Duration. */

@@ -42,7 +42,8 @@ export function fromEnvironment(environment: NodeJS.ProcessEnv): Settings {
       found[name] = text;
       continue;
     }
-    const value = BOOLEANS[text.toLowerCase()];
+    const word = text.toLowerCase();
+    const value = Object.hasOwn(BOOLEANS, word) ? BOOLEANS[word] : undefined;
     if (value === undefined) throw InvalidFieldError.of(`$${variable}`, `must be 1 or 0, is ${JSON.stringify(text)}`);
     found[name] = value;
   }

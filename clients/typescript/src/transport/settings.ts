@@ -6,9 +6,10 @@
  */
 
 import { readFileSync } from "node:fs";
-import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
+import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
 import { InvalidFieldError } from "../errors.js";
 import { isLocal, isSocket } from "./addresses.js";
+import { checkOptions, checkText, type Kinds } from "./options.js";
 import { fromEnvironment, fromFile, type Settings } from "./setting-sources.js";
 import type { GivenTimeouts } from "./timeouts.js";
 import { TokenFile, checkToken } from "./token.js";
@@ -63,8 +64,22 @@ export interface Reach {
 const TLS_GROUP = ["tls", "ca", "caFile", "cert", "certFile", "key", "keyFile", "serverName"] as const;
 const TOKEN_GROUP = ["token", "tokenFile"] as const;
 const INSECURE_GROUP = ["allowInsecure"] as const;
-const OWN = ["metadata", "timeouts", "channelOptions"] as const;
-const KNOWN: ReadonlySet<string> = new Set([...TLS_GROUP, ...TOKEN_GROUP, ...INSECURE_GROUP, ...OWN]);
+const OPTIONS: Kinds<ConnectionOptions> = {
+  tls: "boolean",
+  ca: "pem",
+  caFile: "string",
+  cert: "pem",
+  certFile: "string",
+  key: "pem",
+  keyFile: "string",
+  serverName: "string",
+  token: "string",
+  tokenFile: "string",
+  allowInsecure: "boolean",
+  metadata: "object",
+  timeouts: "object",
+  channelOptions: "object",
+};
 
 /** Arguments, environment and file together. Throws InvalidFieldError naming what is wrong. */
 export function reachOf(
@@ -72,9 +87,8 @@ export function reachOf(
   options: ConnectionOptions,
   environment: NodeJS.ProcessEnv = process.env,
 ): Reach {
-  for (const name of Object.keys(options)) {
-    if (!KNOWN.has(name)) throw InvalidFieldError.of(name, "is not an option of a client");
-  }
+  checkOptions(options, OPTIONS);
+  checkMetadata(options.metadata ?? {});
   const ofEnvironment = fromEnvironment(environment);
   let ofFile = fromFile(environment);
   const address = checkAddress(given ?? ofEnvironment.target ?? ofFile.target ?? DEFAULT_ADDRESS);
@@ -119,6 +133,17 @@ function checkAddress(address: unknown): string {
     throw InvalidFieldError.of("address", `${JSON.stringify(address)} is not an address of gRPC: write HOST:PORT`);
   }
   return address;
+}
+
+function checkMetadata(given: Readonly<Record<string, string>>): void {
+  const metadata = new Metadata();
+  for (const [key, value] of Object.entries(given)) {
+    try {
+      metadata.set(key, checkText(value, `metadata.${key}`));
+    } catch (error) {
+      throw error instanceof InvalidFieldError ? error : InvalidFieldError.of("metadata", (error as Error).message);
+    }
+  }
 }
 
 function firstWith<Source, Name extends keyof Source>(names: readonly Name[], sources: Source[]): Pick<Source, Name> {

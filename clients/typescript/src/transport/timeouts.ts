@@ -43,7 +43,8 @@ const FOREVER_MS = 1e14;
 export function timeoutsOf(given: GivenTimeouts): Timeouts {
   const timeouts: Timeouts = { ...DEFAULT_TIMEOUTS };
   for (const [name, value] of Object.entries(given) as [keyof Timeouts, unknown][]) {
-    if (!(name in DEFAULT_TIMEOUTS)) throw InvalidFieldError.of(`timeouts.${name}`, "is not a limit of a client");
+    if (!Object.hasOwn(DEFAULT_TIMEOUTS, name))
+      throw InvalidFieldError.of(`timeouts.${name}`, "is not a limit of a client");
     if (value !== undefined) timeouts[name] = checkTimeout(value, `timeouts.${name}`);
   }
   return timeouts;

@@ -3,6 +3,7 @@
 import { type EngineState, stateOf } from "../control/state.js";
 import type { Connection } from "../transport/connection.js";
 import { exactNumber } from "../transport/fields.js";
+import { CALL, checkOptions, checkText } from "../transport/options.js";
 import { type CallOptions, limited } from "../transport/timeouts.js";
 import { type GetWeightsResponse, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { Checkpoint } from "./checkpoint.js";
@@ -70,7 +71,8 @@ export class WeightCalls {
   }
 
   async getPush(pushId: string, options: CallOptions): Promise<PushResult> {
-    const request = { pushId };
+    checkOptions(options, CALL);
+    const request = { pushId: checkText(pushId, "pushId") };
     return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, request, options));
   }
 
@@ -81,12 +83,14 @@ export class WeightCalls {
   }
 
   async discardPush(pushId: string, options: CallOptions & { force?: boolean | undefined }): Promise<Push> {
-    const request = { pushId, force: options.force ?? false };
+    checkOptions(options, { ...CALL, force: "boolean" });
+    const request = { pushId: checkText(pushId, "pushId"), force: options.force ?? false };
     const response = await this.#connection.unary(WeightServiceService.discardPush, request, options);
     return pushOf(response.push);
   }
 
   async getWeights(options: CallOptions & { includeDigests?: boolean | undefined }): Promise<ServedWeights> {
+    checkOptions(options, { ...CALL, includeDigests: "boolean" });
     const request = { includeDigests: options.includeDigests ?? false, omitManifest: false };
     return servedOf(await this.#connection.unary(WeightServiceService.getWeights, request, options));
   }

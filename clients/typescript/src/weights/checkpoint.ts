@@ -2,7 +2,8 @@
 
 import { readdir, readFile, stat } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
-import { CheckpointFileError, isObject, parseObject, SafetensorsFile } from "./safetensors.js";
+import { isObject } from "../transport/fields.js";
+import { CheckpointFileError, parseObject, SafetensorsFile } from "./safetensors.js";
 import type { TensorSource } from "./sources.js";
 
 const SUFFIX = ".safetensors";

@@ -8,7 +8,8 @@ import {
   WeightVersionMismatchError,
 } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
-import { checkNumber, exactNumber, refuseUnknown } from "../transport/fields.js";
+import { exactNumber } from "../transport/fields.js";
+import { CALL, checkOptions, type Kinds } from "../transport/options.js";
 import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import {
@@ -57,7 +58,7 @@ interface PlacedTensor {
 
 const MAX_RESUMES = 5;
 const FIRST_PAUSE_MS = 200; // before the first of them; then twice as long each time
-const OPTIONS = new Set(["version", "chunkBytes", "onProgress", "timeoutMs", "signal"]);
+const OPTIONS: Kinds<PullOptions> = { ...CALL, version: "uint32", chunkBytes: "int32", onProgress: "function" };
 
 /** One version over one stream at a time. */
 export class Download {
@@ -74,10 +75,10 @@ export class Download {
   #next = 0; // the tensor that the next byte belongs to
 
   constructor(connection: Connection, options: PullOptions) {
-    refuseUnknown(options, OPTIONS);
+    checkOptions(options, OPTIONS);
     this.#connection = connection;
     this.#options = options;
-    this.#version = options.version === undefined ? undefined : checkNumber(options.version, "uint32", "version");
+    this.#version = options.version;
     this.#chunkBytes = chunkBytesOf(options);
     this.#deadline = deadlineOf(options.timeoutMs ?? connection.timeouts.pushMs);
   }
@@ -119,7 +120,10 @@ export class Download {
       waitForReady: reconnects,
     };
     for await (const { frame } of this.#connection.responses(WeightServiceService.pullWeights, request, call)) {
-      if (frame?.$case === "end") return this.#checkComplete();
+      if (frame?.$case === "end") {
+        this.#checkComplete();
+        return;
+      }
       this.#take(frame, checksum);
     }
     throw new PushTruncatedError("the stream ended without an end frame");

@@ -4,6 +4,7 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Connection } from "../transport/connection.js";
 import { exactNumber, waitOf } from "../transport/fields.js";
+import { CALL, checkOptions, checkText } from "../transport/options.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { ControlServiceService, type Lora as LoraMessage } from "../wire/genserve/v1/control.js";
 import { Checkpoint } from "./checkpoint.js";
@@ -61,8 +62,10 @@ export class LoraCalls {
   }
 
   async load(loraName: string, path: string, options: CallOptions): Promise<Lora> {
+    checkOptions(options, CALL);
     const timeoutMs = options.timeoutMs ?? LOAD_TIMEOUT_MS;
-    const request = { loraName, path, timeout: waitOf(timeoutMs) };
+    const names = { loraName: checkText(loraName, "loraName"), path: checkText(path, "path") };
+    const request = { ...names, timeout: waitOf(timeoutMs) };
     const { lora } = await this.#connection.unary(ControlServiceService.loadLora, request, {
       timeoutMs: timeoutMs + this.#connection.timeouts.pauseSlackMs,
       signal: options.signal,
@@ -71,11 +74,13 @@ export class LoraCalls {
   }
 
   async unload(loraName: string, options: CallOptions): Promise<Lora> {
-    const request = { loraName };
+    checkOptions(options, CALL);
+    const request = { loraName: checkText(loraName, "loraName") };
     return loraOf((await this.#connection.unary(ControlServiceService.unloadLora, request, options)).lora);
   }
 
   async list(options: CallOptions): Promise<Lora[]> {
+    checkOptions(options, CALL);
     const { loras } = await this.#connection.unary(ControlServiceService.listLoras, {}, options);
     return loras.map(loraOf);
   }

@@ -2,7 +2,8 @@
 
 import { randomUUID } from "node:crypto";
 import type { KvPolicy, PauseMode } from "../control/state.js";
-import { checkCount, checkNumber, optionalDuration, refuseUnknown } from "../transport/fields.js";
+import { checkCount, checkNumber, optionalDuration } from "../transport/fields.js";
+import { CALL, checkOptions, checkText, type Kinds } from "../transport/options.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { valueOf, type Word } from "../transport/words.js";
 import * as types from "../wire/genserve/v1/types.js";
@@ -62,22 +63,42 @@ export interface PushOptions extends ApplyOptions, SendOptions {
 }
 
 const MIB = 1 << 20;
-const APPLY_NAMES = ["pauseMode", "kvPolicy", "pauseLeaseId", "applyTimeoutMs", "prepareMode"];
-const COMMIT_NAMES = [...APPLY_NAMES, "expectedVersion", "timeoutMs", "signal"];
-const SEND_NAMES = ["pushId", "chunkBytes", "checksum", "onProgress", "timeoutMs", "signal"];
-const OWN_NAMES = ["version", "action", "partial", "force", "stagingTtlMs", "preparedTtlMs", "contentDigest"];
-const COMMIT_OPTIONS = new Set(COMMIT_NAMES);
-const SEND_OPTIONS = new Set(SEND_NAMES);
-const PUSH_OPTIONS = new Set([...COMMIT_NAMES, ...SEND_NAMES, ...OWN_NAMES]);
+const COMMIT_OPTIONS: Kinds<ApplyOptions> = {
+  ...CALL,
+  expectedVersion: "uint32",
+  pauseMode: "words",
+  kvPolicy: "words",
+  pauseLeaseId: "string",
+  applyTimeoutMs: "milliseconds",
+  prepareMode: "words",
+};
+const SEND_OPTIONS: Kinds<SendOptions> = {
+  ...CALL,
+  pushId: "string",
+  chunkBytes: "int32",
+  checksum: "boolean",
+  onProgress: "function",
+};
+const PUSH_OPTIONS: Kinds<PushOptions> = {
+  ...COMMIT_OPTIONS,
+  ...SEND_OPTIONS,
+  version: "uint32",
+  action: "words",
+  partial: "boolean",
+  force: "boolean",
+  stagingTtlMs: "milliseconds",
+  preparedTtlMs: "milliseconds",
+  contentDigest: "string",
+};
 
 /** The header of a push, without tensors. Throws InvalidFieldError. */
 export function pushHeader(options: PushOptions): wire.PushHeader {
-  refuseUnknown(options, PUSH_OPTIONS);
+  checkOptions(options, PUSH_OPTIONS);
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),
     weightVersion: checkNumber(options.version, "uint32", "version"),
-    expectedVersion: expectedVersionOf(options),
+    expectedVersion: options.expectedVersion,
     action: valueOf(wire.PushAction, options.action, "action"),
     apply: applyMessage(options),
     stagingTtl: optionalDuration(options.stagingTtlMs, "stagingTtlMs"),
@@ -91,11 +112,11 @@ export function pushHeader(options: PushOptions): wire.PushHeader {
 
 /** The header of a push of an adapter, without tensors. Throws InvalidFieldError. */
 export function adapterHeader(loraName: string, config: string, options: SendOptions): wire.PushHeader {
-  refuseUnknown(options, SEND_OPTIONS);
+  checkOptions(options, SEND_OPTIONS);
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),
-    lora: { loraName, config },
+    lora: { loraName: checkText(loraName, "loraName"), config },
     attempt: randomUUID(),
     numStreams: 1,
   };
@@ -103,17 +124,17 @@ export function adapterHeader(loraName: string, config: string, options: SendOpt
 
 /** The request that applies a staged push. Throws InvalidFieldError. */
 export function commitRequest(pushId: string, options: ApplyOptions): wire.CommitPushRequest {
-  refuseUnknown(options, COMMIT_OPTIONS);
-  return { pushId, apply: applyMessage(options), expectedVersion: expectedVersionOf(options) };
+  checkOptions(options, COMMIT_OPTIONS);
+  return {
+    pushId: checkText(pushId, "pushId"),
+    apply: applyMessage(options),
+    expectedVersion: options.expectedVersion,
+  };
 }
 
 /** Bytes in a message. Throws InvalidFieldError. */
 export function chunkBytesOf(options: { chunkBytes?: number | undefined }): number {
   return options.chunkBytes === undefined ? MIB : checkCount(options.chunkBytes, "chunkBytes");
-}
-
-function expectedVersionOf({ expectedVersion }: ApplyOptions): number | undefined {
-  return expectedVersion === undefined ? undefined : checkNumber(expectedVersion, "uint32", "expectedVersion");
 }
 
 function applyMessage(options: ApplyOptions): wire.ApplyOptions {

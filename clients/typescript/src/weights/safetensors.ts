@@ -4,6 +4,7 @@
  */
 
 import { type FileHandle, open } from "node:fs/promises";
+import { isObject } from "../transport/fields.js";
 import { isDtype, sizeBytesOf } from "./dtypes.js";
 import type { TensorSource } from "./sources.js";
 
@@ -54,11 +55,6 @@ export function parseObject(path: string, text: string): Readonly<Record<string,
   }
   if (!isObject(document)) throw new CheckpointFileError(path, "not a JSON object");
   return document;
-}
-
-/** Whether a value of a JSON document is an object. */
-export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 async function readTensors(path: string, file: FileHandle): Promise<TensorSource[]> {

@@ -1,6 +1,13 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import { DeadlineError, detailsOf, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
+import {
+  DeadlineError,
+  detailsOf,
+  GenserveError,
+  PushNotFoundError,
+  PushTruncatedError,
+  UnavailableError,
+} from "../errors.js";
 import type { ClientStream, Connection } from "../transport/connection.js";
 import { pause } from "../transport/pause.js";
 import { deadlineOf } from "../transport/timeouts.js";
@@ -57,7 +64,7 @@ class Upload {
 
   async run(): Promise<PushResult> {
     const checksum = this.#options.checksum === false ? undefined : await loadChecksum();
-    let missing = this.#header.action === PushAction.VALIDATE ? [] : this.#space.ranges;
+    let missing: readonly ByteRange[] = this.#header.action === PushAction.VALIDATE ? [] : this.#space.ranges;
     for (;;) {
       let known: PushResult | undefined;
       try {
@@ -76,8 +83,16 @@ class Upload {
       const isOwn = known.push.attempt === this.#header.attempt;
       if (known.push.state === "valid") return known;
       if (known.push.state === "applied" && isOwn) return this.#answerOf(known); // only the answer was lost
-      missing = isOwn ? known.push.missing : this.#space.ranges; // bytes of another attempt are compared
+      missing = isOwn ? this.#checked(known.push.missing) : this.#space.ranges; // those of another attempt are compared
     }
+  }
+
+  /** What the daemon misses, which must be bytes of this push. */
+  #checked(missing: readonly ByteRange[]): readonly ByteRange[] {
+    const wrong = missing.find(([start, end]) => start < 0 || start > end || end > this.#space.totalBytes);
+    if (wrong === undefined) return missing;
+    const [start, end] = wrong;
+    throw new GenserveError(`the daemon misses bytes ${start} to ${end} of a push of ${this.#space.totalBytes}`);
   }
 
   /** The lost answer to this push, which is applied; what `getPush` says has to do where it cannot be had. */
