@@ -11,6 +11,7 @@ from clients.conformance.runner.drivers import CLIENTS, DRIVERS
 from clients.conformance.runner.run import Run, subject_of
 from clients.conformance.runner.scenario import Scenario, all_scenarios
 from clients.conformance.runner.subject import Subject
+from genserve.client import AsyncClient
 from tests.engine import wrong_driver
 
 Tested = tuple[Daemons, Subject, dict[str, str]]
@@ -72,3 +73,12 @@ async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(tested:
     command = sys.executable, str(wrong_driver.__file__), mistake
     outcome = (await Run(*tested, mutation=None).scenario(scenario, {"wrong": command}))["wrong"]
     assert outcome.differences and outcome.results, outcome  # it ran to its end
+
+
+async def test_what_a_driver_leaves_paused_fails_its_own_row_alone(tested: Tested) -> None:
+    """The next driver finds a daemon that generates."""
+    daemons, subject, _ = tested
+    async with AsyncClient(daemons.open) as client:
+        await client.pause(holder="forgetful", ttl_s=1000)
+        assert await subject.differences({}) == ["afterwards 'forgetful' holds a pause"]
+        assert (await client.status()).state.phase == "running"
