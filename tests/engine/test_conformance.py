@@ -1,14 +1,16 @@
 """Every driver of clients/conformance over every scenario, and mistakes of daemons and drivers that it must show."""
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from clients.conformance.runner.daemons import running
+from clients.conformance.runner.daemons import Daemons, running
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS
 from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
+from clients.conformance.runner.subject import Subject
+from genserve.client import AsyncClient
 from tests.engine import wrong_driver
 
 SHOWN = {
@@ -21,10 +23,15 @@ TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
 
 
 @pytest.fixture(scope="module")
-async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
     with running(tmp_path_factory.mktemp("conformance")) as daemons:
-        async with Run.against(daemons) as against_daemons:
-            yield against_daemons
+        yield daemons
+
+
+@pytest.fixture(scope="module")
+async def run(daemons: Daemons) -> AsyncIterator[Run]:
+    async with Run.against(daemons) as against_daemons:
+        yield against_daemons
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +72,11 @@ async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(run: Ru
     command = sys.executable, "-m", wrong_driver.__name__, mistake
     outcome = (await run.scenario(scenario, {"wrong": command}))["wrong"]
     assert outcome.differences and outcome.results, outcome  # it ran to its end
+
+
+async def test_what_a_driver_leaves_paused_fails_its_own_row_alone(daemons: Daemons) -> None:
+    """The next driver finds a daemon that generates."""
+    async with AsyncClient(daemons.open) as client:
+        await client.pause(holder="forgetful", ttl_s=1000)
+        assert await Subject(client, daemons.checkpoints).differences({}) == ["afterwards 'forgetful' holds a pause"]
+        assert (await client.status()).state.phase == "running"

@@ -41,7 +41,10 @@ class Subject:
         return {f"{rank} {name}": sha256 for (rank, name), sha256 in served.digests.items()}
 
     async def differences(self, after: dict[str, Any]) -> list[str]:
-        """What is not as a scenario leaves it. Nothing runs, nothing is paused, and the weights are whole."""
+        """What is not as a scenario leaves it: nothing runs, nothing is paused, and the weights are whole.
+
+        Ends requests and pauses, or the next driver would have to wait for them.
+        """
         self._at = ""
         found: list[str] = []
         status = await self._client.status()
@@ -52,7 +55,10 @@ class Subject:
                         break
         except TimeoutError:
             found.append(f"afterwards {status.load.running} requests run and {status.load.waiting} wait")
+            await self._client.abort(all=True)
         found += [f"afterwards {lease.holder!r} holds a pause" for lease in status.state.pauses]
+        if status.state.pauses:
+            await self._client.resume(force=True)
         live = await self._live()
         self._at = next((name for name, digests in self._digests.items() if digests == live), "")
         if after:
