@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import genserve.rpc.weights as servicer_module
 from genserve.cli import main
 from genserve.client import AsyncClient
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
     InvalidFieldError,
@@ -24,6 +25,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from tests.rpc.served import weights
+from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.scripted_daemon import Daemon
 
 
@@ -203,3 +205,19 @@ async def test_commands_stage_commit_discard_and_pull(
     assert (status, "no such directory" in errors) == (1, True)
     status, _, errors = await run("commit", "never")
     assert (status, errors.startswith("genserve: PUSH_NOT_FOUND: ")) == (1, True)
+
+
+async def test_a_cancelled_pause_leaves_no_lease_though_its_answer_was_on_the_way(daemon: Daemon) -> None:
+    """The lease of somebody else stays."""
+    theirs = (await daemon.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="other", ttl_s=60, timeout_s=5)).lease
+    async with FaultProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+        await client.status()
+        proxy.switch(Way.TO_CLIENT, delay_s=0.2)
+        pausing = asyncio.create_task(client.pause(holder="cancelled"))
+        async with asyncio.timeout(30):
+            while len(daemon.board.state().pauses) < 2:
+                await asyncio.sleep(0.001)
+        pausing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        assert [lease.lease_id for lease in daemon.board.state().pauses] == [theirs.lease_id]

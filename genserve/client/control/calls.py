@@ -1,8 +1,9 @@
 """The calls of ControlService, and waiting until the daemon is ready."""
 
 import asyncio
+import uuid
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -21,6 +22,7 @@ from genserve.words import KvPolicy, PauseMode, SleepTag
 # grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 _EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
+_GIVE_UP_S: Final = 2.0
 _LAST_LOOK_S: Final = 1.0
 _NEXT_WATCH_S: Final = 0.2  # a proxy without a daemon refuses every call at once
 _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
@@ -44,6 +46,7 @@ class ControlCalls(ServiceCalls):
 
         Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s`, and then nothing is
         paused. A repeat with the same `request_id` returns the same lease. Prefer `paused()`, which renews and resumes.
+        If the caller is cancelled, a lease that the daemon has just granted is ended first.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
@@ -51,18 +54,34 @@ class ControlCalls(ServiceCalls):
             "holder": holder,
             "ttl": optional_duration(ttl_s, "ttl_s"),
             "no_expiry": no_expiry,
-            "request_id": request_id,
+            "request_id": request_id or uuid.uuid4().hex,
             "timeout": duration(timeout_s, "timeout_s"),
         }
         request = build(control_pb2.PauseRequest, fields)
         call_timeout_s = timeout_s + self._connection.timeouts.pause_slack_s
-        response = await self._connection.unary(self._connection.control.Pause, request, call_timeout_s)
+        try:
+            response = await self._connection.unary(self._connection.control.Pause, request, call_timeout_s)
+        except asyncio.CancelledError:
+            await self._give_up(request)
+            raise
         return PauseResult(
             PauseLease.of(response.lease),
             response.requests_kept,
             response.requests_aborted,
             EngineState.of(response.state),
         )
+
+    async def _give_up(self, request: control_pb2.PauseRequest) -> None:
+        """Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but
+        its answer may have been on the way, and only a repeat says which lease was granted."""
+        # If it fails, the lease ends by itself.
+        with suppress(GenserveError, TimeoutError):
+            async with asyncio.timeout(_GIVE_UP_S):
+                if (await self.status(timeout_s=_GIVE_UP_S)).state.pauses:
+                    # Should it pause after all, then for a moment, and without harm to requests.
+                    request.mode, request.kv_policy = types_pb2.PAUSE_MODE_KEEP, types_pb2.KV_POLICY_REUSE
+                    granted = await self._connection.unary(self._connection.control.Pause, request, _GIVE_UP_S)
+                    await self.resume(granted.lease.lease_id, timeout_s=_GIVE_UP_S)
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
         """Extends a lease to `ttl_s` from now; default: its first time to live. Raises PauseLeaseLostError."""

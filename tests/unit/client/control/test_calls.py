@@ -105,10 +105,13 @@ async def test_pause_and_resume_by_hand(daemon: ScriptedDaemon, client: AsyncCli
 
 
 async def test_a_bare_pause_says_how_long_it_may_take_and_no_more(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """The rest is left to the daemon; `paused` has to know when to renew."""
+    """The rest is left to the daemon; `paused` has to know when to renew. An id lets a cancelled one be found."""
     await client.pause()
     async with client.paused():
         pass
+    assert len({each.request_id for each in daemon.pauses}) == 2
+    for each in daemon.pauses:
+        each.ClearField("request_id")
     minute = Duration(seconds=60)
     bare = control_pb2.PauseRequest(timeout=minute)
     assert daemon.pauses == [bare, control_pb2.PauseRequest(timeout=minute, ttl=minute)]
