@@ -32,8 +32,9 @@ export function checkCount(value: unknown, field: string): number {
   return count;
 }
 
-/** Refuses a key that nothing is known about, such as one with a typing error. */
-export function refuseUnknown(given: object, known: ReadonlySet<string>): void {
+/** Refuses what is no object of options, and a key that nothing is known about, such as one with a typing error. */
+export function refuseUnknown(given: unknown, known: ReadonlySet<string>): void {
+  if (typeof given !== "object" || given === null) throw InvalidFieldError.of("options", "must be an object");
   for (const name of Object.keys(given)) {
     if (!known.has(name)) throw InvalidFieldError.of(name, "is not an option");
   }
@@ -71,7 +72,8 @@ export function exactNumber(value: bigint, field: string): number {
   return Number(value);
 }
 
-/** A value in a message, whatever it is. */
+/** A value as a message shows it. */
 export function shown(value: unknown): string {
-  return typeof value === "string" ? JSON.stringify(value.slice(0, 40)) : String(value);
+  if (typeof value === "string") return JSON.stringify(value.slice(0, 40));
+  return typeof value === "object" && value !== null ? "an object" : String(value);
 }

@@ -2,6 +2,7 @@
 
 import { randomUUID } from "node:crypto";
 import type { KvPolicy, PauseMode } from "../control/state.js";
+import { InvalidFieldError } from "../errors.js";
 import { checkCount, checkNumber, optionalDuration, refuseUnknown } from "../transport/fields.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { valueOf, type Word } from "../transport/words.js";
@@ -73,6 +74,8 @@ const PUSH_OPTIONS = new Set([...COMMIT_NAMES, ...SEND_NAMES, ...OWN_NAMES]);
 /** The header of a push, without tensors. Throws InvalidFieldError. */
 export function pushHeader(options: PushOptions): wire.PushHeader {
   refuseUnknown(options, PUSH_OPTIONS);
+  // eslint-disable-next-line @typescript-eslint/no-unnecessary-condition -- programs in JavaScript leave it out
+  if (options.version === undefined) throw InvalidFieldError.of("version", "must be given");
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),
