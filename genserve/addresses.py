@@ -52,6 +52,21 @@ def split_name(name: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def port_of(address: str) -> str | None:
+    """The port of HOST:PORT as it is written; None for what is written otherwise, such as a socket, a name without a
+    port after "dns:", or several addresses."""
+    if is_socket(address):
+        return None
+    scheme = next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
+    parts = re.fullmatch(r"(?:[^:/\[\]]+|\[[^\[\]]+\]):([^:/]*)", unquote(address.removeprefix(scheme)))
+    return None if parts is None else parts[1]
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is the number of a port that can be called."""
+    return re.fullmatch("[0-9]{1,5}", text) is not None and 0 < int(text) <= 65535
+
+
 def check_replica(address: str) -> None:
     """Raises ValueError unless an address is HOST:PORT or unix:PATH."""
     if is_socket(address):
@@ -63,5 +78,5 @@ def check_replica(address: str) -> None:
     ).rpartition(":")
     # One host: no list, no URL, and an IPv6 address in brackets, without which nobody knows where it ends.
     is_host = re.fullmatch(r"[^\s,/:\[\]]+|\[[0-9A-Fa-f:.%]+\]", host) is not None
-    if not is_host or re.fullmatch("[0-9]{1,5}", port) is None or not 0 < int(port) <= 65535:
+    if not is_host or not is_port(port):
         raise ValueError(f"must be HOST:PORT or unix:PATH, is {address!r}")

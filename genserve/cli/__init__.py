@@ -5,6 +5,7 @@ its modules when it runs, so that `--help` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -20,6 +21,8 @@ from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
+_SERVERS: Final = (["serve"], ["up"], ["route"])
+"""The commands whose log has what gRPC says of connections."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_output()
     try:
         try:
-            args = _parse(sys.argv[1:] if argv is None else list(argv))
-            return _run(args)
+            arguments = sys.argv[1:] if argv is None else list(argv)
+            if arguments[:1] not in _SERVERS:
+                os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # an error is one line, which says what gRPC logs
+            return _run(_parse(arguments))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

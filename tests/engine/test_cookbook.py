@@ -5,6 +5,7 @@ Those with TLS and a token are in test_secured.py.
 
 import ast
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,9 @@ async def test_a_tensor_is_pushed_by_hand(
     """That one, and nothing else."""
     await client.push_weights(checkpoints["b"], version=await next_version(client))
     version = await next_version(client)
+    found = (await shell.run(recipe("GetWeights"))).stdout
+    assert '"model.norm.weight"' in found and '"BF16"' in found
+    assert re.search(rf'eight_?[vV]ersion": {version - 1}\b', found)
     told = await shell.asked(recipe("python -"), VERSION=version)
     assert (told["applied"]["previous_version"], told["applied"]["active_version"]) == (version - 1, version)
     served, before = (await client.pull_weights()).state_dict(), load_tensors(checkpoints["b"])

@@ -51,9 +51,14 @@ async def test_a_client_that_does_not_is_not(authority: Authority, tmp_path: Pat
     """Nor does one that speaks no TLS, or that looks for another name, send anything."""
     other = Authority(tmp_path)
     async with serving(tls(authority.issue("daemon.example"))) as daemon:
-        for settings in ({"ca_file": other.ca_file}, {}, {"tls": True}, {"ca_file": authority.ca_file}):
+        for settings, says in (
+            ({"ca_file": other.ca_file}, "CERTIFICATE_VERIFY_FAILED"),
+            ({}, "it may need TLS"),
+            ({"tls": True}, "CERTIFICATE_VERIFY_FAILED"),
+            ({"ca_file": authority.ca_file}, "its certificate is for another name; see server_name"),
+        ):
             async with AsyncClient(daemon.address, **settings) as client:  # type: ignore[arg-type]
-                with pytest.raises(UnavailableError):
+                with pytest.raises(UnavailableError, match=says):
                     await client.status(timeout_s=5.0)
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, server_name="daemon.example") as client:
             await client.status()

@@ -133,3 +133,11 @@ def test_packages_are_installed_again_only_when_their_lock_changes(checkout: Pat
         (checkout / "clients" / "typescript" / "package-lock.json").write_text(lock)
         assert run(checkout).returncode == 0
         assert (checkout / "calls").read_text().count("npm ci") == installations
+
+
+def test_who_packs_it_without_its_packages_is_told_to_install_them(tmp_path: Path) -> None:
+    """`npm pack` builds it, also in a fresh checkout."""
+    (tmp_path / "scripts").mkdir()
+    build = shutil.copy(SCRIPT.parents[1] / "clients" / "typescript" / "scripts" / "build", tmp_path / "scripts")
+    done = subprocess.run([build], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "scripts/build: npm's packages are not installed: run npm ci\n")

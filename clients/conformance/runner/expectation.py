@@ -7,6 +7,19 @@ Rule = Callable[[Any], Any]
 """The value that a rule stands for, from its argument."""
 
 
+def step_differences(found: Any, expected: dict[str, Any], rules: dict[str, Rule]) -> Iterator[str]:
+    """What differs in the result of a step. Other fields may be more than is expected; an error is never, and beside
+    it nothing else is there."""
+    if isinstance(found, dict) and "error" in found and "error" not in expected:
+        error = found["error"]
+        if error == {"reason": "NOT_IMPLEMENTED"}:
+            yield "the driver does not have this step"
+        else:
+            yield f"failed with {error!r}, expected {', '.join(expected) or 'no error'}"
+    else:
+        yield from differences(found, expected, rules)
+
+
 def differences(found: Any, expected: Any, rules: dict[str, Rule], path: str = "") -> Iterator[str]:
     """What differs, each as one line. `rules`: those whose values only the runner knows, by name."""
     if isinstance(expected, dict) and any(key.startswith("$") for key in expected):
@@ -35,6 +48,8 @@ def _by_rule(found: Any, expected: dict[str, Any], rules: dict[str, Rule], path:
         elif name == "$each" and isinstance(found, list) and found:
             for i, item in enumerate(found):
                 yield from differences(item, argument, rules, f"{path}[{i}]")
+        elif name == "$absent":
+            yield f"{path or 'result'}: {found!r}, expected none"
         elif not _holds(name, found, argument):
             yield f"{path or 'result'}: {found!r} is not {name[1:]} {argument!r}"
 
@@ -52,6 +67,6 @@ def _holds(name: str, found: Any, argument: Any) -> bool:
             return found in argument
         case "$without":
             return isinstance(found, str) and not any(each in found for each in argument)
-        case "$absent" | "$each":
-            return False  # it is there; it is no list, or has no item
+        case "$each":
+            return False  # it is no list, or has no item
     raise ValueError(f"{name} is no rule")

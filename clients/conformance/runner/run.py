@@ -8,7 +8,7 @@ from typing import Any
 from clients.conformance.runner import checkpoints
 from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
-from clients.conformance.runner.expectation import Rule, differences
+from clients.conformance.runner.expectation import Rule, step_differences
 from clients.conformance.runner.link import link_to
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
@@ -42,21 +42,17 @@ class Run:
         """The outcome of each driver. What one prints that another does not is a difference as well. Between drivers
         and the open daemon is a relay that makes a mistake, if `mutation` names one."""
         outcomes: dict[str, Outcome] = {}
-        first: tuple[str, list[Any]] | None = None
+        alike: dict[str, list[Any]] = {}
         for name, command in drivers.items():
             version = 0
             try:
                 if scenario.daemon == "open":
                     version = await self._subject.restore()
-                outcome = await self._one(scenario, command, version, mutation)
+                outcomes[name] = await self._one(scenario, command, version, mutation)
             except GenserveError as error:
-                outcome = Outcome([f"the runner's own call has failed: {error}"])
-            alike = [_relative(result, version) for result in outcome.results]
-            if first is None:
-                first = name, alike
-            else:
-                outcome.differences.extend(_disagreements(alike, first[1], first[0], scenario))
-            outcomes[name] = outcome
+                outcomes[name] = Outcome([f"the runner's own call has failed: {error}"])
+            alike[name] = [_relative(result, version) for result in outcomes[name].results]
+        add_disagreements(outcomes, alike, scenario)
         return outcomes
 
     async def _one(self, scenario: Scenario, command: Sequence[str], version: int, mutation: str | None) -> Outcome:
@@ -92,9 +88,8 @@ class Run:
             return [f"printed {len(results)} results for {len(scenario.steps)} steps"]
         found = []
         for i, (step, result) in enumerate(zip(scenario.steps, results, strict=True), 1):
-            # Other fields may be more than is expected; an error is never.
-            expected = {"error": {"$absent": True}, **filled(step["expect"], names, version)}
-            found += [f"step {i}, {step['do']}: {each}" for each in differences(result, expected, self._rules(results))]
+            different = step_differences(result, filled(step["expect"], names, version), self._rules(results))
+            found += [f"step {i}, {step['do']}: {each}" for each in different]
         return found
 
     def _rules(self, results: list[Any]) -> dict[str, Rule]:
@@ -125,6 +120,15 @@ def _relative(value: Any, version: int, key: str = "") -> Any:
     if isinstance(value, list):
         return [_relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
     return value - version if key in _VERSIONS and isinstance(value, int) else value
+
+
+def add_disagreements(outcomes: dict[str, Outcome], alike: dict[str, list[Any]], scenario: Scenario) -> None:
+    """Adds what a driver has printed that the first one did not, of those that did as the scenario says: a driver does
+    not fail because another one did. `alike`: what each has printed, by its name, with versions that can be compared.
+    """
+    passed = [name for name, outcome in outcomes.items() if not outcome.differences]
+    for name in passed[1:]:
+        outcomes[name].differences.extend(_disagreements(alike[name], alike[passed[0]], passed[0], scenario))
 
 
 def _disagreements(results: list[Any], others: list[Any], name: str, scenario: Scenario) -> list[str]:

@@ -61,7 +61,14 @@ test("what nobody answers is UnavailableError, and names the address", async () 
   using nobody = new Client("127.0.0.1:1");
   const calling = nobody.status({ timeoutMs: 20_000 });
   await expect(calling).rejects.toBeInstanceOf(UnavailableError);
-  await expect(calling).rejects.toThrow("no daemon answers at 127.0.0.1:1");
+  await expect(calling).rejects.toThrow(/^no daemon answers at 127\.0\.0\.1:1: connect ECONNREFUSED 127\.0\.0\.1:1$/);
+});
+
+test("a client with TLS is told that the daemon has none", async () => {
+  using client = new Client(daemon.address, { tls: true, serverName: "daemon.test" });
+  await expect(client.status({ timeoutMs: 20_000 })).rejects.toThrow(
+    `no daemon answers at ${daemon.address}: wrong version number: it has no TLS, or is no daemon`,
+  );
 });
 
 test("details of a proxy that are none hide neither code nor message", () => {

@@ -169,6 +169,8 @@ test("mistakes of the caller are found before anything is sent", async () => {
   const short = { norm: { dtype: "F32", shape: [4], data: new Float32Array(3) } as Tensor };
   await expect(client.pushTensors(short, { version })).rejects.toThrow("12 bytes are not F32 of shape [4]");
   await expect(client.pushTensors(tensors, { version: 1.5 })).rejects.toThrow("version");
+  await expect(client.pushTensors(tensors, {} as never)).rejects.toThrow("version: must be given");
+  await expect(client.pushTensors(tensors, undefined as never)).rejects.toThrow("options: must be an object");
   await expect(client.pushCheckpoint(await newDirectory(), { version })).rejects.toBeInstanceOf(CheckpointFileError);
 });
 

@@ -57,6 +57,12 @@ test("without a certificate of its own, or an authority for the daemon's, a clie
   await expect(use({ tls: true, token })).rejects.toBeInstanceOf(UnavailableError);
 });
 
+test("a client without TLS is told that the daemon may need it", async () => {
+  await expect(use({ token: daemon.tokens.router, allowInsecure: true })).rejects.toThrow(
+    /: it may need TLS, or a certificate$/,
+  );
+});
+
 test("a push takes the same way in", async () => {
   using client = new Client(daemon.address, { ...files(), token: daemon.tokens.trainer });
   const tensors = randomTensors();

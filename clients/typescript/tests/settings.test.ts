@@ -82,7 +82,7 @@ test("limits have defaults, also where one is undefined, and others are refused"
   expect(timeoutsOf({ generateMs: undefined, pushMs: 5 })).toEqual({ ...DEFAULT_TIMEOUTS, pushMs: 5 });
   expect(() => timeoutsOf({ generatMs: 1 } as object)).toThrow("timeouts.generatMs: is not a limit of a client");
   expect(() => timeoutsOf({ constructor: 1 } as object)).toThrow("timeouts.constructor: is not a limit of a client");
-  expect(() => timeoutsOf({ pushMs: "1" } as object)).toThrow("timeouts.pushMs: 1 is not a number of milliseconds");
+  expect(() => timeoutsOf({ pushMs: "1" } as object)).toThrow('timeouts.pushMs: "1" is not a number of milliseconds');
   expect(deadlineOf(1e300)).toBe(Infinity);
 });
 
@@ -90,13 +90,33 @@ test("a message never has a token that is refused", () => {
   expect(() => reachOf("127.0.0.1:1", { token: "my secret" }, none)).toThrow(/^token: must be printable ASCII/);
 });
 
+const certFile = written("cert.pem", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n");
+const keyFile = written("key.pem", "-----BEGIN EC PRIVATE KEY-----\n-----END EC PRIVATE KEY-----\n");
+
+test.each(["daemon:65535", "[::1]:1", "dns:daemon", "dns:///daemon", "ipv4:127.0.0.1:1,127.0.0.2:1", "unix:/run/d:x"])(
+  "the address %j is taken",
+  (address) => {
+    expect(reachOf(address, {}, none).address).toBe(address);
+  },
+);
+
 const refused: [address: string, options: object, environment: NodeJS.ProcessEnv, field: string][] = [
   ["", {}, none, "address"],
   ["http://daemon:1", {}, none, "address"],
   ["daemon", {}, none, "address"],
+  ["daemon:", {}, none, "address"],
+  ["daemon:port", {}, none, "address"],
+  ["daemon:0", {}, none, "address"],
+  ["dns:///daemon:99999", {}, none, "address"],
+  ["[::1]:65536", {}, none, "address"],
   ["daemon:1", { keyFile: "/key.pem" }, none, "key"],
   ["daemon:1", { serverName: "daemon" }, none, "serverName"],
   ["daemon:1", { caFile: "/nonexistent.pem" }, none, "caFile"],
+  ["daemon:1", { caFile: keyFile }, none, "caFile"],
+  ["daemon:1", { ca: "/path/of/ca.pem" }, none, "ca"],
+  ["daemon:1", { certFile: keyFile }, none, "certFile"],
+  ["daemon:1", { certFile, keyFile: certFile }, none, "keyFile"],
+  ["daemon:1", { certFile }, none, "cert"],
   ["daemon:1", { tokenFile: "/nonexistent", tls: true }, none, "tokenFile"],
   ["daemon:1", { ca_file: "/ca.pem" }, none, "ca_file"],
   ["daemon:1", { tls: "yes" }, none, "tls"],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from genserve.addresses import is_port, port_of
 from genserve.cancellation import is_cancelled
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.client.transport.fields import is_seconds
@@ -304,6 +305,8 @@ def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
         raise InvalidFieldError.of("target", f"{target!r} is not an address of gRPC: write HOST:PORT")
     if ":" not in target:
         raise InvalidFieldError.of("target", f"{target!r} has no port: write HOST:PORT")
+    if (port := port_of(target)) is not None and not is_port(port):
+        raise InvalidFieldError.of("target", f"{target!r} has no port from 1 to 65535: write HOST:PORT")
     for key, value in metadata:
         if not _METADATA_KEY.fullmatch(key):
             raise InvalidFieldError.of("metadata", f"{key!r} is not a valid gRPC metadata key")

@@ -50,6 +50,12 @@ _REFUSED = re.compile(
     r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?"
 )
 """How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
+_HINTS = (
+    (re.compile("Socket closed"), "it may need TLS, or a certificate"),
+    (re.compile(".*WRONG_VERSION_NUMBER.*"), "it has no TLS, or is no daemon"),
+    (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name; see server_name"),
+)
+"""What these words of gRPC mean where nothing is connected."""
 _BROKEN = re.compile(r"(?:Stream removed \()?(Socket closed|Connection reset by peer|Broken pipe)\)?", re.IGNORECASE)
 """What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes."""
 _LATE = re.compile(r"(?:Stream removed \()?(?:Deadline Exceeded|DEADLINE_EXCEEDED)\)?", re.IGNORECASE)
@@ -98,7 +104,7 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         if error_class is UnavailableError and (broken := _BROKEN.fullmatch(details)) is not None:
             message = f"the connection to {target} broke: {broken[1]}"
         elif error_class is UnavailableError:
-            message = f"no daemon answers at {target}: {_REFUSED.sub('', details)}"
+            message = f"no daemon answers at {target}: {_why_unconnected(details)}"
         elif error_class is DeadlineError and _LATE.fullmatch(details) is not None:
             message = f"the call to {target} did not finish within its timeout"
         elif error_class is UnsupportedError:
@@ -108,6 +114,12 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         if info is not None:
             metadata["reason"] = info.reason
     return error_class(message, violations=violations, retry_after_s=retry_after_s, metadata=metadata)
+
+
+def _why_unconnected(details: str) -> str:
+    why = _REFUSED.sub("", details)
+    hints = [f"{why} ({hint})" for words, hint in _HINTS if words.fullmatch(why)]
+    return next(iter(hints), why)
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

@@ -1,12 +1,13 @@
 """What the commands say of what went wrong: a daemon that refuses, none that answers, wrong usage."""
 
+import re
 from typing import Any
 
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 
 from genserve.cli import main
-from tests.unit.cli.commands import Command
+from tests.unit.cli.commands import Command, start
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
@@ -42,6 +43,14 @@ def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -
     errors = capsys.readouterr().err
     assert errors.startswith("genserve: UNAVAILABLE: no daemon answers at 127.0.0.1:1")
     assert errors.count("\n") == 1
+
+
+async def test_what_grpc_logs_of_a_handshake_is_not_printed_beside_the_error(daemon: ScriptedDaemon) -> None:
+    """In a process of its own, because gRPC reads its level once."""
+    process = await start(daemon, "status", "--tls")
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert re.fullmatch(r"genserve: UNAVAILABLE: .*\(it has no TLS, or is no daemon\)\n", errors.decode())
 
 
 @pytest.mark.parametrize(

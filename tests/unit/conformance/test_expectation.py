@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clients.conformance.runner.expectation import differences
+from clients.conformance.runner.expectation import differences, step_differences
 from clients.conformance.runner.scenario import filled
 
 
@@ -16,7 +16,7 @@ from clients.conformance.runner.scenario import filled
         ({"a": 1}, {"a": True}, ["a: 1, expected True"]),
         ({"a": 1.0}, {"a": 1}, ["a: 1.0, expected 1"]),
         ({"b": 1}, {"a": 1}, ["a: is absent; there are b"]),
-        ({"a": 1}, {"a": {"$absent": True}}, ["a: 1 is not absent True"]),
+        ({"a": 1}, {"a": {"$absent": True}}, ["a: 1, expected none"]),
         ({}, {"a": {"$absent": True}}, []),
         ([1, 2], [1], ["result: [1, 2], expected [1]"]),
         ({"a": [{"b": [1, 2]}]}, {"a": [{"b": [1, 3]}]}, ["a[0].b[1]: 2, expected 3"]),
@@ -35,6 +35,22 @@ from clients.conformance.runner.scenario import filled
 )  # fmt: skip
 def test_what_differs_is_named_by_its_path(found: Any, expected: Any, said: list[str]) -> None:
     assert list(differences(found, expected, {"$twice": lambda number: [2 * number]})) == said
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "said"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, []),
+        ({"error": {"reason": "X"}}, {"error": {"reason": "X"}}, []),
+        ({"error": {"reason": "X"}}, {"a": 1, "b": 1}, ["failed with {'reason': 'X'}, expected a, b"]),
+        ({"error": {"reason": "X"}}, {}, ["failed with {'reason': 'X'}, expected no error"]),
+        ({"error": {"reason": "NOT_IMPLEMENTED"}}, {"a": 1}, ["the driver does not have this step"]),
+        ({"a": 1}, {"error": {"reason": "X"}}, ["error: is absent; there are a"]),
+        ([1], {"a": 1}, ["result: [1], expected {'a': 1}"]),
+    ],
+)
+def test_a_step_that_fails_differs_in_its_error_alone(found: Any, expected: Any, said: list[str]) -> None:
+    assert list(step_differences(found, expected, {})) == said
 
 
 def test_a_rule_that_does_not_exist_is_no_rule_that_holds() -> None:

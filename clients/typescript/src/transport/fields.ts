@@ -74,7 +74,8 @@ export function exactNumber(value: bigint, field: string): number {
   return Number(value);
 }
 
-/** A value in a message, whatever it is. */
+/** A value as a message shows it. */
 export function shown(value: unknown): string {
-  return typeof value === "string" ? JSON.stringify(value.slice(0, 40)) : String(value);
+  if (typeof value === "string") return JSON.stringify(value.slice(0, 40));
+  return typeof value === "object" && value !== null ? "an object" : String(value);
 }

@@ -8,7 +8,7 @@
 import { readFileSync } from "node:fs";
 import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
 import { InvalidFieldError } from "../errors.js";
-import { isLocal, isSocket } from "./addresses.js";
+import { hostAndPort, isLocal, isSocket } from "./addresses.js";
 import { checkOptions, checkText, type Kinds } from "./options.js";
 import { fromEnvironment, fromFile, type Settings } from "./setting-sources.js";
 import type { GivenTimeouts } from "./timeouts.js";
@@ -132,6 +132,10 @@ function checkAddress(address: unknown): string {
   if (/^https?:/.test(address) || !address.includes(":")) {
     throw InvalidFieldError.of("address", `${JSON.stringify(address)} is not an address of gRPC: write HOST:PORT`);
   }
+  const port = hostAndPort(address)?.port;
+  if (port !== undefined && !(/^\d{1,5}$/.test(port) && 0 < +port && +port <= 65535)) {
+    throw InvalidFieldError.of("address", `${JSON.stringify(address)} has no port from 1 to 65535: write HOST:PORT`);
+  }
   return address;
 }
 
@@ -169,9 +173,12 @@ function isTls({ tls, ca, caFile, cert, certFile, key, keyFile, serverName }: Tl
 }
 
 function tlsCredentials({ ca, caFile, cert, certFile, key, keyFile }: TlsSettings): ChannelCredentials {
-  const roots = pem(ca, caFile, "caFile");
-  const chain = pem(cert, certFile, "certFile");
-  const privateKey = pem(key, keyFile, "keyFile") ?? chain;
+  const roots = pem(ca, caFile, ca === undefined ? "caFile" : "ca");
+  const chain = pem(cert, certFile, cert === undefined ? "certFile" : "cert");
+  const privateKey = pem(key, keyFile, key === undefined ? "keyFile" : "key", "PRIVATE KEY") ?? chain;
+  if (privateKey?.includes("PRIVATE KEY-----") === false) {
+    throw InvalidFieldError.of("cert", "has no key with it: give keyFile or key, too");
+  }
   try {
     return credentials.createSsl(roots, privateKey, chain);
   } catch (error) {
@@ -179,9 +186,17 @@ function tlsCredentials({ ca, caFile, cert, certFile, key, keyFile }: TlsSetting
   }
 }
 
-function pem(value: Pem | undefined, path: string | undefined, field: string): Buffer | null {
-  if (value !== undefined) return Buffer.from(value);
-  if (path === undefined) return null;
+function pem(value: Pem | undefined, path: string | undefined, field: string, kind = "CERTIFICATE"): Buffer | null {
+  const document = value !== undefined ? Buffer.from(value) : path !== undefined ? fileAt(path, field) : null;
+  // Node takes a document of another kind for no certificate, and then trusts nobody.
+  if (document?.includes(`${kind}-----`) === false) {
+    const where = value === undefined ? `${path ?? ""}: ` : "";
+    throw InvalidFieldError.of(field, `${where}is not a PEM document with a ${kind.toLowerCase()}`);
+  }
+  return document;
+}
+
+function fileAt(path: string, field: string): Buffer {
   try {
     return readFileSync(path);
   } catch (error) {

@@ -36,6 +36,14 @@ const CLASS_BY_CODE = new Map<number, typeof GenserveError>([
 /** What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes. */
 const BROKEN = /Connection dropped|ECONNRESET|EPIPE|GOAWAY|socket hang up|Received RST_STREAM/i;
 
+/** How grpc-js wraps why it has no connection: the name of the error's class before it, and an empty note after it. */
+const UNCONNECTED =
+  /^No connection established\. Last error: (?:\w*Error(?: \[\w+\])?: )?([^]*?)\.? Resolution note: [^]*$/;
+/** How OpenSSL wraps why a handshake failed: codes and functions before it, the line of a file after it. */
+const OF_OPENSSL = /^[0-9A-F]+:error:[0-9A-F]+:[^:]*:[^:]*:([^:]+):[^]*$/;
+/** When grpc-js says what it says. */
+const TIME = / \(\d{4}-\d\d-\d\dT[\d:.]+Z\)$/;
+
 /** What grpc-js and gRPC servers say of a call that ended at its deadline. */
 const LATE = /^deadline.exceeded/i;
 
@@ -94,13 +102,26 @@ function explained(code: number, message: string, address: string): string {
     case "UNAVAILABLE":
       return BROKEN.test(message)
         ? `the connection to ${address} broke: ${message}`
-        : `no daemon answers at ${address}: ${message}`;
+        : `no daemon answers at ${address}: ${whyUnconnected(message)}`;
     case "DEADLINE_EXCEEDED":
       return LATE.test(message) ? `the call to ${address} did not finish within its timeout` : message;
     case "UNIMPLEMENTED":
       return `what answers at ${address} does not have this call: ${message}`;
     default:
       return message;
+  }
+}
+
+/** Why there is no connection, without what grpc-js and OpenSSL wrap it in. */
+function whyUnconnected(message: string): string {
+  const why = (UNCONNECTED.exec(message)?.[1] ?? message).replace(OF_OPENSSL, "$1").replace(TIME, "");
+  switch (why) {
+    case "wrong version number":
+      return `${why}: it has no TLS, or is no daemon`;
+    case "Failed to connect":
+      return "the connection was closed before it was used: it may need TLS, or a certificate";
+    default:
+      return why;
   }
 }
 

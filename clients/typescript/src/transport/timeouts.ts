@@ -1,5 +1,6 @@
 import { InvalidFieldError } from "../errors.js";
 import { DEFAULT_TIMEOUTS_MS } from "../wire/service_config.js";
+import { shown } from "./fields.js";
 
 /** Limits, in milliseconds, of calls that are given no `timeoutMs`. `Infinity` = no limit. */
 export interface Timeouts {
@@ -57,7 +58,7 @@ export function deadlineOf(timeoutMs: number): number {
 
 function checkTimeout(value: unknown, name: string): number {
   if (typeof value !== "number" || Number.isNaN(value)) {
-    throw InvalidFieldError.of(name, `${String(value)} is not a number of milliseconds`);
+    throw InvalidFieldError.of(name, `${shown(value)} is not a number of milliseconds`);
   }
   return value;
 }

@@ -2,6 +2,7 @@
 
 import { randomUUID } from "node:crypto";
 import type { KvPolicy, PauseMode } from "../control/state.js";
+import { InvalidFieldError } from "../errors.js";
 import { checkCount, checkNumber, optionalDuration } from "../transport/fields.js";
 import { CALL, checkOptions, checkText, type Kinds } from "../transport/options.js";
 import type { CallOptions } from "../transport/timeouts.js";
@@ -94,6 +95,8 @@ const PUSH_OPTIONS: Kinds<PushOptions> = {
 /** The header of a push, without tensors. Throws InvalidFieldError. */
 export function pushHeader(options: PushOptions): wire.PushHeader {
   checkOptions(options, PUSH_OPTIONS);
+  // eslint-disable-next-line @typescript-eslint/no-unnecessary-condition -- programs in JavaScript leave it out
+  if (options.version === undefined) throw InvalidFieldError.of("version", "must be given");
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),

@@ -25,6 +25,10 @@ from tests.unit.client.scripted_daemon import ScriptedDaemon
         ("http://127.0.0.1:50051", "is not an address of gRPC: write HOST:PORT"),
         ("https://replica:50051", "is not an address of gRPC: write HOST:PORT"),
         ("replica", "'replica' has no port: write HOST:PORT"),
+        ("replica:", "has no port from 1 to 65535: write HOST:PORT"),
+        ("replica:port", "has no port from 1 to 65535: write HOST:PORT"),
+        ("dns:///replica:0", "has no port from 1 to 65535: write HOST:PORT"),
+        ("[::1]:65536", "has no port from 1 to 65535: write HOST:PORT"),
         (50051, "and not int"),
         (b"replica:1", "and not bytes"),
     ],
@@ -38,7 +42,17 @@ def test_what_is_no_address_is_refused_with_what_to_write(target: Any, says: str
     assert says in violation.description
 
 
-@pytest.mark.parametrize("target", ["127.0.0.1:1", "[::1]:1", "dns:///replica:1", "unix:/run/genserve", "httpd:1"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "127.0.0.1:1",
+        "[::1]:65535",
+        "dns:///replica:1",
+        "unix:/run/genserve:x",
+        "httpd:1",
+        "ipv4:127.0.0.1:1,127.0.0.2:1",
+    ],
+)
 def test_addresses_of_grpc_are_taken_as_they_are(target: str) -> None:
     """A host may be called as a scheme begins."""
     assert Connection(target).target == target

@@ -113,6 +113,34 @@ async def test_without_a_daemon_the_error_names_the_address() -> None:
             await client.status()
 
 
+@pytest.mark.parametrize(
+    ("answer", "access", "says"),
+    [
+        (b"", {}, r"Socket closed \(it may need TLS, or a certificate\)$"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            {"tls": True},
+            r"WRONG_VERSION_NUMBER.*\(it has no TLS, or is no daemon\)$",
+        ),
+    ],
+)
+async def test_a_client_with_tls_on_one_side_alone_is_told_so(
+    answer: bytes, access: dict[str, bool], says: str
+) -> None:
+    """gRPC says how the connection ended, and not why."""
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        async with AsyncClient(address, **access) as client:
+            with pytest.raises(UnavailableError, match=rf"^no daemon answers at {re.escape(address)}: .*{says}"):
+                await client.status()
+
+
 async def test_a_call_past_its_deadline_says_so_in_our_own_words(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """gRPC's own words are of a stream that was removed."""
 
