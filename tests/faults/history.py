@@ -20,7 +20,7 @@ FRONTEND_LINK = "front end"
 ANY_LINK = "any"
 """A client that has chosen the connection itself."""
 _NUM_ROUNDS = 20
-_ROUNDS_S = 0.5
+_ROUNDS_S = 1.5
 
 
 class Outcome(enum.Enum):

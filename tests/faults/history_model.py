@@ -20,9 +20,10 @@ the only allowance for tokens on their way.
 
 That does not hold for a front end: the answer to a pause does not go through it, and may overtake tokens that wait in
 its sockets. Its event loop reads these within a few rounds, and they wait for their turn for a tenth of a second at
-most. So twenty probes (Tokenize) must have gone round one after the other on the connection of the stream, over half a
-second at least: what arrives then was sampled after the invocation of the first one, whether the stream was silent or
-not. A stream whose client has chosen the front end itself has only the first bound.
+most; on two busy cores, tokens that fit the weights of their label came 0.8 s after twenty rounds had begun. So twenty
+probes (Tokenize) must have gone round one after the other on the connection of the stream, over a second and a half at
+least: what arrives then was sampled after the invocation of the first one, whether the stream was silent or not. A
+stream whose client has chosen the front end itself has only the first bound.
 
 **What is checked**, life by life:
 
