@@ -137,10 +137,12 @@ async def test_a_front_end_that_is_killed_amid_a_push_takes_nothing_along(
             assert isinstance(error, UnavailableError)
         await victim.wait_ready()
         assert not pushing.done()
+        # A busy machine may take longer to start a front end than these requests take.
+        ended = [task for task in tasks if task.done()]
         daemon.release()
         pushed = (await pushing).push.weight_version
-        for generation in await asyncio.gather(*tasks):
-            assert versions(generation) == [pushed - 1, pushed]
+        for task in tasks:
+            assert versions(await task) == ([pushed - 1] if task in ended else [pushed - 1, pushed])
     async with asyncio.timeout(60):
         while (await daemon.client.status()).load.running:
             await asyncio.sleep(0.02)

@@ -21,7 +21,7 @@ IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 END_CHILD = "signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), child.wait(), sys.exit(0)))"
 
 
-def family(on_term: str = "", on_term_child: str = "") -> str:
+def family(on_term: str = "", on_term_child: str = "pass") -> str:
     """A program that starts another one, and sleeps with it."""
     return FAMILY.format(on_term=on_term, on_term_child=on_term_child)
 
