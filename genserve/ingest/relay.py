@@ -116,22 +116,25 @@ class Relay:
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
         call = method(metadata=tuple(metadata), timeout=context.time_remaining())
         sending = asyncio.create_task(self._send(frames, call, ring))
+        answer: bytes = b""
         try:
-            async for answer in call:
-                if answer.startswith(OUTCOME):
-                    return bytes(answer[len(OUTCOME) :])
-                if answer.startswith(FAILED):
-                    status = status_pb2.Status.FromString(answer[len(FAILED) :])
-                    await context.abort_with_status(rpc_status.to_status(status))
-            raise RuntimeError("the daemon ended a push without an answer")
+            # To its end: a call of which only the answer has been read counts as cancelled in the daemon's metrics.
+            async for message in call:
+                answer = message
         except grpc.aio.AioRpcError as error:
-            # The daemon is gone, or the client's deadline has passed.
-            await context.abort(error.code(), error.details() or "")
+            if not answer:  # the daemon is gone, or the client's deadline has passed
+                await context.abort(error.code(), error.details() or "")
         finally:
             sending.cancel()
             call.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             ring.close()
+        if answer.startswith(OUTCOME):
+            return answer[len(OUTCOME) :]
+        if answer.startswith(FAILED):
+            status = status_pb2.Status.FromString(answer[len(FAILED) :])
+            await context.abort_with_status(rpc_status.to_status(status))
+        raise RuntimeError("the daemon ended a push without an answer")
 
     async def _send(self, frames: AsyncIterator[bytes], call: Any, ring: SharedRing) -> None:
         try:

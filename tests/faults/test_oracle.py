@@ -20,9 +20,9 @@ def hasty(subject: Subject) -> Oracle:
     return replace(subject.oracle, settle_timeout_s=0.5)
 
 
-async def test_the_oracle_holds_when_nothing_has_happened(subject: Subject, hasty: Oracle) -> None:
+async def test_the_oracle_holds_when_nothing_has_happened(subject: Subject) -> None:
     """The control of the controls: the footprint is exact."""
-    await hasty.holds((await hasty.served_version(), "a"))
+    await subject.oracle.holds((await subject.oracle.served_version(), "a"))
 
 
 async def test_the_oracle_notices_another_version(subject: Subject, hasty: Oracle) -> None:
