@@ -3,6 +3,7 @@ import { defineConfig } from "vitest/config";
 export default defineConfig({
   test: {
     include: ["tests/**/*.test.ts"],
+    globalSetup: "tests/temporary.ts",
     testTimeout: 60_000,
     // A daemon starts in one; its program gives it up after four minutes.
     hookTimeout: 270_000,
