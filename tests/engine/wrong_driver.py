@@ -129,6 +129,7 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "one span": ("push-while-generating", lambda: of_sequences(one_span)),
     "log-probabilities of 0": ("logprobs", lambda: of_sequences(zeros)),
     "the first sequence again": ("several-sequences", lambda: of_sequences(first_one)),
+    "no request id": ("generate", without("request_id")),
     "no seed": ("several-sequences", without("seed")),
     "no ignore_eos": ("generate", without("ignore_eos")),
     "no temperature": ("stream", without("temperature")),

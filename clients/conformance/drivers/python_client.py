@@ -28,7 +28,7 @@ class Steps:
             async for delta in deltas:
                 generation.add(delta)
                 if cancel_after_tokens is not None and len(generation.token_ids) >= cancel_after_tokens:
-                    return {"cancelled": True}
+                    return {"cancelled": True, "num_tokens": len(generation.token_ids)}
         return generation_of(generation)
 
     async def generate_many(self, requests: list[Result]) -> Result:
@@ -116,18 +116,27 @@ def generation_of(generation: Generation) -> Result:
         finish = sequence.finish
         result: Result = {"token_ids": sequence.token_ids, "text": sequence.text, "finish": sequence.finish_reason}
         result["weight_spans"] = [list(span) for span in sequence.weight_spans]
-        if finish is not None and finish.stop_string is not None:
-            result["stop_string"] = finish.stop_string
+        if finish is not None:
+            result["num_tokens"] = finish.num_tokens
+            if finish.stop_string is not None:
+                result["stop_string"] = finish.stop_string
         if sequence.logprobs is not None:
             result["logprobs"] = [round(value, 4) for value in sequence.logprobs.sampled]
         sequences.append(result)
-    return {"sequences": sequences, "output_tokens": generation.usage.num_output_tokens if generation.usage else 0}
+    summed: Result = {"sequences": sequences, "request_id": generation.request_id}
+    if generation.prompt is not None:
+        summed["prompt"] = {"num_tokens": generation.prompt.num_tokens}
+    if (usage := generation.usage) is not None:
+        summed |= {"prompt_tokens": usage.num_prompt_tokens, "output_tokens": usage.num_output_tokens}
+    return summed
 
 
 def push_of(pushed: PushResult) -> Result:
-    result: Result = {"state": pushed.push.state, "version": pushed.push.weight_version}
-    if pushed.applied is not None:
-        result["previous_version"] = pushed.applied.previous_version
+    push, applied = pushed.push, pushed.applied
+    result: Result = {"state": push.state, "version": push.weight_version}
+    result |= {"received_bytes": push.received_bytes, "total_bytes": push.total_bytes}
+    if applied is not None:
+        result |= {"previous_version": applied.previous_version, "active_version": applied.active_version}
     return result
 
 

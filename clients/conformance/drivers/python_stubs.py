@@ -55,14 +55,14 @@ class Steps:
             generation.add(message)
             if cancel_after_tokens is not None and generation.num_tokens >= cancel_after_tokens:
                 deltas.cancel()
-                return {"cancelled": True}
+                return {"cancelled": True, "num_tokens": generation.num_tokens}
         return generation.result()
 
     def generate_many(self, requests: list[Result]) -> Result:
         messages = []
         for i, request in enumerate(requests):
             message = request_of(request["prompt"], request["options"])
-            message.request_id = f"conformance-{i}"
+            message.request_id = message.request_id or f"conformance-{i}"
             messages.append(generation_pb2.GenerateManyRequest(generate=message))
         generations = {message.generate.request_id: Generation() for message in messages}
         errors: dict[str, Result] = {}
@@ -159,11 +159,17 @@ class Generation:
 
     def __init__(self) -> None:
         self._sequences: dict[int, Result] = {}
-        self._output_tokens = 0
+        self._rest: Result = {}
         self.num_tokens = 0
 
     def add(self, message: Any) -> None:
-        self._output_tokens = message.usage.num_output_tokens
+        if message.request_id:
+            self._rest["request_id"] = message.request_id
+        if message.HasField("prompt"):
+            self._rest["prompt"] = {"num_tokens": message.prompt.num_tokens}
+        if message.HasField("usage"):
+            self._rest["prompt_tokens"] = message.usage.num_prompt_tokens
+            self._rest["output_tokens"] = message.usage.num_output_tokens
         for delta in message.outputs:
             self.num_tokens += len(delta.token_ids)
             sequence = self._sequences.setdefault(delta.index, {"token_ids": [], "text": "", "weight_spans": []})
@@ -176,12 +182,13 @@ class Generation:
                 sequence["logprobs"] = sequence.get("logprobs", []) + values
             if delta.HasField("finish"):
                 sequence["finish"] = word(generation_pb2.FinishReason, delta.finish.reason)
+                sequence["num_tokens"] = delta.finish.num_tokens
                 if delta.finish.HasField("stop_string"):
                     sequence["stop_string"] = delta.finish.stop_string
 
     def result(self) -> Result:
         sequences = [sequence for _, sequence in sorted(self._sequences.items())]
-        return {"sequences": sequences, "output_tokens": self._output_tokens}
+        return {"sequences": sequences, **self._rest}
 
 
 def add_span(spans: list[list[int]], new: Any) -> None:
@@ -193,7 +200,7 @@ def add_span(spans: list[list[int]], new: Any) -> None:
 
 
 def request_of(prompt: Result, options: Result) -> Any:
-    request = generation_pb2.GenerateRequest(lora_name=options.get("lora_name", ""))
+    request = generation_pb2.GenerateRequest()
     if "token_ids" in prompt:
         request.token_ids.ids.extend(prompt["token_ids"])
     elif "text" in prompt:
@@ -204,7 +211,7 @@ def request_of(prompt: Result, options: Result) -> Any:
         (request.sampling, ("temperature", "top_p", "n", "seed")),
         (request.stop, ("max_tokens", "ignore_eos")),
         (request.output, ("logprobs",)),
-        (request, ("min_weight_version",)),
+        (request, ("request_id", "lora_name", "min_weight_version")),
     ):
         for name in names:
             if name in options:
@@ -231,9 +238,12 @@ def frames(header: Any, tensors: Checkpoint, ranges: list[tuple[int, int]]) -> I
 
 
 def push_of(message: Any) -> Result:
-    result = {"state": word(weights_pb2.PushState, message.push.state), "version": message.push.weight_version}
+    push = message.push
+    result = {"state": word(weights_pb2.PushState, push.state), "version": push.weight_version}
+    result |= {"received_bytes": push.received_bytes, "total_bytes": push.total_bytes}
     if message.HasField("applied"):
         result["previous_version"] = message.applied.previous_version
+        result["active_version"] = message.applied.active_version
     return result
 
 

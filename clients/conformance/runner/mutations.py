@@ -6,8 +6,9 @@ from typing import Any
 from google.rpc import error_details_pb2, status_pb2
 
 from clients.conformance.runner.relay import Change
-from genserve.v1 import generation_pb2
+from genserve.v1 import generation_pb2, weights_pb2
 
+_PUSH = "/genserve.v1.WeightService/PushWeights"
 _GENERATE, _MANY = "/genserve.v1.GenerationService/Generate", "/genserve.v1.GenerationService/GenerateMany"
 
 
@@ -21,6 +22,41 @@ def _wrong_span(response: Any) -> None:
         if output.HasField("finish"):
             for span in (*output.weight_spans[-1:], *output.finish.weight_spans[-1:]):
                 span.end += 1
+
+
+def _wrong_request_id(response: Any) -> None:
+    if response.request_id:
+        response.request_id += "0"
+
+
+def _wrong_prompt(response: Any) -> None:
+    if response.HasField("prompt"):
+        response.prompt.num_tokens += 1
+
+
+def _wrong_length(response: Any) -> None:
+    for output in response.outputs:
+        if output.HasField("finish"):
+            output.finish.num_tokens += 1
+
+
+def _wrong_bytes(response: Any) -> None:
+    response.push.received_bytes += 1
+
+
+def _wrong_version(response: Any) -> None:
+    response.applied.active_version += 1
+
+
+def _in_pushes(change: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
+    def changed(method: str, message: bytes) -> bytes:
+        if method != _PUSH:
+            return message
+        response = weights_pb2.PushWeightsResponse.FromString(message)
+        change(response)
+        return response.SerializeToString()
+
+    return changed
 
 
 def _in_generations(change: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
@@ -53,6 +89,11 @@ MUTATIONS = {
     "field": Change(response=_in_generations(_wrong_field)),
     "reason": Change(details=_wrong_reason),
     "span": Change(response=_in_generations(_wrong_span)),
+    "request-id": Change(response=_in_generations(_wrong_request_id)),
+    "prompt": Change(response=_in_generations(_wrong_prompt)),
+    "length": Change(response=_in_generations(_wrong_length)),
+    "bytes": Change(response=_in_pushes(_wrong_bytes)),
+    "version": Change(response=_in_pushes(_wrong_version)),
 }
-"""Mistakes of a daemon, by name: a field is wrong, a reason is another one, a span ends one token late. The table must
-show each."""
+"""Mistakes of a daemon, by name. The first three: a field is wrong, a reason is another one, a span ends one token
+late. The others are wrong in the field that they name. The table must show each."""

@@ -16,7 +16,8 @@ from clients.conformance.runner.table import Outcome
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
 
-_VERSIONS = {"version", "previous_version"}
+_VERSIONS = {"version", "previous_version", "active_version"}
+_GENERATED = {"request_id"}  # where the scenario gives none
 _SPAN = "one of weight_spans"
 _NEAR = 0.005  # of a log-probability: two programs compute it in float32, and four decimals are printed
 
@@ -107,14 +108,15 @@ class Run:
                 {"$between": [each - _NEAR, each + _NEAR]} for each in greedy(asked).logprobs
             ],
             "$printed": printed,
+            "$num_bytes": lambda name: checkpoints.num_bytes_of(self._paths[name]),
             "$sha256": lambda name: checkpoints.sha256_of(self._paths[name]),
         }
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
-    """`value` with versions that are counted from the one at the beginning."""
+    """`value` with versions that are counted from the one at the beginning, without what each run has of its own."""
     if isinstance(value, dict):
-        return {name: _relative(each, version, name) for name, each in value.items()}
+        return {name: _relative(each, version, name) for name, each in value.items() if name not in _GENERATED}
     if isinstance(value, list) and key == _SPAN:
         return [_relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):

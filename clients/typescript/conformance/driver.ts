@@ -34,6 +34,7 @@ interface Options {
   ignore_eos?: boolean;
   stop?: string[];
   logprobs?: number;
+  request_id?: string;
   lora_name?: string;
   min_weight_version?: number;
   timeout_ms?: number;
@@ -139,7 +140,7 @@ async function stream(request: Request, cancelAfterTokens = Infinity): Promise<u
       if (numTokens >= cancelAfterTokens) cancelling.abort();
     }
   } catch (error) {
-    if (cancelling.signal.aborted) return { cancelled: true };
+    if (cancelling.signal.aborted) return { cancelled: true, num_tokens: numTokens };
     throw error;
   }
   for (const sequence of sum.sequences) sequence.weightSpans = spans[sequence.index] ?? [];
@@ -164,34 +165,46 @@ function promptOf({ prompt }: Request): Prompt {
 }
 
 function optionsOf({ options = {} }: Request): GenerateOptions {
-  const { top_p, max_tokens, ignore_eos, lora_name, min_weight_version, timeout_ms, ...same } = options;
+  const { top_p, max_tokens, ignore_eos, request_id, lora_name, min_weight_version, timeout_ms, ...same } = options;
   return {
     ...same,
     topP: top_p,
     maxTokens: max_tokens,
     ignoreEos: ignore_eos,
+    requestId: request_id,
     loraName: lora_name,
     minWeightVersion: min_weight_version,
     timeoutMs: timeout_ms,
   };
 }
 
-function generated({ sequences, usage }: Generation): object {
+function generated({ sequences, requestId, prompt, usage }: Generation): object {
   return {
     sequences: sequences.map(({ tokenIds, text, finish, weightSpans, logprobs }) => ({
       token_ids: tokenIds,
       text,
       finish: finish?.reason,
+      num_tokens: finish?.numTokens,
       stop_string: finish?.stopString,
       weight_spans: weightSpans.map(({ version, start, end }) => [version, start, end]),
       logprobs: logprobs?.sampled.map((each) => Number(each.toFixed(4))),
     })),
+    request_id: requestId,
+    prompt: prompt && { num_tokens: prompt.numTokens },
+    prompt_tokens: usage?.numPromptTokens,
     output_tokens: usage?.numOutputTokens,
   };
 }
 
-function pushed({ push: { state, weightVersion }, applied }: PushResult): object {
-  return { state, version: weightVersion, previous_version: applied?.previousVersion };
+function pushed({ push, applied }: PushResult): object {
+  return {
+    state: push.state,
+    version: push.weightVersion,
+    received_bytes: push.receivedBytes,
+    total_bytes: push.totalBytes,
+    previous_version: applied?.previousVersion,
+    active_version: applied?.activeVersion,
+  };
 }
 
 function failure(error: unknown): object {
