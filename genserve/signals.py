@@ -1,4 +1,4 @@
-"""Signals while the engine starts and while the daemon runs, and those that ended a process.
+"""What stops a process: signals while the engine starts and while the daemon runs, or a call; and how one has ended.
 
 A terminal sends Ctrl-C to the whole process group. The engine's processes must not get it, because they would end
 before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there.
@@ -75,7 +75,8 @@ class Stopped(asyncio.Event):
     drain_timeout_s: float | None = None
 
     def stop(self, cause: str, drain_timeout_s: float | None = None) -> None:
-        """Says nothing: a daemon that has failed does not drain. Later causes change nothing."""
+        """Later causes change nothing. It does not print that the process drains: one that has failed meanwhile does
+        not."""
         if not self.is_set():
             self.cause, self.drain_timeout_s = cause, drain_timeout_s
             self.set()

@@ -12,7 +12,7 @@ from typing import Final
 
 from genserve.flags import as_flags
 from genserve.fleet.config import RouteConfig
-from genserve.fleet.serve import start_router
+from genserve.fleet.serve import RunningRouter, start_router
 from genserve.listen_config import ListenConfig
 from genserve.notices import say
 from genserve.placement.backoff import Starts
@@ -53,22 +53,22 @@ async def up(config: UpConfig) -> int:
             failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")
-            await running.drain(drain_limit_s(stopped, config))
+            await drain_router(running, stopped, config)
         in_order = await asyncio.gather(*(each.stop(config.stop_timeout_s) for each in replicas))
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
 
 
-def drain_limit_s(stopped: Stopped, config: UpConfig) -> float:
-    """The time for what runs at the router. Says so, if something has stopped it."""
+async def drain_router(running: RunningRouter, stopped: Stopped, config: UpConfig) -> None:
+    """Drains the router. Says so, if a signal or a call has stopped `up`, and not a failure."""
     timeout_s = stopped.limit_s(config.route.drain_timeout_s)
     if stopped.is_set():
         say(
             f"{stopped.cause}: draining the router, {timeout_s:g} s at most, then the replicas; a second signal exits "
             "at once"
         )
-    return timeout_s
+    await running.drain(timeout_s)
 
 
 def daemon_flags(config: UpConfig) -> list[str]:

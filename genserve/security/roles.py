@@ -17,7 +17,8 @@ class Role(Enum):
     TRAINER = "trainer"
     """Does what GENERATE does, replaces the weights, reads them, and pauses the engine for that."""
     OPERATOR = "operator"
-    """Pauses, shuts down, adds and removes replicas, and gives up pushes. It neither generates nor sees weights."""
+    """Pauses, shuts daemons and routers down, manages replicas, and gives up pushes. It neither generates nor sees
+    weights."""
 
 
 ROLE_NAMES: Final = tuple(role.value for role in Role)

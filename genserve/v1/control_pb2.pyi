@@ -1171,7 +1171,7 @@ class DrainRequest(_message.Message):
     DRAIN_TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def drain_timeout(self) -> _duration_pb2.Duration:
-        """How long requests, pauses and pushes may take to finish; default: the server's --drain-timeout-s."""
+        """How long requests, pauses and pushes may take to finish; default: as the server's flags say."""
 
     def __init__(
         self,

@@ -206,11 +206,11 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-        status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-        router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+        Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+        shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-        A repeat changes nothing.
+        A repeat changes nothing: the time of the first call holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,11 +80,11 @@ class ControlServiceStub:
     ListLoras: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]
     """The LoRA adapters that requests can use."""
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
-    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-    status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-    router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+    Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+    shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-    A repeat changes nothing.
+    A repeat changes nothing: the time of the first call holds.
     """
 
 @_typing.type_check_only
@@ -139,11 +139,11 @@ class ControlServiceAsyncStub(ControlServiceStub):
     ListLoras: _aio.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]  # type: ignore[assignment]
     """The LoRA adapters that requests can use."""
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
-    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-    status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-    router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+    """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+    Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+    shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-    A repeat changes nothing.
+    A repeat changes nothing: the time of the first call holds.
     """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -273,11 +273,11 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
-        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-        status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-        router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+        """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+        Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+        shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-        A repeat changes nothing.
+        A repeat changes nothing: the time of the first call holds.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

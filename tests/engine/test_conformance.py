@@ -7,6 +7,7 @@ import pytest
 
 from clients.conformance.runner.daemons import Daemons, running
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS
+from clients.conformance.runner.mutations import MUTATIONS
 from clients.conformance.runner.run import Run
 from clients.conformance.runner.scenario import Scenario, all_scenarios
 from clients.conformance.runner.subject import Subject
@@ -14,14 +15,14 @@ from genserve.client import AsyncClient
 from tests.engine import wrong_driver
 
 SHOWN = {
-    "field": ("generate-many", "push-version-mismatch"),
+    "usage": ("generate-many", "push-version-mismatch"),
     "reason": ("push-version-mismatch", "several-sequences"),
     "span": ("several-sequences", "push-version-mismatch"),
     "request-id": ("generate", None),
     "prompt": ("stream", None),
     "length": ("stream", None),
-    "bytes": ("push", None),
-    "version": ("push", None),
+    "received-bytes": ("push", None),
+    "active-version": ("push", None),
 }
 """A scenario that each mistake must fail, and perhaps one that it must not."""
 TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
@@ -58,7 +59,7 @@ async def test_all_clients_do_what_a_scenario_says(
     assert {name: outcome.differences for name, outcome in outcomes.items()} == {name: [] for name in drivers}
 
 
-@pytest.mark.parametrize("mutation", SHOWN)
+@pytest.mark.parametrize("mutation", MUTATIONS)
 async def test_a_mistake_of_a_daemon_shows_in_every_column(
     run: Run, drivers: dict[str, Sequence[str]], mutation: str
 ) -> None:

@@ -133,8 +133,8 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     facts = ServerFacts("m", 1, 1, 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
     sleeps = SleepController(daemon.engine, daemon.pauses, daemon.board, NothingDropped())
-    of_weights, stop = (daemon.board, loras, daemon.registry), daemon.stopped.stop
-    servicer = ControlServicer(daemon.engine, daemon.pauses, sleeps, *of_weights, lambda: facts, stop)
+    parts = (daemon.engine, daemon.pauses, sleeps, daemon.board, loras, daemon.registry)
+    servicer = ControlServicer(*parts, lambda: facts, daemon.stopped.stop)
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
     try:

@@ -12,7 +12,7 @@ _PUSH = "/genserve.v1.WeightService/PushWeights"
 _GENERATE, _MANY = "/genserve.v1.GenerationService/Generate", "/genserve.v1.GenerationService/GenerateMany"
 
 
-def _wrong_field(response: Any) -> None:
+def _wrong_usage(response: Any) -> None:
     if response.HasField("usage"):
         response.usage.num_output_tokens += 1
 
@@ -40,11 +40,11 @@ def _wrong_length(response: Any) -> None:
             output.finish.num_tokens += 1
 
 
-def _wrong_bytes(response: Any) -> None:
+def _wrong_received_bytes(response: Any) -> None:
     response.push.received_bytes += 1
 
 
-def _wrong_version(response: Any) -> None:
+def _wrong_active_version(response: Any) -> None:
     response.applied.active_version += 1
 
 
@@ -86,14 +86,13 @@ def _wrong_reason(details: bytes) -> bytes:
 
 
 MUTATIONS = {
-    "field": Change(response=_in_generations(_wrong_field)),
+    "usage": Change(response=_in_generations(_wrong_usage)),
     "reason": Change(details=_wrong_reason),
-    "span": Change(response=_in_generations(_wrong_span)),
+    "span": Change(response=_in_generations(_wrong_span)),  # its end, by one token
     "request-id": Change(response=_in_generations(_wrong_request_id)),
-    "prompt": Change(response=_in_generations(_wrong_prompt)),
-    "length": Change(response=_in_generations(_wrong_length)),
-    "bytes": Change(response=_in_pushes(_wrong_bytes)),
-    "version": Change(response=_in_pushes(_wrong_version)),
+    "prompt": Change(response=_in_generations(_wrong_prompt)),  # its number of tokens
+    "length": Change(response=_in_generations(_wrong_length)),  # of a finished sequence
+    "received-bytes": Change(response=_in_pushes(_wrong_received_bytes)),
+    "active-version": Change(response=_in_pushes(_wrong_active_version)),
 }
-"""Mistakes of a daemon, by name. The first three: a field is wrong, a reason is another one, a span ends one token
-late. The others are wrong in the field that they name. The table must show each."""
+"""Mistakes of a daemon, by what is wrong in its answers. The table must show each."""

@@ -17,7 +17,7 @@ from genserve.client import AsyncClient
 from genserve.errors import GenserveError
 
 _VERSIONS = {"version", "previous_version", "active_version"}
-_GENERATED = {"request_id"}  # where the scenario gives none
+_VARYING = {"request_id"}  # from run to run, where the scenario gives none
 _SPAN = "one of weight_spans"
 _NEAR = 0.005  # of a log-probability: two programs compute it in float32, and four decimals are printed
 
@@ -114,9 +114,9 @@ class Run:
 
 
 def _relative(value: Any, version: int, key: str = "") -> Any:
-    """`value` with versions that are counted from the one at the beginning, without what each run has of its own."""
+    """`value` with versions that are counted from the one at the beginning, without what varies from run to run."""
     if isinstance(value, dict):
-        return {name: _relative(each, version, name) for name, each in value.items() if name not in _GENERATED}
+        return {name: _relative(each, version, name) for name, each in value.items() if name not in _VARYING}
     if isinstance(value, list) and key == _SPAN:
         return [_relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""Commands about the engine: pause, sleep and status."""
+"""Commands about the engine: pause, sleep, drain and status."""

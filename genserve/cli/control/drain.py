@@ -17,7 +17,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--drain-timeout",
         type=seconds,
         metavar="TIME",
-        help="time for what runs (default: --drain-timeout-s of the daemon)",
+        help="time for what runs (default: as the flags of the daemon or router say)",
     )
     add_connection_options(parser)
 

@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 MIN_INTERVAL_S: Final = 0.1
 _ASK_S: Final = 5.0
-_PAUSE_S: Final = 10.0
+_COMMAND_S: Final = 10.0
 _MAX_ASKING: Final = 32
-_DRAIN_S: Final = 300.0
+_DRAIN_REPLICA_S: Final = 300.0
 _FIRST_RETRY_S: Final = 0.25
 _MAX_RETRY_S: Final = 5.0
 
@@ -110,25 +110,26 @@ class Feed:
             case Kind.RESUME:
                 return await self._resume(action)
             case Kind.DRAIN if not action.address:
-                return f"it is {(await self._client.drain(timeout_s=_PAUSE_S)).phase}, and ends when its requests have"
+                state = await self._client.drain(timeout_s=_COMMAND_S)
+                return f"it is {state.phase}, and ends when its requests have"
             case Kind.DRAIN:
-                await self._client.drain_replica(action.address, timeout_s=_DRAIN_S)
+                await self._client.drain_replica(action.address, timeout_s=_DRAIN_REPLICA_S)
                 return "its requests have ended, and it is removed"
 
     async def _pause(self, action: Action) -> str:
         paused = await self._client.pause(
-            action.mode, holder=default_holder(), ttl_s=self._screen.pause_ttl_s, timeout_s=_PAUSE_S
+            action.mode, holder=default_holder(), ttl_s=self._screen.pause_ttl_s, timeout_s=_COMMAND_S
         )
         self._screen.own_leases.append(paused.lease.lease_id)
         return f"it is {paused.state.phase}; requests kept {paused.requests_kept}, ended {paused.requests_aborted}"
 
     async def _resume(self, action: Action) -> str:
         if not action.lease_ids:
-            resumed = await self._client.resume(force=True, timeout_s=_PAUSE_S)
+            resumed = await self._client.resume(force=True, timeout_s=_COMMAND_S)
             return f"it is {resumed.state.phase}"
         phase = ""
         for lease_id in action.lease_ids:
-            resumed = await self._client.resume(lease_id, timeout_s=_PAUSE_S)
+            resumed = await self._client.resume(lease_id, timeout_s=_COMMAND_S)
             phase = f"it is {resumed.state.phase}{'; the lease had expired' if resumed.lease_expired else ''}"
         return phase
 

@@ -65,7 +65,7 @@ def _drain(screen: Screen, now_s: float) -> Question | None:
         end = Choice("y", "let its requests end, and then its process", Action(Kind.DRAIN))
         return Question("Shut this daemon down?", (end,))
     if not screen.is_router:
-        screen.note("nothing to drain: nobody has told yet what is served here", Tone.WARN, now_s)
+        screen.note("cannot drain: it is not known yet whether this is a daemon or a router", Tone.WARN, now_s)
         return None
     if not screen.selected:
         screen.note("nothing to drain: the router has no replica", Tone.WARN, now_s)

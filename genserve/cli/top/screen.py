@@ -116,7 +116,7 @@ class Screen:
 
     @property
     def is_daemon(self) -> bool:
-        """Whether what answers is known to be no router."""
+        """Whether what answers is known to be a daemon. False also while that is not known."""
         return self.info is not None and "fleet" not in self.info.features and not self.is_router
 
     def has_no_replicas(self) -> None:

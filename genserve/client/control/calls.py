@@ -72,9 +72,9 @@ class ControlCalls(ServiceCalls):
         )
 
     async def _give_up(self, request: control_pb2.PauseRequest) -> None:
-        """Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but
-        its answer may have been on the way, and only a repeat says which lease was granted."""
-        # If it fails, the lease ends by itself.
+        """Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it has seen the
+        cancellation, but its answer may have been on the way, and only a repeat says which lease was granted."""
+        # If this fails, the lease expires, unless it was asked for with no_expiry.
         with suppress(GenserveError, TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 if (await self.status(timeout_s=_GIVE_UP_S)).state.pauses:

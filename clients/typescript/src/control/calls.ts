@@ -129,8 +129,8 @@ export class ControlCalls {
   }
 
   /**
-   * Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but its
-   * answer may have been on the way, and only a repeat says which lease was granted.
+   * Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it has seen the
+   * cancellation, but its answer may have been on the way, and only a repeat says which lease was granted.
    */
   async #giveUp(request: PauseRequest): Promise<void> {
     const deadline = Date.now() + GIVE_UP_TIMEOUT_MS;
@@ -142,7 +142,7 @@ export class ControlCalls {
       const { lease } = await this.#connection.unary(ControlServiceService.pause, repeat, timed());
       await this.resume(leaseOf(lease).leaseId, timed());
     } catch {
-      // The lease ends by itself, and the caller has aborted anyway.
+      // The lease expires, and the caller has aborted anyway.
     }
   }
 

@@ -60,7 +60,7 @@ def test_who_holds_no_lease_can_only_end_those_of_all() -> None:
 def test_what_cannot_be_done_is_told_and_not_asked() -> None:
     """No lease to end, no replica to drain."""
     shown = screen(status())
-    for key, told in (("r", "no lease is held"), ("d", "nobody has told yet what is served here")):
+    for key, told in (("r", "no lease is held"), ("d", "not known yet whether this is a daemon or a router")):
         assert pressed(shown, key, 1.0) is None
         assert shown.question is None and told in shown.notes[-1].text
     shown.took_replicas(fleet())

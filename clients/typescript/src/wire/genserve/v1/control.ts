@@ -462,7 +462,7 @@ export interface ListLorasResponse {
 
 /** How to shut down. */
 export interface DrainRequest {
-  /** How long requests, pauses and pushes may take to finish; default: the server's --drain-timeout-s. */
+  /** How long requests, pauses and pushes may take to finish; default: as the server's flags say. */
   drainTimeout?: Duration | undefined;
 }
 
@@ -3604,11 +3604,11 @@ export const ControlServiceService = {
     responseDeserialize: (value: Buffer): ListLorasResponse => ListLorasResponse.decode(value),
   },
   /**
-   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+   * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+   * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing.
+   * A repeat changes nothing: the time of the first call holds.
    */
   drain: {
     path: "/genserve.v1.ControlService/Drain" as const,
@@ -3676,11 +3676,11 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /** The LoRA adapters that requests can use. */
   listLoras: handleUnaryCall<ListLorasRequest, ListLorasResponse>;
   /**
-   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+   * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+   * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing.
+   * A repeat changes nothing: the time of the first call holds.
    */
   drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
@@ -3899,11 +3899,11 @@ export interface ControlServiceClient extends Client {
     callback: (error: ServiceError | null, response: ListLorasResponse) => void,
   ): ClientUnaryCall;
   /**
-   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends with
-   * status 0. Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A
-   * router shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
+   * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish, and then the process ends.
+   * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
+   * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing.
+   * A repeat changes nothing: the time of the first call holds.
    */
   drain(
     request: DrainRequest,
