@@ -41,7 +41,7 @@ async def up(config: UpConfig) -> int:
 
     async with AsyncExitStack() as stack:
         stack.callback(kill_all)  # whatever happens, none outlives this process
-        stack.enter_context(stop_on_signals(stopped.stop, kill_all))
+        stack.enter_context(stop_on_signals(stopped.signal, kill_all))
         async with AsyncExitStack() as routing:
             running = await start_router(config.route, routing, stopped, environment=listed_environment())
             starts = Starts()
@@ -53,22 +53,22 @@ async def up(config: UpConfig) -> int:
             failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")
-            await running.drain(drain_limit_s(stopped, config))
+            say_draining(stopped, config)
+            await running.drain(stopped, config.route.drain_timeout_s)
         in_order = await asyncio.gather(*(each.stop(config.stop_timeout_s) for each in replicas))
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
 
 
-def drain_limit_s(stopped: Stopped, config: UpConfig) -> float:
-    """The time for what runs at the router. Says so, if something has stopped it."""
-    timeout_s = stopped.limit_s(config.route.drain_timeout_s)
+def say_draining(stopped: Stopped, config: UpConfig) -> None:
+    """Says how long the router drains, if something has stopped it."""
     if stopped.is_set():
+        limit_s = stopped.limit_s(config.route.drain_timeout_s)
         say(
-            f"{stopped.cause}: draining the router, {timeout_s:g} s at most, then the replicas; a second signal exits "
+            f"{stopped.cause}: draining the router, {limit_s:g} s at most, then the replicas; a second signal exits "
             "at once"
         )
-    return timeout_s
 
 
 def daemon_flags(config: UpConfig) -> list[str]:

@@ -19,7 +19,7 @@ from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
-from genserve.placement.up import access_flags, drain_limit_s
+from genserve.placement.up import access_flags, say_draining
 from genserve.security.access_list import listed_environment
 from genserve.signals import Stopped, ending, stop_on_signals
 
@@ -39,7 +39,7 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
     async with AsyncExitStack() as stack:
         process = RayProcess(Task(ray, fleet))
         stack.callback(process.kill)  # whatever happens, Ray is told of the end
-        stack.enter_context(stop_on_signals(stopped.stop, process.kill))
+        stack.enter_context(stop_on_signals(stopped.signal, process.kill))
         ended = asyncio.create_task(process.ended())
         waiting = asyncio.create_task(stopped.wait())
         first = asyncio.create_task(process.next())
@@ -54,7 +54,8 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
                 where = f"{fleet.num_replicas} replicas on {ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                await running.drain(drain_limit_s(stopped, config))
+                say_draining(stopped, config)
+                await running.drain(stopped, config.route.drain_timeout_s)
         elif stopped.is_set():
             say(f"{stopped.cause}: giving back what was reserved; a second signal exits at once")
         elif not first.done():
