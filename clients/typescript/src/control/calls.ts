@@ -191,6 +191,7 @@ export class ControlCalls {
   }
 
   async drain(options: CallOptions & { drainTimeoutMs?: number | undefined }): Promise<EngineState> {
+    checkOptions(options, { ...CALL, drainTimeoutMs: "milliseconds" });
     const request = { drainTimeout: optionalDuration(options.drainTimeoutMs, "drainTimeoutMs") };
     return stateOf((await this.#connection.unary(ControlServiceService.drain, request, options)).state);
   }
