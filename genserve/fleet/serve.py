@@ -83,7 +83,9 @@ class RunningRouter:
         self.router.refuse()
         ending = asyncio.create_task(self._end(), name="drain")
         try:
-            if not await stopped.wait_ended(ending, flag_s):
+            if await stopped.wait_ended(ending, flag_s):
+                ending.result()
+            else:
                 await self.server.stop(None)  # ends the calls
         finally:
             await _cancel([ending])
