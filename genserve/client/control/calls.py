@@ -13,6 +13,7 @@ from genserve.client.control.lease import HeldPause, held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.enums import wire_value
+from genserve.client.transport.errors import ClientClosedError
 from genserve.client.transport.fields import build, duration, optional_duration
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import DeadlineError, GenserveError, UnavailableError
@@ -77,7 +78,7 @@ class ControlCalls(ServiceCalls):
         """Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it was told, but
         its answer may have been on the way, and only a repeat says which lease was granted."""
         # If it fails, the lease ends by itself, if it was to end at all.
-        with suppress(GenserveError, TimeoutError):
+        with suppress(GenserveError, ClientClosedError, TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 if (await self.status(timeout_s=_GIVE_UP_S)).state.pauses:
                     # Should it pause after all, then for a moment, and without harm to requests.
