@@ -249,12 +249,11 @@ class _Daemon:
 
     async def drain(self, stopped: Stopped) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
-        parts = self.parts
-        timeout_s = stopped.limit_s(parts.config.drain_timeout_s)
-        say(f"{stopped.cause}: draining, {timeout_s:g} s at most; a second signal exits at once")
+        parts, flag_s = self.parts, self.parts.config.drain_timeout_s
+        say(f"{stopped.cause}: draining, {stopped.limit_s(flag_s):g} s at most; a second signal exits at once")
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
-            drained = await drain.run(timeout_s)
+            drained = await drain.run(stopped, flag_s)
         except GenserveError as error:
             return await self.fail(error.message)
         if (failure := self._failure()) is not None:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from genserve.notices import say
 
@@ -74,6 +74,10 @@ class Stopped(asyncio.Event):
     cause = ""
     drain_timeout_s: float | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._signalled = asyncio.Event()
+
     def stop(self, cause: str, drain_timeout_s: float | None = None) -> None:
         """Later causes change nothing. It does not print that the process drains: one that has failed meanwhile does
         not."""
@@ -81,16 +85,38 @@ class Stopped(asyncio.Event):
             self.cause, self.drain_timeout_s = cause, drain_timeout_s
             self.set()
 
+    def signal(self, name: str) -> None:
+        """As `stop`, and after a call it leaves what runs no more time than the flags say: whoever sends it will not
+        wait longer."""
+        self.stop(name)
+        self._signalled.set()
+
     def limit_s(self, flag_s: float) -> float:
         """The time for what runs; `flag_s` if the cause says none."""
         return flag_s if self.drain_timeout_s is None else self.drain_timeout_s
+
+    async def wait_ended(self, ending: "asyncio.Future[Any]", flag_s: float) -> bool:
+        """Waits until `ending` is done or the time is over, and returns whether it is done; cancels nothing. A signal
+        that comes meanwhile leaves `flag_s` at most."""
+        until_s, is_told = time.monotonic() + self.limit_s(flag_s), self._signalled.is_set()
+        signalled = asyncio.create_task(self._signalled.wait())
+        try:
+            await asyncio.wait({ending, signalled}, timeout=self.limit_s(flag_s), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            signalled.cancel()
+        if self._signalled.is_set() and not ending.done():
+            left_s = min(max(0.0, until_s - time.monotonic()), flag_s)
+            if not is_told:
+                say(f"a signal: {left_s:g} s at most from now; a second one exits at once")
+            await asyncio.wait({ending}, timeout=left_s)
+        return ending.done()
 
 
 @contextmanager
 def stopped_by_signal() -> Iterator[Stopped]:
     """Set by the first signal; a second one exits at once."""
     stopped = Stopped()
-    with stop_on_signals(stopped.stop):
+    with stop_on_signals(stopped.signal):
         yield stopped
 
 

@@ -12,6 +12,7 @@ from genserve.control.conditions import DaemonCondition, may_run
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.signals import Stopped
 
 
 class Closes(Protocol):
@@ -61,16 +62,16 @@ class Drain:
     http: HttpServer | None = None
     _step: Step = Step.UPDATE
 
-    async def run(self, timeout_s: float) -> Drained:
-        """Refuses new calls, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
+    async def run(self, stopped: Stopped, flag_s: float) -> Drained:
+        """Refuses new calls, and returns when nothing runs any more, or when there is no more time: as `stopped` says,
+        or else after `flag_s`. Raises EngineDeadError."""
         self.board.become(DaemonCondition.DRAINING)
         if self.http is not None:
             self.http.refuse()
         drained = Drained()
         ending = asyncio.create_task(self._end(drained), name="drain")
         # Not asyncio.timeout: work that hangs may not end in time when it is cancelled.
-        done, _ = await asyncio.wait({ending}, timeout=timeout_s)
-        if done:
+        if await stopped.wait_ended(ending, flag_s):
             ending.result()
             return drained
         ending.cancel()

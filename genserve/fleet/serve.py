@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc.aio
@@ -41,6 +41,7 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
 _CLOSE_GRACE_S = 2.0
+_NO_LIMIT_S = 1e9  # who waits has one; None would end calls at once
 SERVICE_NAMES = tuple(
     service.full_name
     for file in (generation_pb2, weights_pb2, control_pb2, fleet_pb2)
@@ -76,17 +77,23 @@ class RunningRouter:
     server: grpc.aio.Server
     metrics_url: str = ""
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, stopped: Stopped, flag_s: float) -> None:
         """Takes no new calls, and waits for those that run, and for a push that goes on without its trainer: replicas
-        are told to commit it one by one."""
-        changed = self.router.fleet.states_changed
+        are told to commit it one by one. As long as `stopped` says, or else `flag_s`."""
         self.router.refuse()
-        until_s = time.monotonic() + timeout_s
-        await self.server.stop(timeout_s)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(until_s - time.monotonic()):
-                while self.pushes.are_live:
-                    await changed.wait()
+        ending = asyncio.create_task(self._end(), name="drain")
+        try:
+            if await stopped.wait_ended(ending, flag_s):
+                ending.result()
+            else:
+                await self.server.stop(None)  # ends the calls
+        finally:
+            await _cancel([ending])
+
+    async def _end(self) -> None:
+        await self.server.stop(_NO_LIMIT_S)
+        while self.pushes.are_live:
+            await self.router.fleet.states_changed.wait()
 
 
 async def start_router(
@@ -150,12 +157,12 @@ async def serve(
     stopped = Stopped()
     async with AsyncExitStack() as stack:
         running = await start_router(config, stack, stopped, finding, environment)
-        stack.enter_context(stop_on_signals(stopped.stop))
+        stack.enter_context(stop_on_signals(stopped.signal))
         print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()
-        timeout_s = stopped.limit_s(config.drain_timeout_s)
-        say(f"{stopped.cause}: draining, {timeout_s:g} s at most; a second signal exits at once")
-        await running.drain(timeout_s)
+        limit_s = stopped.limit_s(config.drain_timeout_s)
+        say(f"{stopped.cause}: draining, {limit_s:g} s at most; a second signal exits at once")
+        await running.drain(stopped, config.drain_timeout_s)
     return 0
 
 

@@ -41,7 +41,7 @@ async def up(config: UpConfig) -> int:
 
     async with AsyncExitStack() as stack:
         stack.callback(kill_all)  # whatever happens, none outlives this process
-        stack.enter_context(stop_on_signals(stopped.stop, kill_all))
+        stack.enter_context(stop_on_signals(stopped.signal, kill_all))
         async with AsyncExitStack() as routing:
             running = await start_router(config.route, routing, stopped, environment=listed_environment())
             starts = Starts()
@@ -62,13 +62,13 @@ async def up(config: UpConfig) -> int:
 
 async def drain_router(running: RunningRouter, stopped: Stopped, config: UpConfig) -> None:
     """Drains the router. Says so, if a signal or a call has stopped `up`, and not a failure."""
-    timeout_s = stopped.limit_s(config.route.drain_timeout_s)
     if stopped.is_set():
+        limit_s = stopped.limit_s(config.route.drain_timeout_s)
         say(
-            f"{stopped.cause}: draining the router, {timeout_s:g} s at most, then the replicas; a second signal exits "
+            f"{stopped.cause}: draining the router, {limit_s:g} s at most, then the replicas; a second signal exits "
             "at once"
         )
-    await running.drain(timeout_s)
+    await running.drain(stopped, config.route.drain_timeout_s)
 
 
 def daemon_flags(config: UpConfig) -> list[str]:

@@ -63,7 +63,7 @@ async def test_a_router_that_drains_ends_a_commit_that_nobody_waits_for(*, is_st
             committing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
         await until_reached(gate)
         await cancelled(committing)
-        draining = asyncio.create_task(fleet.running.drain(60))
+        draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
         await fleet.until(lambda: hold(1, fleet.daemons[0]))
         await asyncio.wait({draining}, timeout=0.5)
         assert not draining.done()

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from genserve.errors import UnavailableError
 from tests.fleet.routers import routed
 
 
@@ -12,7 +15,7 @@ async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
         await anext(replicas)
         await anext(statuses)
         async with asyncio.timeout(20):
-            draining = asyncio.create_task(fleet.running.drain(60))
+            draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
             phases = [status.state.phase async for status in statuses]
             _ = [each async for each in replicas]
             await draining
@@ -27,3 +30,18 @@ async def test_a_router_that_is_drained_ends_alone() -> None:
         assert [status.state.phase async for status in watched][-1] == "draining"
         assert (fleet.stopped.cause, fleet.stopped.limit_s(30)) == ("Drain", 7.0)
         assert not any(daemon.stopped.is_set() for daemon in fleet.daemons)
+
+
+async def test_a_signal_ends_what_a_drain_would_have_waited_for() -> None:
+    """After the time of the flags, though the call gave an hour: whoever sends it kills the process soon."""
+    async with routed(1) as fleet:
+        generating = asyncio.create_task(fleet.client.generate([1]))
+        await fleet.daemons[0].stream()
+        await fleet.client.drain(drain_timeout_s=3600)
+        draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 0.1))
+        await asyncio.sleep(0.3)
+        assert not draining.done() and not generating.done()
+        fleet.stopped.signal("SIGTERM")
+        await asyncio.wait_for(draining, 20)
+        with pytest.raises(UnavailableError):
+            await generating

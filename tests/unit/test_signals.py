@@ -1,5 +1,6 @@
-"""The first signal drains, a second one exits; and how the end of a process is told."""
+"""The first signal drains, a second one exits; how long a drain may take; and how the end of a process is told."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from genserve.signals import ending
+from genserve.signals import Stopped, ending
 
 PROGRAM = """
 import asyncio
@@ -134,3 +135,42 @@ def test_the_end_of_a_process_is_named_as_people_know_it() -> None:
     assert ending(3) == "ended with status 3"
     assert ending(-signal.SIGKILL) == "was ended by SIGKILL"
     assert ending(-(signal.SIGRTMIN + 1)) == f"was ended by signal {signal.SIGRTMIN + 1}"
+
+
+async def test_a_signal_after_a_drain_leaves_the_time_of_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever sends it kills the process after that. What was to end is not cancelled."""
+    stopped, ending_forever = Stopped(), asyncio.get_running_loop().create_future()
+    stopped.stop("Drain", 3600)
+    waiting = asyncio.create_task(stopped.wait_ended(ending_forever, 0.05))
+    await asyncio.sleep(0.1)
+    stopped.stop("Drain")  # a repeat changes nothing
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    stopped.signal("SIGTERM")
+    assert not await asyncio.wait_for(waiting, 30) and not ending_forever.done()
+    assert capsys.readouterr().err == "genserve: a signal: 0.05 s at most from now; a second one exits at once\n"
+    assert (stopped.cause, stopped.limit_s(30)) == ("Drain", 3600)
+
+
+@pytest.mark.parametrize(("drain_timeout_s", "flag_s"), [(0.05, 3600), (None, 0.05)])
+async def test_a_signal_never_gives_more_time(drain_timeout_s: float | None, flag_s: float) -> None:
+    """Before what runs is waited for, or meanwhile."""
+    for before in (True, False):
+        stopped, ending_forever = Stopped(), asyncio.get_running_loop().create_future()
+        stopped.stop("Drain", drain_timeout_s)
+        if before:
+            stopped.signal("SIGTERM")
+        waiting = asyncio.create_task(stopped.wait_ended(ending_forever, flag_s))
+        await asyncio.sleep(0)
+        stopped.signal("SIGTERM")
+        assert not await asyncio.wait_for(waiting, 30)
+
+
+async def test_what_ends_in_time_is_not_waited_for_any_longer() -> None:
+    """Whatever comes meanwhile."""
+    stopped, ended = Stopped(), asyncio.get_running_loop().create_future()
+    stopped.signal("SIGTERM")
+    waiting = asyncio.create_task(stopped.wait_ended(ended, 3600))
+    await asyncio.sleep(0.05)
+    ended.set_result(None)
+    assert await asyncio.wait_for(waiting, 30)

@@ -60,8 +60,8 @@ async function afterAbortedPause(isGranted: boolean): Promise<string[]> {
   const asked: string[] = [];
   const requestIds = new Set<string>();
   const controller = new AbortController();
-  const pause: Call<PauseRequest, PauseResponse> = ({ request: { requestId, mode } }, answer) => {
-    asked.push(`pause ${mode}`);
+  const pause: Call<PauseRequest, PauseResponse> = ({ request: { requestId, mode, ttl } }, answer) => {
+    asked.push(`pause ${mode}, ${ttl?.seconds} s`);
     if (requestIds.has(requestId)) answer(null, granted);
     else controller.abort(); // before an answer
     requestIds.add(requestId);
@@ -75,14 +75,14 @@ async function afterAbortedPause(isGranted: boolean): Promise<string[]> {
     answer(null, ResumeResponse.create());
   };
   await withServer({ pause, getStatus, resume }, async (client) => {
-    const pausing = client.pause({ mode: "abort", signal: controller.signal });
+    const pausing = client.pause({ mode: "abort", ttlMs: 600_000, signal: controller.signal });
     await expect(pausing).rejects.toMatchObject({ name: "AbortError" });
   });
   return asked;
 }
 
 test("a pause that is aborted while its answer comes leaves no lease, and ends no requests twice", async () => {
-  const [abort, keep] = ["pause 3", "pause 1"];
+  const [abort, keep] = ["pause 3, 600 s", "pause 1, 2 s"]; // should that pause, nobody may be there to end it
   expect(await afterAbortedPause(true)).toEqual([abort, "status", keep, "resume granted"]);
   expect(await afterAbortedPause(false)).toEqual([abort, "status"]);
 });

@@ -13,6 +13,7 @@ from genserve.client.control.lease import HeldPause, held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.enums import wire_value
+from genserve.client.transport.errors import ClientClosedError
 from genserve.client.transport.fields import build, duration, optional_duration
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import DeadlineError, GenserveError, UnavailableError
@@ -46,7 +47,8 @@ class ControlCalls(ServiceCalls):
 
         Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s`, and then nothing is
         paused. A repeat with the same `request_id` returns the same lease. Prefer `paused()`, which renews and resumes.
-        If the caller is cancelled, a lease that the daemon has just granted is ended first.
+        If the caller is cancelled, a lease that the daemon has just granted is ended first, unless `request_id` is
+        given: a repeat finds that one, and it may be older than the call.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
@@ -62,7 +64,8 @@ class ControlCalls(ServiceCalls):
         try:
             response = await self._connection.unary(self._connection.control.Pause, request, call_timeout_s)
         except asyncio.CancelledError:
-            await self._give_up(request)
+            if not request_id:
+                await self._give_up(request)
             raise
         return PauseResult(
             PauseLease.of(response.lease),
@@ -75,12 +78,19 @@ class ControlCalls(ServiceCalls):
         """Ends the lease of a pause whose caller does not wait any more. The daemon grants none after it has seen the
         cancellation, but its answer may have been on the way, and only a repeat says which lease was granted."""
         # If this fails, the lease expires, unless it was asked for with no_expiry.
-        with suppress(GenserveError, TimeoutError):
+        with suppress(GenserveError, ClientClosedError, TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 if (await self.status(timeout_s=_GIVE_UP_S)).state.pauses:
                     # Should it pause after all, then for a moment, and without harm to requests.
-                    request.mode, request.kv_policy = types_pb2.PAUSE_MODE_KEEP, types_pb2.KV_POLICY_REUSE
-                    granted = await self._connection.unary(self._connection.control.Pause, request, _GIVE_UP_S)
+                    repeat = control_pb2.PauseRequest(
+                        mode=types_pb2.PAUSE_MODE_KEEP,
+                        kv_policy=types_pb2.KV_POLICY_REUSE,
+                        holder=request.holder,
+                        ttl=duration(_GIVE_UP_S, "ttl_s"),
+                        request_id=request.request_id,
+                        timeout=duration(_GIVE_UP_S, "timeout_s"),
+                    )
+                    granted = await self._connection.unary(self._connection.control.Pause, repeat, _GIVE_UP_S)
                     await self.resume(granted.lease.lease_id, timeout_s=_GIVE_UP_S)
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:

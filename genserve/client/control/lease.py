@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from genserve.client.control.state import PauseLease, PauseResult, ResumeResult
+from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 from genserve.words import KvPolicy, PauseMode
 
@@ -60,13 +61,13 @@ async def held_pause(
             await _give_back(calls, lease.lease_id, renewal)
         except PauseLeaseLostError as lost:
             raise lost from error
-        except GenserveError as failure:
+        except (GenserveError, ClientClosedError) as failure:
             error.add_note(f"the pause could not be ended: {failure}; lease {lease.lease_id} ends by itself")
         raise
     except BaseException as cancellation:  # must not be replaced by another error
         try:
             await _give_back(calls, lease.lease_id, renewal)
-        except GenserveError as failure:
+        except (GenserveError, ClientClosedError) as failure:
             cancellation.add_note(f"ending the pause: {failure}")
         raise
     else:

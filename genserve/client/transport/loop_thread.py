@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # How long `close` waits for the thread, which only the caller's own code, such as a mapping of weights, can block.
 CLOSE_TIMEOUT_S: Final = 5.0
+# How long calls that were cancelled before may take to undo what they began, for which they need the connection.
+_UNDO_S: Final = 2.5
 
 _running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
@@ -164,6 +166,8 @@ class LoopThread:
 
     async def _run_until_stopped(self) -> None:
         await self._stopping.wait()
+        if undoing := {task for task in asyncio.all_tasks() if task.cancelling()}:
+            await asyncio.wait(undoing, timeout=_UNDO_S)
         await self._shut_down()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:

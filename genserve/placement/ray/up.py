@@ -39,7 +39,7 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
     async with AsyncExitStack() as stack:
         process = RayProcess(Task(ray, fleet))
         stack.callback(process.kill)  # whatever happens, Ray is told of the end
-        stack.enter_context(stop_on_signals(stopped.stop, process.kill))
+        stack.enter_context(stop_on_signals(stopped.signal, process.kill))
         ended = asyncio.create_task(process.ended())
         waiting = asyncio.create_task(stopped.wait())
         first = asyncio.create_task(process.next())

@@ -9,6 +9,7 @@ from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
+from genserve.signals import Stopped
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -60,7 +61,7 @@ def drain(rig: Rig, updates: Weights, pushes: Weights) -> Drain:
 
 async def test_an_idle_daemon_drains_at_once(rig: Rig, drain: Drain) -> None:
     """And tells so."""
-    drained = await drain.run(60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert (drained.in_order, drained.cut) == (True, [])
     assert rig.board.phase is Phase.DRAINING
 
@@ -69,7 +70,7 @@ async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> 
     """Whoever holds leases: nobody else would resume them."""
     await rig.pause(ttl_s=None)
     rig.engine.idle.clear()
-    draining = asyncio.create_task(drain.run(60.0))
+    draining = asyncio.create_task(drain.run(Stopped(), 60.0))
     while not rig.engine.running:
         await asyncio.sleep(0.001)
     assert not draining.done()
@@ -81,7 +82,7 @@ async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> 
 async def test_requests_that_do_not_finish_in_time_are_ended(rig: Rig, drain: Drain) -> None:
     """Their clients get what there is, with reason ABORTED."""
     rig.engine.idle.clear()
-    drained = await drain.run(0.05)
+    drained = await drain.run(Stopped(), 0.05)
     assert drained.in_order
     assert drained.cut == ["aborted requests that did not finish in time: 1"]
     assert rig.engine.calls == ["abort"]
@@ -93,7 +94,7 @@ async def test_an_engine_that_may_not_run_is_not_resumed(rig: Rig, drain: Drain,
     await rig.pause()
     rig.engine.idle.clear()
     enter_phase(rig.board, phase)
-    drained = await drain.run(60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert drained.cut == [f"aborted requests of an engine that is {condition}: 1"]
     assert not rig.engine.running
     assert rig.engine.calls == ["pause keep reuse", "abort"]
@@ -104,7 +105,7 @@ async def test_a_commit_that_taints_while_draining_ends_the_requests(rig: Rig, d
     await rig.pause()
     rig.engine.idle.clear()
     pushes.ended.clear()
-    draining = asyncio.create_task(drain.run(60.0))
+    draining = asyncio.create_task(drain.run(Stopped(), 60.0))
     while not rig.engine.running:
         await asyncio.sleep(0.001)
     assert not draining.done()
@@ -118,7 +119,7 @@ async def test_a_pause_that_waits_for_requests_does_not_hold_the_drain_up(rig: R
     gate = rig.engine.gates["pause"] = Gate()
     pausing = asyncio.create_task(rig.pause(PauseMode.WAIT, timeout_s=60.0))
     await gate.reached.wait()
-    assert (await asyncio.wait_for(drain.run(60.0), 5)).cut == []
+    assert (await asyncio.wait_for(drain.run(Stopped(), 60.0), 5)).cut == []
     with pytest.raises(DrainingError):
         await pausing
 
@@ -127,7 +128,7 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     """With the requests that run: one deadline for both."""
     pushes.ended.clear()
     rig.engine.idle.clear()
-    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
     assert drained.in_order
     assert drained.cut == [
         "gave up a push that did not end in time",
@@ -139,13 +140,13 @@ async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain
     """Nothing is left to wait for, and it was no end in order."""
     enter_phase(rig.board, Phase.DEAD)
     with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(drain.run(60.0), 20)
+        await asyncio.wait_for(drain.run(Stopped(), 60.0), 20)
 
 
 async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pushes: Weights) -> None:
     """A push that ends after all finds nobody who would wait for requests."""
     pushes.ended.clear()
-    draining = asyncio.create_task(drain.run(0.05))
+    draining = asyncio.create_task(drain.run(Stopped(), 0.05))
     await asyncio.sleep(0)
     assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
     await draining
@@ -156,7 +157,7 @@ async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pus
 async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:
     """The live weights are half received, and nothing can undo that."""
     updates.ended.clear()
-    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
     assert not drained.in_order
     assert drained.cut == ["gave up a weight update that did not end in time"]
 
@@ -165,7 +166,7 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     """The resume cannot be cancelled; it is left."""
     await rig.pause()
     gate = rig.engine.gates["resume"] = Gate()
-    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
     assert drained.cut == ["gave up a pause that did not end in time"]
     gate.open.set()
 
@@ -174,7 +175,7 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
     """They may still be sent when the engine has nothing more to do. No new request is taken from the beginning."""
     http = Http()
     updates.ended.clear()
-    draining = asyncio.create_task(Drain(rig.engine, rig.board, rig.pauses, updates, pushes, http).run(60.0))
+    draining = asyncio.create_task(Drain(rig.engine, rig.board, rig.pauses, updates, pushes, http).run(Stopped(), 60.0))
     await asyncio.sleep(0)
     assert http.refuses
     updates.ended.set()
@@ -187,6 +188,6 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
 
 async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: Weights, pushes: Weights) -> None:
     """As those over gRPC, and it is told."""
-    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(0.05)
+    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 0.05)
     assert drained.in_order
     assert drained.cut == ["gave up answers over HTTP that did not end in time"]

@@ -138,7 +138,8 @@ export class ControlCalls {
     try {
       if ((await this.status(timed())).state.pauses.length === 0) return;
       // Should it pause after all, then for a moment, and without harm to requests.
-      const repeat = { ...request, mode: types.PauseMode.KEEP, kvPolicy: types.KvPolicy.REUSE };
+      const brief = { ttl: waitOf(GIVE_UP_TIMEOUT_MS), timeout: waitOf(GIVE_UP_TIMEOUT_MS) };
+      const repeat = { ...request, ...brief, mode: types.PauseMode.KEEP, kvPolicy: types.KvPolicy.REUSE };
       const { lease } = await this.#connection.unary(ControlServiceService.pause, repeat, timed());
       await this.resume(leaseOf(lease).leaseId, timed());
     } catch {
@@ -190,6 +191,7 @@ export class ControlCalls {
   }
 
   async drain(options: CallOptions & { drainTimeoutMs?: number | undefined }): Promise<EngineState> {
+    checkOptions(options, { ...CALL, drainTimeoutMs: "milliseconds" });
     const request = { drainTimeout: optionalDuration(options.drainTimeoutMs, "drainTimeoutMs") };
     return stateOf((await this.#connection.unary(ControlServiceService.drain, request, options)).state);
   }

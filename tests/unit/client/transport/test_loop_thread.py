@@ -147,6 +147,28 @@ def test_an_interrupt_of_the_thread_that_waits_cancels_its_call(loop: Loop) -> N
     assert call.was_cancelled.wait(20)
 
 
+def test_a_loop_that_is_closed_after_an_interrupt_lets_the_call_undo_what_it_began(loop: Loop) -> None:
+    """It needs the connection for that, which ends after it; as `with Client(...)` ends after Ctrl-C."""
+    undone: list[int] = []
+
+    async def undo(mailbox: Mailbox) -> None:
+        mailbox.put("progress")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            undone.append(loop.num_shut_down)
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    mailbox = Mailbox(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loop.thread.run(undo(mailbox), 20, mailbox)
+    loop.thread.close()
+    assert (undone, loop.num_shut_down) == ([0], 1)
+
+
 @pytest.mark.parametrize("limit_s", [None, 20])
 @pytest.mark.parametrize("error", [TimeoutError("its own"), SystemExit(3), KeyError("a"), StopAsyncIteration()])
 def test_an_error_of_a_call_is_its_caller_s_alone(loop: Loop, error: BaseException, limit_s: float | None) -> None:
