@@ -165,7 +165,7 @@ async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
     gate = rig.engine.gates["commit_weights"] = Gate()
     rig.engine.fails["commit_weights"] = EngineDeadError("given up")
     with pytest.raises(DeadlineError, match="GetPush"):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.5)))
     assert rig.board.phase is Phase.APPLYING
     gate.open.set()
     while rig.board.phase is Phase.APPLYING:
@@ -207,9 +207,9 @@ async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
 async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
     """A slow preparation that used everything up ends the push before the pause."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.02))))
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.5))))
     await gate.reached.wait()
-    await asyncio.sleep(0.04)
+    await asyncio.sleep(0.6)
     gate.open.set()
     with pytest.raises(DeadlineError):
         await pushing

@@ -20,7 +20,7 @@ from tests.unit.engine.vllm.openai.failing import no_more_files
 
 ADD, ABORT, UTILITY = (EngineCoreRequestType[name].value for name in ("ADD", "ABORT", "UTILITY"))
 MAX_ACTIVE = 3
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass
