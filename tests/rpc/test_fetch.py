@@ -248,7 +248,7 @@ async def test_fetching_that_is_given_up_ends_at_once(
 
     monkeypatch.setattr(servicer_module, "pull_frames", silent)
     copy = FetchedBytes(RANK, wanted(daemon, timeout_s=60.0))
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30.0):
         running = asyncio.create_task(asyncio.to_thread(copy.run))
         await waiting.wait()
         copy.close()

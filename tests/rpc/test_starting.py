@@ -56,7 +56,7 @@ async def test_every_method_but_the_status_is_refused(starting: Starting) -> Non
     async with grpc.aio.insecure_channel(starting.server.address) as channel:
         for service in SERVICES:
             for method in service.methods:
-                call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=10)
+                call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=30)
                 try:
                     await call.read()
                 except grpc.aio.AioRpcError as error:

@@ -108,7 +108,7 @@ async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: Script
     process.send_signal(signal.SIGINT)
     assert await process.communicate() == (b"", b"")
     assert process.returncode == 130
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 @pytest.mark.parametrize(

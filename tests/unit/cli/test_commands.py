@@ -82,7 +82,7 @@ async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> 
     process.send_signal(signal.SIGINT)
     _, errors = await process.communicate()
     assert (process.returncode, errors) == (130, b"")
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 async def test_a_reader_that_goes_away_is_no_error_to_tell_of(daemon: ScriptedDaemon) -> None:

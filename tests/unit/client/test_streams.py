@@ -184,10 +184,10 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     stream = client.stream("x")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.05)
-    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 30)
     del stream
     gc.collect()
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
@@ -211,9 +211,9 @@ async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, cl
     daemon.hangs_after = 0
     stream = client.stream("x")
     reading = asyncio.create_task(anext(stream, None))
-    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 30)
     await stream.aclose()
-    assert await asyncio.wait_for(reading, 10) is None
+    assert await asyncio.wait_for(reading, 30) is None
 
 
 async def test_a_batch_that_is_closed_gives_nothing_of_what_has_come() -> None:

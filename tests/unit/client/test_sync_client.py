@@ -38,9 +38,9 @@ async def test_stream_closed_early_cancels_the_request_in_the_daemon(daemon: Scr
             for delta in client.stream("x"):
                 texts.append(delta.text)
                 if len(texts) == 2:
-                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 10), loop).result()
+                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
                     break
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 10), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 30), loop).result()
         return texts
 
     loop = asyncio.get_running_loop()
@@ -258,7 +258,7 @@ async def test_an_interrupt_of_a_wait_for_an_item_ends_the_request(
         with Client(daemon.target) as client:
             stream = client.stream("x")
             assert next(stream).text == "Once"
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 10), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
             with monkeypatch.context() as patched:
                 patched.setattr(client._thread, "run", interrupted)
                 with pytest.raises(KeyboardInterrupt):

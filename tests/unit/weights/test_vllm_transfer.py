@@ -192,7 +192,7 @@ async def test_an_update_that_timed_out_and_cannot_be_undone_is_tainted(updating
 
 
 async def _until(rig: Rig, phase: Phase) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while rig.board.phase is not phase or rig.engine.running != (phase is Phase.RUNNING):
             await rig.board.wait_change()
 
