@@ -73,7 +73,7 @@ async def test_the_client_and_the_command_line_show_what_a_start_does(starting: 
     async with AsyncClient(starting.server.address) as client:
         status = await client.status()
         with pytest.raises(DeadlineError, match=r"it is starting: loading weights, for \d+ s \(\d+ s since"):
-            await client.wait_ready(0.3)
+            await client.wait_ready(1.5)
         with pytest.raises(DrainingError) as caught:
             await client.server_info()
     assert (caught.value.metadata, caught.value.retry_after_s) == ({"phase": "STARTING"}, 1.0)

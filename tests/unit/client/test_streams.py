@@ -303,9 +303,12 @@ async def test_a_queue_that_stays_full_ends_the_batch_at_its_deadline(busy: Busy
     """Others hold all the room. It is asked now and then, not all the time."""
     busy.room, busy.retry_after_s = 0, 0.1
     async with AsyncClient(busy.target) as client:
-        with pytest.raises(DeadlineError):
-            await client.generate_many(["x"] * 100, timeout_s=1.0)
-    assert 0 < busy.num_refused < 200
+        for timeout_s in (1.0, 10.0):  # a busy machine may take longer to bring it there
+            with pytest.raises(DeadlineError):
+                await client.generate_many(["x"] * 100, timeout_s=timeout_s)
+            if busy.num_refused:
+                break
+    assert 0 < busy.num_refused < 200 * timeout_s
 
 
 async def test_a_batch_begins_only_so_many_requests_at_once(busy: BusyDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,13 @@ async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     assert rig.engine.live == tensors(1)
 
 
+async def until_freed(rig: Rig) -> None:
+    """A push whose time is over may be answered before its memory is freed."""
+    async with asyncio.timeout(30):
+        while rig.engine.prepared:
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("step", ["prepare_weights", "pause"])
 async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     """A step that hangs gets what the steps before have left, and nothing changes."""
@@ -199,8 +206,9 @@ async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineError):
         await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
-    assert asyncio.get_running_loop().time() - began_s < 10
+    assert asyncio.get_running_loop().time() - began_s < 30
     rig.engine.hangs.clear()
+    await until_freed(rig)
     assert_unchanged(rig)
 
 
@@ -213,6 +221,7 @@ async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
     gate.open.set()
     with pytest.raises(DeadlineError):
         await pushing
+    await until_freed(rig)
     assert rig.engine.calls == ["prepare_weights", "discard_weights running"]
     assert_unchanged(rig)
 

@@ -184,7 +184,7 @@ async def test_a_call_that_takes_long_is_no_silence(pinged: Pinged) -> None:
 async def test_a_call_that_was_made_after_the_ping_is_no_excuse(pinged: Pinged) -> None:
     """The engine would have answered the ping before it: clients that call on do not keep a dead engine alive."""
     pinged.answers.clear()
-    await asyncio.sleep(LIMITS.timeout_s / 2)
+    await until(lambda: pinged.num_pending == 1)
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(EngineDeadError):
         await pinged.liveness.call(asyncio.Event().wait(), what="digests", timeout_s=60.0)
