@@ -197,6 +197,7 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
     late_daemon, late = await daemons()
     async with sending(first.address, 1, "p") as push:
         push.send(0, TOTAL_BYTES)
+        await until(client, "p", TOTAL_BYTES)
         load = asyncio.create_task(late.load_weights(peers=[first.address], peer_push_id="p", push_id="p"))
         await until(late, "p", TOTAL_BYTES)
     await asyncio.sleep(0.05)

@@ -115,7 +115,7 @@ async def run(
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "GENSERVE_TARGET": daemon.target, **(environment or {})},
     )  # fmt: skip
-    output, errors = await asyncio.wait_for(process.communicate(stdin), 20)
+    output, errors = await asyncio.wait_for(process.communicate(stdin), 60)
     return process.returncode, output, errors
 
 
@@ -168,7 +168,7 @@ async def test_an_output_that_is_closed_or_full_ends_without_a_traceback(
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "GENSERVE_TARGET": daemon.target},
     )  # fmt: skip
-    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert b"Traceback" not in errors
     assert b"Exception ignored" not in errors
     assert process.returncode == status or (status == 141 and process.returncode in (0, 2))  # all fitted into the pipe
@@ -179,7 +179,7 @@ async def test_a_held_pause_ends_when_its_lease_is_lost(daemon: ScriptedDaemon) 
     process = await start(daemon, "pause", "--hold", "--ttl", "300ms")
     assert b"lease-1" in await process.stdout.readline()
     daemon.leases.clear()
-    output, errors = await asyncio.wait_for(process.communicate(), 20)
+    output, errors = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, output) == (1, b"")
     assert errors.startswith(b"genserve: PAUSE_LEASE_LOST: ")
     assert errors.count(b"\n") == 1

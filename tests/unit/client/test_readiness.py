@@ -10,7 +10,7 @@ from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon
 
 
 async def asked_twice(daemon: SilentDaemon) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(daemon.calls) < 2:
             await asyncio.sleep(0.01)
 
@@ -30,4 +30,4 @@ async def test_it_ends_when_the_client_is_closed_in_a_pause() -> None:
         await asked_twice(daemon)
         await client.close()
         with pytest.raises(ClientClosedError):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, 60)

@@ -92,7 +92,7 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_nobody(num_steps: int) 
         for _ in range(num_steps):
             await asyncio.sleep(0)
         starting.cancel()
-        await asyncio.wait([starting], timeout=20)
+        await asyncio.wait([starting], timeout=60)
         assert asyncio.all_tasks() == before
         started = set(psutil.Process().children()).difference(others)
     assert psutil.wait_procs(started, timeout=30)[1] == []
