@@ -117,7 +117,7 @@ async def test_a_push_that_never_gets_its_bytes_is_waited_for_until_the_deadline
     layout = await client.get_weights()
     only_a = {"a": weights(1)["a"]}
     sending = asyncio.create_task(
-        client.push_weights(only_a, version=1, push_id="p", layout=layout, callers=2, timeout_s=1.0)
+        client.push_weights(only_a, version=1, push_id="p", layout=layout, callers=2, timeout_s=2.0)
     )
     while "p" not in daemon.registry._pushes:
         await asyncio.sleep(0.001)
