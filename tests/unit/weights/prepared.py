@@ -26,5 +26,5 @@ async def until_freed(rig: Rig, num_discards: int = 1) -> None:
     async with asyncio.timeout(30):
         while sum("discard" in call for call in rig.engine.calls) < num_discards:
             await asyncio.sleep(0.001)
-    async with rig.applier.between_pushes(5):
+    async with rig.applier.between_pushes(30.0):
         assert rig.engine.prepared == {}

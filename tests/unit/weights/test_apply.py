@@ -344,5 +344,5 @@ async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
     rig.engine.fails["discard_weights"] = RuntimeError("no")
     assert (await rig.push(header())).push.state is PushState.APPLIED
     assert rig.engine.running
-    async with rig.applier.between_pushes(1.0):  # the next one need not wait for ever
+    async with rig.applier.between_pushes(30.0):  # the next one need not wait for ever
         assert rig.engine.calls[-1] == "discard_weights running"

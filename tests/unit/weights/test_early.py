@@ -32,7 +32,7 @@ async def until_called(rig: Rig, call: str, times: int = 1) -> None:
 
 async def assert_nothing_is_left(rig: Rig) -> None:
     """Neither in the engine nor in the daemon."""
-    async with rig.applier.between_pushes(5):
+    async with rig.applier.between_pushes(30.0):
         pass
     async with asyncio.timeout(30):
         while [task for task in asyncio.all_tasks() if "prepar" in task.get_name()]:

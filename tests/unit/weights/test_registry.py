@@ -280,7 +280,7 @@ async def test_staged_bytes_are_freed_after_their_time_to_live(rig: Rig) -> None
 
 async def test_stream_that_sends_nothing_for_the_time_to_live_is_ended(rig: Rig) -> None:
     """A writer that stalls is told: it does not hold the push for ever, and others who wait for it are told too."""
-    opened = header(num_streams=2, staging_ttl_s=0.05)
+    opened = header(num_streams=2, staging_ttl_s=0.5)
     stalled, waiting = await rig.registry.open(opened), await rig.registry.open(further(opened))
     with pytest.raises(PushTruncatedError):
         await asyncio.wait_for(waiting.finish(), 30.0)

@@ -1,6 +1,7 @@
 """Pausing, looking and waiting."""
 
 import asyncio
+import re
 from datetime import UTC
 from typing import Any
 
@@ -218,11 +219,19 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: Script
     """One that sleeps is there, and becomes ready when somebody wakes it up."""
     await client.sleep()
     await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is asleep; wake it up"):
-        await client.wait_ready(0.2)
+    assert re.search(r"within \S+ s: it is asleep; wake it up", await waited_in_vain(client))
     await client.wake_up()
-    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is running"):
-        await client.wait_ready(0.2)
+    assert re.search(r"within \S+ s: it is running", await waited_in_vain(client))
+
+
+async def waited_in_vain(client: AsyncClient) -> str:
+    """What a wait ends with, which a busy machine may not leave the time to ask why."""
+    for timeout_s in (0.2, 2.0, 20.0):
+        with pytest.raises(DeadlineError) as raised:
+            await client.wait_ready(timeout_s)
+        if ": it is " in raised.value.message:
+            break
+    return raised.value.message
 
 
 async def test_wait_ready_that_gives_up_says_nothing_of_a_state_that_nobody_tells(
