@@ -16,6 +16,20 @@ async def impatient_router() -> AsyncIterator[ScriptedFleet]:
 
 
 @pytest.fixture
+async def attentive_router() -> AsyncIterator[ScriptedFleet]:
+    """It takes replicas that say nothing for two seconds for lost."""
+    async with scripted_fleet(settings=replace(SETTINGS, heartbeat_s=0.2, silence_s=2.0)) as running:
+        yield running
+
+
+@pytest.fixture
+async def patient_router() -> AsyncIterator[ScriptedFleet]:
+    """Its requests wait very long for a replica: what is answered is answered without that."""
+    async with scripted_fleet(settings=replace(SETTINGS, wait_ready_s=300.0)) as running:
+        yield running
+
+
+@pytest.fixture
 async def router() -> AsyncIterator[ScriptedFleet]:
     async with scripted_fleet() as running:
         yield running

@@ -77,11 +77,14 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
     """It has requests; --timeout bounds the wait only."""
     address = fleet.daemons[0].address
     with fleet.running.router.fleet.carrying(Request(), fleet.running.router.find(address)):
-        _, _, errors = await genserve("replicas", "drain", address, "--timeout", "100ms")
-        assert errors == (
-            f"genserve: DEADLINE_EXCEEDED: {address} still has requests after 0.1 s: it goes on draining, unless it is "
-            "added again\n"
-        )
+        for timeout_s in (0.1, 5, 25):  # a busy machine may take longer to bring it there
+            _, _, errors = await genserve("replicas", "drain", address, "--timeout", f"{timeout_s}s")
+            assert errors == (
+                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s: it goes on draining, "
+                "unless it is added again\n"
+            )
+            if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
+                break
         assert "it is being drained" in (await genserve("replicas", "list"))[1]
 
 

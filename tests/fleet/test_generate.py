@@ -135,25 +135,25 @@ async def test_a_replica_that_is_lost_before_the_first_message_is_replaced(route
     assert answer.request_id == request_id
 
 
-async def test_a_silent_replica_is_replaced(router: ScriptedFleet) -> None:
+async def test_a_silent_replica_is_replaced(attentive_router: ScriptedFleet) -> None:
     """Its connection stays, and says nothing."""
-    call = router.generation.Generate(asked(), timeout=20)
-    first, lost = await router.running("a")
-    router.links[first].silence()
-    number, stream = await router.running("a", lost)
+    call = attentive_router.generation.Generate(asked(), timeout=20)
+    first, lost = await attentive_router.running("a")
+    attentive_router.links[first].silence()
+    number, stream = await attentive_router.running("a", lost)
     assert number != first
     stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
     assert len([each async for each in call]) == 1
 
 
-async def test_a_replica_that_is_silent_before_it_admits_is_replaced(router: ScriptedFleet) -> None:
+async def test_a_replica_that_is_silent_before_it_admits_is_replaced(attentive_router: ScriptedFleet) -> None:
     """No metadata come any more either."""
-    for daemon in router.daemons:
+    for daemon in attentive_router.daemons:
         daemon.engine.admission.clear()
-    call = router.generation.Generate(asked(), timeout=20)
-    await until(lambda: sum(router.num_submitted) == 1)
-    router.links[router.num_submitted.index(1)].silence()
-    await until(lambda: sum(router.num_submitted) == 2)
+    call = attentive_router.generation.Generate(asked(), timeout=20)
+    await until(lambda: sum(attentive_router.num_submitted) == 1)
+    attentive_router.links[attentive_router.num_submitted.index(1)].silence()
+    await until(lambda: sum(attentive_router.num_submitted) == 2)
     call.cancel()
 
 
@@ -195,25 +195,27 @@ async def test_a_cancelled_call_ends_upstream(router: ScriptedFleet) -> None:
     call = router.generation.Generate(asked(), timeout=20)
     _, stream = await router.running("a")
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 5)
+    await asyncio.wait_for(stream.closed.wait(), 30)
 
 
 async def test_the_deadline_goes_on_to_the_replica(router: ScriptedFleet) -> None:
     """What is left of it."""
-    call = router.generation.Generate(asked(), timeout=1.0)
-    _, stream = await router.running("a")
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call.read()
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(stream.closed.wait(), 5)
+    for timeout_s in (1.0, 5.0, 25.0):  # a busy machine may take longer to bring it there
+        call = router.generation.Generate(asked(), timeout=timeout_s)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if streams := [stream for daemon in router.daemons for stream in daemon.engine.streams]:
+            break
+    await asyncio.wait_for(streams[0].closed.wait(), 30)
 
 
-async def test_a_version_that_nobody_has_is_refused_as_a_daemon_does(router: ScriptedFleet) -> None:
+async def test_a_version_that_nobody_has_is_refused_as_a_daemon_does(patient_router: ScriptedFleet) -> None:
     """At once, and not after the time to wait for a replica."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await router.generation.Generate(asked(min_weight_version=9), timeout=3).read()
+        await patient_router.generation.Generate(asked(min_weight_version=9), timeout=30).read()
     assert reason_of(raised.value) == "WEIGHT_VERSION_MISMATCH"
-    assert router.num_submitted == [0, 0, 0]
+    assert patient_router.num_submitted == [0, 0, 0]
 
 
 async def test_a_replica_behind_the_fleet_is_passed_over(router: ScriptedFleet) -> None:
@@ -236,7 +238,7 @@ async def test_a_request_waits_for_a_replica_and_can_be_aborted(router: Scripted
     call = router.generation.Generate(asked(), timeout=20)
     reading = asyncio.ensure_future(call.read())
     await asyncio.sleep(0.2)
-    answer = await router.generation.Abort(generation_pb2.AbortRequest(request_ids=["a", "b"]), timeout=5)
+    answer = await router.generation.Abort(generation_pb2.AbortRequest(request_ids=["a", "b"]), timeout=30)
     assert (list(answer.aborted_ids), list(answer.unknown_ids)) == (["a"], ["b"])
     last = await reading
     assert last.outputs[0].finish.reason == generation_pb2.FINISH_REASON_ABORTED and last.HasField("usage")
@@ -257,10 +259,10 @@ async def test_what_is_no_request_is_refused(router: ScriptedFleet) -> None:
     """Bytes that are no message, and a session that is none."""
     raw = router.channel.unary_stream("/genserve.v1.GenerationService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await raw(b"\xff\xff\xff", timeout=5).read()
+        await raw(b"\xff\xff\xff", timeout=30).read()
     assert reason_of(raised.value) == "INVALID_FIELD"
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await router.generation.Generate(asked(session_id="x" * 257), timeout=5).read()
+        await router.generation.Generate(asked(session_id="x" * 257), timeout=30).read()
     assert field_of(raised.value) == "session_id"
 
 
@@ -269,7 +271,7 @@ async def test_abort_reaches_every_replica(router: ScriptedFleet) -> None:
     calls = [router.generation.Generate(asked(str(number)), timeout=20) for number in range(3)]
     for number in range(3):
         await router.running(str(number))
-    answer = await router.generation.Abort(generation_pb2.AbortRequest(request_ids=["0", "1", "2", "x"]), timeout=5)
+    answer = await router.generation.Abort(generation_pb2.AbortRequest(request_ids=["0", "1", "2", "x"]), timeout=30)
     assert sorted(answer.aborted_ids) == ["0", "1", "2"] and list(answer.unknown_ids) == ["x"]
     assert answer.state.instance_id.startswith("instance-")
     for call in calls:
@@ -280,9 +282,9 @@ async def test_any_replica_tokenizes(router: ScriptedFleet) -> None:
     """Another one if that is lost."""
     await router.alone(1)
     for _ in range(2):
-        answer = await router.generation.Tokenize(generation_pb2.TokenizeRequest(text="ab"), timeout=5)
+        answer = await router.generation.Tokenize(generation_pb2.TokenizeRequest(text="ab"), timeout=30)
         assert list(answer.token_ids) == [0, 97, 98]
-        text = await router.generation.Detokenize(generation_pb2.DetokenizeRequest(token_ids=[97, 98]), timeout=5)
+        text = await router.generation.Detokenize(generation_pb2.DetokenizeRequest(token_ids=[97, 98]), timeout=30)
         assert text.text == "ab"
 
 
@@ -332,11 +334,11 @@ async def test_a_session_stays_with_its_replica() -> None:
             call.cancel()
 
 
-async def test_an_adapter_that_nobody_knows_is_for_a_replica_to_refuse(router: ScriptedFleet) -> None:
+async def test_an_adapter_that_nobody_knows_is_for_a_replica_to_refuse(patient_router: ScriptedFleet) -> None:
     """At once: it may just have been loaded, or not exist."""
-    for upstream in router.fleet.ready:
+    for upstream in patient_router.fleet.ready:
         upstream.member.has_loras(())
-    call = router.generation.Generate(asked(lora_name="new"), timeout=2)
-    _, stream = await router.running("a")
+    call = patient_router.generation.Generate(asked(lora_name="new"), timeout=30)
+    _, stream = await patient_router.running("a")
     assert stream.request_id == "a"
     call.cancel()

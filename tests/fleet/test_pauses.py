@@ -85,7 +85,7 @@ async def test_a_daemon_that_joins_a_paused_fleet_is_paused_first() -> None:
 async def test_a_lease_that_expires_ends_everywhere() -> None:
     """No replica is paused again because another one still was."""
     async with routed(3) as fleet:
-        await fleet.client.pause(ttl_s=0.5)
+        await fleet.client.pause(ttl_s=1.5)
         last = fleet.daemons[2]
         (own,) = last.board.state().pauses
         last.pauses.renew(own.lease_id, 60.0)

@@ -29,7 +29,7 @@ READY = fleet_pb2.REPLICA_STATE_READY
 
 async def listed(stub: FleetServiceStub) -> dict[str, fleet_pb2.Replica]:
     """The replicas by address."""
-    answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=5)
+    answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=30)
     return {each.address: each for each in answer.replicas}
 
 
@@ -38,14 +38,14 @@ async def test_replicas_are_listed_with_what_they_serve() -> None:
     async with routed(3) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         stub = FleetServiceStub(channel)
         await fleet.client.push_weights(weights(2), version=2, push_id="p", timeout_s=30)
-        answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=5)
+        answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=30)
         assert [each.address for each in answer.replicas] == sorted(daemon.address for daemon in fleet.daemons)
         assert answer.weight_version == 2
         assert [each.policy for each in answer.decisions] == ["requests"]
         for each in answer.replicas:
             assert (each.state, each.reason, each.push_id, each.max_num_seqs) == (READY, "", "p", 4)
             assert len(each.content_digest) == 64
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while any(each.engine.weight_version != 2 for each in (await listed(stub)).values()):
                 await asyncio.sleep(0.01)
 
@@ -55,7 +55,7 @@ async def test_a_replica_is_added_drained_and_removed() -> None:
     async with routed(1) as fleet, replica() as other, grpc.aio.insecure_channel(fleet.running.address) as channel:
         stub = FleetServiceStub(channel)
         for _ in range(2):
-            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=5)
+            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=30)
         await fleet.until_ready(2)
         upstream = fleet.running.router.find(other.address)
         request = Request()
@@ -69,9 +69,9 @@ async def test_a_replica_is_added_drained_and_removed() -> None:
             assert not draining.done()
         await draining
         assert list(await listed(stub)) == [fleet.daemons[0].address]
-        await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=5)
+        await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=30)
         await fleet.until_ready(2)
-        await stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address=other.address), timeout=5)
+        await stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address=other.address), timeout=30)
         assert list(await listed(stub)) == [fleet.daemons[0].address]
 
 
@@ -84,7 +84,7 @@ async def test_a_replica_that_is_drained_can_be_added_again() -> None:
             draining = asyncio.create_task(router.drain(upstream.address))
             await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
             router.add(upstream.address)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await draining
             assert fleet.state(fleet.daemons[0]) is ReplicaState.READY
 
@@ -94,7 +94,7 @@ async def test_what_is_no_address_is_refused(address: str) -> None:
     """By name."""
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await FleetServiceStub(channel).AddReplica(fleet_pb2.AddReplicaRequest(address=address), timeout=5)
+            await FleetServiceStub(channel).AddReplica(fleet_pb2.AddReplicaRequest(address=address), timeout=30)
         assert reason_of(caught.value) == "INVALID_FIELD"
 
 
@@ -103,8 +103,8 @@ async def test_a_replica_that_is_not_there_is_not_found() -> None:
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         stub = FleetServiceStub(channel)
         for call in (
-            stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address="a:1"), timeout=5),
-            stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address="a:1"), timeout=5),
+            stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address="a:1"), timeout=30),
+            stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address="a:1"), timeout=30),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
@@ -280,11 +280,11 @@ async def test_a_router_without_replicas_does_not_serve() -> None:
     """As its health says."""
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel, replica() as first:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
         fleet.running.router.add(first.address)
         await fleet.until_ready(1)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

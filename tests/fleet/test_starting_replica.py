@@ -27,7 +27,7 @@ async def test_a_replica_whose_engine_starts_gets_requests_when_it_serves() -> N
     try:
         async with routed(1) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
             stub = FleetServiceStub(channel)
-            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=opened.address), timeout=5)
+            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=opened.address), timeout=30)
             seen: list[str] = []
 
             def told() -> bool:
@@ -39,7 +39,7 @@ async def test_a_replica_whose_engine_starts_gets_requests_when_it_serves() -> N
             assert seen == ["its engine is starting: loading weights"]
             replica_told = next(
                 each
-                for each in (await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=5)).replicas
+                for each in (await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=30)).replicas
                 if each.address == opened.address
             )
             assert replica_told.state == fleet_pb2.REPLICA_STATE_CONNECTING

@@ -34,7 +34,7 @@ def chunk(start: int, end: int, **fields: Any) -> Frame:
 
 async def push(daemon: Daemon, frames: Iterable[Frame]) -> weights_pb2.PushWeightsResponse:
     """All frames over one stream."""
-    return await daemon.weights.PushWeights(iter(frames), timeout=5)
+    return await daemon.weights.PushWeights(iter(frames), timeout=30)
 
 
 async def refused(daemon: Daemon, frames: Iterable[Frame]) -> grpc.aio.AioRpcError:

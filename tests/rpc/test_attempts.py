@@ -31,7 +31,7 @@ class Rank:
     def __init__(self, daemon: Daemon, *frames: Frame) -> None:
         self._frames: asyncio.Queue[Frame] = asyncio.Queue()
         self.send(*frames)
-        self.call = daemon.weights.PushWeights(self._requests(), timeout=10)
+        self.call = daemon.weights.PushWeights(self._requests(), timeout=30)
         self.answer = asyncio.ensure_future(self._answered())
 
     async def _requests(self) -> AsyncIterator[Frame]:
@@ -60,7 +60,7 @@ class Rank:
 
 
 async def until_received(daemon: Daemon, num_bytes: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 report = daemon.registry.report("p1").push
@@ -73,7 +73,7 @@ async def until_received(daemon: Daemon, num_bytes: int) -> None:
 
 async def until_left(daemon: Daemon) -> None:
     """No stream of the push is here."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while daemon.registry._pushes["p1"].num_attached:
             await asyncio.sleep(0.005)
 
@@ -103,10 +103,10 @@ async def test_a_second_attempt_with_other_bytes_is_refused_whole(daemon: Daemon
     await until_left(daemon)
     b = Rank(daemon, await digest_header(daemon, num_streams=2), part(OTHER, 16, 32), END)
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 5) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
     late = Rank(daemon, first, part(OTHER, 0, 32), END)
-    assert await asyncio.wait_for(late.answer, 5) == "PUSH_CONFLICT", "who comes late is told as well"
+    assert await asyncio.wait_for(late.answer, 30) == "PUSH_CONFLICT", "who comes late is told as well"
     report = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
     assert report.push.state == weights_pb2.PUSH_STATE_FAILED
     assert "other bytes" in report.push.issues[0].description
@@ -124,7 +124,7 @@ async def test_a_second_attempt_with_other_bytes_over_several_streams_is_refused
     streams = [Rank(daemon, first, part(OTHER, 0, 10), END)]
     for start, end in ((10, 20), (20, 32)):
         streams.append(Rank(daemon, await digest_header(daemon, num_streams=3), part(OTHER, start, end), END))
-    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), 5)
+    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), 30)
     assert set(answers) == {"PUSH_CONFLICT"}
     assert daemon.engine.weight_version == 0
 
@@ -143,7 +143,7 @@ async def test_bytes_that_are_left_of_a_complete_push_do_not_go_live_for_another
     await asyncio.wait({b.answer}, timeout=0.2)
     assert not b.answer.done(), "the push was applied although one of its ranks had not come"
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 5) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
 
 
@@ -175,7 +175,7 @@ async def test_ranks_of_two_attempts_at_once_are_refused(daemon: Daemon) -> None
     old = Rank(daemon, await header(daemon, num_streams=2, attempt="old"), part(DATA, 0, 16))
     await until_received(daemon, 16)
     new = Rank(daemon, await header(daemon, num_streams=2, attempt="new"), part(OTHER, 16, 32), END)
-    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), 5)
+    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), 30)
     assert answers == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     third = [await header(daemon, attempt="third"), part(OTHER, 0, 32), END]
     assert (await push(daemon, third)).push.state == APPLIED
@@ -189,7 +189,7 @@ async def test_an_attempt_that_comes_while_another_is_leaving_waits_for_it(daemo
     new = Rank(daemon, await header(daemon, attempt="new"), part(DATA, 0, 32), END)
     await asyncio.sleep(0.05)
     await old.cut()
-    assert await asyncio.wait_for(new.answer, 5) == "APPLIED"
+    assert await asyncio.wait_for(new.answer, 30) == "APPLIED"
 
 
 async def test_other_bytes_for_a_push_that_is_served_are_refused(daemon: Daemon) -> None:
@@ -230,7 +230,7 @@ async def test_a_commit_that_meets_the_check_of_a_staged_push_applies_it(
 
     def slow(staging: Staging, tied: Any) -> Any:
         loop.call_soon_threadsafe(checking.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
         return check(staging, tied)
 
     monkeypatch.setattr(Staging, "tied_issues", slow)
@@ -238,7 +238,7 @@ async def test_a_commit_that_meets_the_check_of_a_staged_push_applies_it(
     pushing = asyncio.ensure_future(push(daemon, [staged, part(DATA, 0, 32), END]))
     await checking.wait()
     request = weights_pb2.CommitPushRequest(push_id="p1")
-    committing = asyncio.ensure_future(daemon.weights.CommitPush(request, timeout=5))
+    committing = asyncio.ensure_future(daemon.weights.CommitPush(request, timeout=30))
     await asyncio.sleep(0.05)
     go_on.set()
     assert (await pushing).push.state == weights_pb2.PUSH_STATE_STAGED
@@ -255,7 +255,7 @@ async def test_a_trainer_that_hangs_is_evicted_by_force(daemon: Daemon) -> None:
     assert reason_of(caught.value) == "APPLY_IN_PROGRESS"
     discarded = await daemon.weights.DiscardPush(weights_pb2.DiscardPushRequest(push_id="p1", force=True))
     assert discarded.push.received_bytes == 16
-    assert await asyncio.wait_for(hung.answer, 5) == "PUSH_NOT_FOUND"
+    assert await asyncio.wait_for(hung.answer, 30) == "PUSH_NOT_FOUND"
     second = await header(daemon, push_id="p2")
     assert (await push(daemon, [second, part(OTHER, 0, 32), END])).push.state == APPLIED
 
@@ -265,7 +265,7 @@ async def test_chunks_that_bring_nothing_do_not_keep_a_push_alive(daemon: Daemon
     first = await header(daemon)
     first.header.staging_ttl.FromMilliseconds(300)
     hung = Rank(daemon, first, part(DATA, 0, 16))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not hung.answer.done():
             hung.send(Frame(chunk=weights_pb2.PushChunk()), part(DATA, 0, 16))
             await asyncio.sleep(0.02)
@@ -289,7 +289,7 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
         layout.tensors[1] = type(layout.tensors[1])("b", "F16", (8,))
         options = {"version": 1, "push_id": "step-1", "layout": layout, "callers": 2, "timeout_s": 5.0}
         dead = asyncio.create_task(client.push_weights({"a": tensors(1.0)["a"]}, **options))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 try:
                     if daemon.registry.report("step-1").push.received_bytes == 16:

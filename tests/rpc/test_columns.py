@@ -182,7 +182,7 @@ def test_columns_say_exactly_what_items_say(requests: list[Asked]) -> None:
 
 async def test_a_number_is_another_request_s_only_in_a_later_message(daemon: Daemon) -> None:
     """The smallest free number is taken, so that they stay small."""
-    call = daemon.generation.GenerateMany(timeout=10)
+    call = daemon.generation.GenerateMany(timeout=30)
 
     async def begin(*names: str) -> list[ScriptedStream]:
         before = len(daemon.engine.streams)
@@ -213,7 +213,7 @@ async def test_a_number_is_another_request_s_only_in_a_later_message(daemon: Dae
 
 async def test_the_tokens_of_a_step_are_one_row_each(daemon: Daemon) -> None:
     """Five bytes for a token, of an id of two bytes; an item has ten times as many."""
-    call, num_requests = daemon.generation.GenerateMany(timeout=10), 100
+    call, num_requests = daemon.generation.GenerateMany(timeout=30), 100
     for number in range(num_requests):
         generate = generation_pb2.GenerateRequest(request_id=f"{number:032}", text="x")
         await call.write(Request(generate=generate, form=COLUMNS))
@@ -238,7 +238,7 @@ async def test_the_tokens_of_a_step_are_one_row_each(daemon: Daemon) -> None:
 @pytest.mark.parametrize("form", [3, 99, -1, 2**31 - 1])
 async def test_a_form_that_nobody_knows_is_refused(daemon: Daemon, form: Any) -> None:
     """By an error of the request that asked for it; another one goes on."""
-    call = daemon.generation.GenerateMany(timeout=10)
+    call = daemon.generation.GenerateMany(timeout=30)
     await call.write(Request(generate=generation_pb2.GenerateRequest(request_id="a", text="x"), form=form))
     (item,) = (await call.read()).items
     assert (item.request_id, item.error.code) == ("a", grpc.StatusCode.INVALID_ARGUMENT.value[0])
@@ -251,7 +251,7 @@ async def test_a_form_that_nobody_knows_is_refused(daemon: Daemon, form: Any) ->
 
 async def test_forms_may_be_mixed_in_a_stream(daemon: Daemon) -> None:
     """Each request says its own."""
-    call = daemon.generation.GenerateMany(timeout=10)
+    call = daemon.generation.GenerateMany(timeout=30)
     for name, form in (("a", COLUMNS), ("b", generation_pb2.GENERATE_MANY_FORM_ITEMS)):
         await call.write(Request(generate=generation_pb2.GenerateRequest(request_id=name, text="x"), form=form))
     streams = [await daemon.stream(0), await daemon.stream(1)]
@@ -330,11 +330,11 @@ def test_rows_of_several_requests_are_a_delta_each() -> None:
 async def test_a_router_says_where_slots_begin(daemon: Daemon) -> None:
     """Refused if it is no slot."""
     request = Request(generate=generation_pb2.GenerateRequest(request_id="a", text="x"), form=COLUMNS)
-    call = daemon.generation.GenerateMany(timeout=10, metadata=((FIRST_SLOT_KEY, "4000000000"),))
+    call = daemon.generation.GenerateMany(timeout=30, metadata=((FIRST_SLOT_KEY, "4000000000"),))
     await call.write(request)
     (await daemon.stream(0)).put(update(1, first=True))
     assert list((await call.read()).items[0].slots) == [4_000_000_000]
     call.cancel()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await daemon.generation.GenerateMany(timeout=10, metadata=((FIRST_SLOT_KEY, "-1"),)).read()
+        await daemon.generation.GenerateMany(timeout=30, metadata=((FIRST_SLOT_KEY, "-1"),)).read()
     assert (reason_of(raised.value), field_of(raised.value)) == ("INVALID_FIELD", FIRST_SLOT_KEY)

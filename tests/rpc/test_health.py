@@ -42,30 +42,30 @@ async def test_the_three_services_are_known_by_name_and_others_are_not(daemon: D
 
 async def test_watch_tells_every_change_and_ends_with_the_engine(daemon: Daemon) -> None:
     """A phase that serves as well is no change."""
-    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
     seen = [(await watch.read()).status]
     enter_phase(daemon.board, Phase.APPLYING)
     await asyncio.sleep(0.1)
     for condition in (EngineCondition.TAINTED, None, EngineCondition.DEAD):
         daemon.board.enter(condition)
-        seen.append((await asyncio.wait_for(watch.read(), 1)).status)
+        seen.append((await asyncio.wait_for(watch.read(), 30)).status)
     assert seen == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert await watch.read() is grpc.aio.EOF
 
 
 async def test_watching_an_unknown_service_says_so(daemon: Daemon) -> None:
     """SERVICE_UNKNOWN, not an error: it may come."""
-    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(service="x"), timeout=10)
+    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(service="x"), timeout=30)
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
 
 
 async def test_an_engine_that_does_not_answer_is_not_serving_until_it_does(daemon: Daemon) -> None:
     """The phase stays: only the heartbeat is missing."""
-    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
     seen = [(await watch.read()).status]
     for answers in (False, True):
         daemon.board.tell_answers(answers)
-        seen.append((await asyncio.wait_for(watch.read(), 1)).status)
+        seen.append((await asyncio.wait_for(watch.read(), 30)).status)
     assert seen == [SERVING, NOT_SERVING, SERVING]
     assert daemon.board.phase is Phase.RUNNING

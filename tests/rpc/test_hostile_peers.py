@@ -148,6 +148,7 @@ async def test_bytes_of_another_push_under_the_same_id_are_not_mixed_in(daemons:
     late_daemon, late = await daemons()
     async with sending(first.address, 1, "p") as push:
         push.send(0, 2 * MIB)
+        await until(client, "p", 2 * MIB)  # or the load would not find it
         await interrupted(late, first, 2 * MIB, peer_push_id="p")
     await client.discard_push("p", force=True)
     async with sending(first.address, 1, "p", content_of=2) as push:
@@ -165,7 +166,7 @@ async def test_a_version_that_was_served_under_the_same_number_is_not_mixed_in(
     daemons: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor one that came under the same id again."""
-    monkeypatch.setattr(peer_module, "STALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(peer_module, "STALL_TIMEOUT_S", 10.0)
     late_daemon, late = await daemons()
     old = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, stalls=True)
     async with listening(old) as address:

@@ -46,7 +46,7 @@ class Relayed:
     async def refused(self, *frames: Frame) -> grpc.aio.AioRpcError:
         """The error with which a push ends."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.stub.PushWeights(iter(frames), timeout=10)
+            await self.stub.PushWeights(iter(frames), timeout=30)
         return caught.value
 
 
@@ -82,7 +82,7 @@ async def test_a_push_is_applied(relayed: Relayed) -> None:
     """Chunks in any order and twice, with and without a checksum, from a client that knows nothing of it."""
     unchecked = Frame(chunk=weights_pb2.PushChunk(offset=5, data=DATA[5:9]))
     frames = [await header(relayed.daemon), chunk(20, 32), chunk(0, 7), unchecked, chunk(7, 20), chunk(3, 30), END]
-    response = await relayed.stub.PushWeights(iter(frames), timeout=10)
+    response = await relayed.stub.PushWeights(iter(frames), timeout=30)
     assert response.applied.active_version == 1
     assert relayed.daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
@@ -144,7 +144,7 @@ async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesse
             yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}" if names_one else "")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
+            await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
     assert field_of(caught.value) == "segment.taken_path"
 
 
@@ -160,11 +160,11 @@ async def test_what_processes_pass_on_comes_to_their_own_socket_alone(
             async with grpc.aio.insecure_channel(address) as channel:
                 method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
                 # Nothing is sent: a write after the answer would hide it.
-                assert await method(timeout=10).code() is grpc.StatusCode.UNIMPLEMENTED
+                assert await method(timeout=30).code() is grpc.StatusCode.UNIMPLEMENTED
         if with_process:
             frames = [await header(daemon), chunk(0, 32), END]
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel:
-                response = await WeightServiceStub(channel).PushWeights(iter(frames), timeout=10)
+                response = await WeightServiceStub(channel).PushWeights(iter(frames), timeout=30)
             assert response.applied.active_version == 1, "the control: the process can"
 
 
@@ -186,7 +186,7 @@ async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
         yield Frame(chunk=weights_pb2.PushChunk(offset=0, data=data, crc32c=crc32c))
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await relayed.stub.PushWeights(frames(), timeout=10)
+        await relayed.stub.PushWeights(frames(), timeout=30)
     assert reason_of(caught.value) == "CHUNK_OUT_OF_RANGE"
 
 
@@ -271,14 +271,14 @@ async def test_one_that_is_killed_is_started_again() -> None:
             async def frames() -> AsyncIterator[Frame]:
                 yield first
                 yield chunk(0, 20)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while not has_bytes(daemon, 20):
                         await asyncio.sleep(0.01)
                 os.kill(killed, signal.SIGKILL)
                 await asyncio.Event().wait()
 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
+                await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             async with asyncio.timeout(60):  # a connection to the port of the dead one may still be taken, and reset
                 while not said or processes.pids[0] == killed:

@@ -82,18 +82,18 @@ async def test_an_adapter_is_not_loaded_into_an_engine_that_has_gone_to_sleep(da
         await go_on.wait()
         yield END
 
-    pushing = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=10))
-    async with asyncio.timeout(5):
+    pushing = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=30))
+    async with asyncio.timeout(30):
         while not daemon.registry._pushes or not daemon.registry.report("p1").push.received_bytes:
             await asyncio.sleep(0.005)
-    await daemon.control.Sleep(control_pb2.SleepRequest(), timeout=5)
+    await daemon.control.Sleep(control_pb2.SleepRequest(), timeout=30)
     go_on.set()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await pushing
     assert reason_of(caught.value) == "ENGINE_SLEEPING"
     assert daemon.engine.loras.files == {}
-    await daemon.control.WakeUp(control_pb2.WakeUpRequest(), timeout=5)
-    await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+    await daemon.control.WakeUp(control_pb2.WakeUpRequest(), timeout=30)
+    await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=30)
     assert list(daemon.engine.loras.files) == ["policy"]
 
 
@@ -111,8 +111,8 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
             yield late
             yield END
 
-        late = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=10))
-        async with asyncio.timeout(5):  # its header waits for the push, beside the task that drops what is idle
+        late = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=30))
+        async with asyncio.timeout(30):  # its header waits for the push, beside the task that drops what is idle
             while len(daemon.registry._pushes.changed._next._waiters) < 2:
                 await asyncio.sleep(0.005)
         pushing = asyncio.ensure_future(push(daemon, [first, *chunks, END]))

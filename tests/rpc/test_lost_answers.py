@@ -15,7 +15,7 @@ from tests.support.scripted_engine import Gate
 
 async def until_freed(daemon: Daemon) -> None:
     """When the daemon knows more of the push than when it answered."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (applied := daemon.registry.report("p1").applied) is None or applied.discard_s is None:
             await asyncio.sleep(0.001)
 

@@ -105,8 +105,8 @@ async def test_a_push_through_a_receiving_process_counts_as_the_call_that_its_tr
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = WeightServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError):
-            await stub.PushWeights(iter([await header(shown.daemon), END]), timeout=10)  # type: ignore[misc]
-        await stub.PushWeights(iter([await header(shown.daemon, push_id="2"), chunk(0, 32), END]), timeout=10)  # type: ignore[misc]
+            await stub.PushWeights(iter([await header(shown.daemon), END]), timeout=30)  # type: ignore[misc]
+        await stub.PushWeights(iter([await header(shown.daemon, push_id="2"), chunk(0, 32), END]), timeout=30)  # type: ignore[misc]
     await shown.until("grpc_server_handled_total", 1, grpc_code="OK", **_PUSH)
     after = await shown.until("grpc_server_handled_total", 1, grpc_code="ABORTED", **_PUSH)
     assert after.value("grpc_server_started_total", **_PUSH) == 2

@@ -30,7 +30,7 @@ async def test_a_field_that_is_not_known_changes_nothing(daemon: Daemon) -> None
     ask = daemon.channel.unary_unary(
         "/genserve.v1.ControlService/Pause", response_deserializer=control_pb2.PauseResponse.FromString
     )
-    answer = await ask(with_new_field(control_pb2.PauseRequest(holder="later")), timeout=5)
+    answer = await ask(with_new_field(control_pb2.PauseRequest(holder="later")), timeout=30)
     assert answer.lease.holder == "later"
     await daemon.control.Resume(control_pb2.ResumeRequest(force=True))
 
@@ -59,7 +59,7 @@ async def test_a_choice_that_is_not_known_is_refused(
 ) -> None:
     """The error names the field."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(daemon.control, method)(request_message, timeout=5)
+        await getattr(daemon.control, method)(request_message, timeout=30)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"{field}: 77 is not a " in str(caught.value.details())
 
@@ -79,6 +79,6 @@ async def test_a_prompt_of_a_kind_that_is_not_known_is_no_prompt(daemon: Daemon)
     """It is refused, and not taken for an empty one."""
     asked = generation_pb2.GenerateRequest.FromString(NEW_FIELD)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in daemon.generation.Generate(asked, timeout=5):
+        async for _ in daemon.generation.Generate(asked, timeout=30):
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "prompt" in str(caught.value.details())

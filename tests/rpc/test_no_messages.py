@@ -24,7 +24,7 @@ async def test_what_is_no_message_is_the_fault_of_the_client(
     """INVALID_ARGUMENT, whatever the kind of the method."""
     call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = daemon.channel.stream_stream(method)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call(iter([b"\x0a\xff"]), timeout=10).read()
+        await call(iter([b"\x0a\xff"]), timeout=30).read()
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field_of(refused.value) == "frame"
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

@@ -133,7 +133,7 @@ async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
             for start in (0, 8, 16, 24, 24):
                 os.pwrite(fd, DATA[start : start + 8], 0)
                 yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
-                assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 5) == b"\0"
+                assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
             yield END
 
         response = await daemon.weights.PushWeights(frames(), timeout=30)
@@ -155,10 +155,10 @@ async def test_each_piece_may_lie_in_memory_of_its_own(daemon: Daemon, one_pipe:
                     taken_path, reading = shared if one_pipe else own
                     paths.add((path, taken_path))
                     yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
-                    assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 5) == b"\0"
+                    assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
         yield END
 
-    await daemon.weights.PushWeights(frames(), timeout=10)
+    await daemon.weights.PushWeights(frames(), timeout=30)
     assert len(paths) == 1
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
@@ -176,14 +176,14 @@ async def test_memory_with_a_name_may_be_made_anew(daemon: Daemon, named: Path) 
     async def frames() -> AsyncIterator[Frame]:
         yield first
         yield segment(str(named), 0, 16)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not has_bytes(daemon, 16):
                 await asyncio.sleep(0.001)
         make_anew(named, DATA[16:])
         yield segment(str(named), 16, 32, segment_offset=0)
         yield END
 
-    await daemon.weights.PushWeights(frames(), timeout=10)
+    await daemon.weights.PushWeights(frames(), timeout=30)
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
 
@@ -253,14 +253,14 @@ async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) ->
         async def frames() -> AsyncIterator[Frame]:
             yield first
             yield segment(path, 0, 16)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not has_bytes(daemon, 16):
                     await asyncio.sleep(0.001)
             os.ftruncate(fd, 20)
             yield segment(path, 16, 32)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await daemon.weights.PushWeights(frames(), timeout=5)
+            await daemon.weights.PushWeights(frames(), timeout=30)
     assert field_of(caught.value) == "segment.length"
 
 

@@ -31,7 +31,7 @@ async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    call = method(iter([reflection_pb2.ServerReflectionRequest(**request)]), timeout=5)
+    call = method(iter([reflection_pb2.ServerReflectionRequest(**request)]), timeout=30)
     response: reflection_pb2.ServerReflectionResponse = await call.read()
     return response
 
@@ -87,8 +87,8 @@ async def test_a_daemon_listens_at_both_addresses(tmp_path: Path) -> None:
     async with serving(ServeConfig(port=0, uds=str(path))) as daemon:
         assert daemon.address.startswith("127.0.0.1:")
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            near = await ControlServiceStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
-        far = await daemon.control.GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+            near = await ControlServiceStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=30)
+        far = await daemon.control.GetStatus(control_pb2.GetStatusRequest(), timeout=30)
         assert near.state.instance_id == far.state.instance_id == "test"
 
 
@@ -150,7 +150,7 @@ async def test_ipv6_addresses_are_written_with_brackets() -> None:
 async def test_a_method_that_does_not_exist_is_unimplemented(daemon: Daemon) -> None:
     """The interceptor lets gRPC say so."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.channel.unary_unary("/genserve.v1.ControlService/Nope")(b"", timeout=5)
+        await daemon.channel.unary_unary("/genserve.v1.ControlService/Nope")(b"", timeout=30)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -56,7 +56,7 @@ async def test_every_method_but_the_status_is_refused(starting: Starting) -> Non
     async with grpc.aio.insecure_channel(starting.server.address) as channel:
         for service in SERVICES:
             for method in service.methods:
-                call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=10)
+                call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=30)
                 try:
                     await call.read()
                 except grpc.aio.AioRpcError as error:
@@ -73,7 +73,7 @@ async def test_the_client_and_the_command_line_show_what_a_start_does(starting: 
     async with AsyncClient(starting.server.address) as client:
         status = await client.status()
         with pytest.raises(DeadlineError, match=r"it is starting: loading weights, for \d+ s \(\d+ s since"):
-            await client.wait_ready(0.3)
+            await client.wait_ready(1.5)
         with pytest.raises(DrainingError) as caught:
             await client.server_info()
     assert (caught.value.metadata, caught.value.retry_after_s) == ({"phase": "STARTING"}, 1.0)

@@ -68,7 +68,7 @@ async def test_a_call_with_too_much_metadata_ends_alone(tmp_path: Path) -> None:
         own = (("authorization", f"Bearer {callers.tokens['generate']}"),)
         for size, code in ((100, None), (100_000, grpc.StatusCode.RESOURCE_EXHAUSTED), (100, None)):
             call = control.GetStatus(
-                control_pb2.GetStatusRequest(), metadata=(*own, ("further", "x" * size)), timeout=10
+                control_pb2.GetStatusRequest(), metadata=(*own, ("further", "x" * size)), timeout=30
             )
             if code is None:
                 await call
@@ -94,7 +94,7 @@ async def test_calls_above_the_limit_of_a_connection_wait_for_those_that_run(tmp
                 await other.status()
         assert not third.done()
         await watching[0].aclose()
-        await asyncio.wait_for(third, 10)
+        await asyncio.wait_for(third, 30)
         await watching[1].aclose()
 
 

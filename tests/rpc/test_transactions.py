@@ -24,7 +24,7 @@ async def stage(daemon: Daemon) -> None:
 async def pull(daemon: Daemon, **fields: object) -> list[weights_pb2.PullWeightsResponse]:
     """All frames of a pull."""
     request = weights_pb2.PullWeightsRequest(**fields)  # type: ignore[arg-type]
-    return [frame async for frame in daemon.weights.PullWeights(request, timeout=5)]
+    return [frame async for frame in daemon.weights.PullWeights(request, timeout=30)]
 
 
 async def test_a_staged_push_is_committed_once(daemon: Daemon) -> None:
@@ -32,11 +32,11 @@ async def test_a_staged_push_is_committed_once(daemon: Daemon) -> None:
     await stage(daemon)
     assert daemon.engine.weight_version == 0
     request = weights_pb2.CommitPushRequest(push_id="p1", expected_version=0)
-    first = await daemon.weights.CommitPush(request, timeout=5)
+    first = await daemon.weights.CommitPush(request, timeout=30)
     assert first.applied.active_version == first.state.weight_version == 1
     assert (first.push.push_id, first.push.state) == ("p1", weights_pb2.PUSH_STATE_APPLIED)
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
-    again = await daemon.weights.CommitPush(request, timeout=5)
+    again = await daemon.weights.CommitPush(request, timeout=30)
     assert (again.push, again.applied) == (first.push, first.applied)
 
 
@@ -58,7 +58,7 @@ async def test_a_commit_that_cannot_be_is_refused(
     """And the push stays staged."""
     await stage(daemon)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.CommitPush(request_, timeout=5)
+        await daemon.weights.CommitPush(request_, timeout=30)
     assert reason_of(caught.value) == reason
     if field is not None:
         assert field_of(caught.value) == field
@@ -92,7 +92,7 @@ async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> Non
     assert b"".join(frame.chunk.data for frame in frames) == DATA
     refusal = await refused(daemon, [await header(daemon, push_id="p2", action=weights_pb2.PUSH_ACTION_PREPARE), END])
     assert (reason_of(refusal), refusal.code()) == ("STAGING_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
-    committed = await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+    committed = await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=30)
     assert committed.push.state == weights_pb2.PUSH_STATE_APPLIED
     assert [timing.step for timing in committed.applied.timings][2:] == ["prepare", "pause", "commit", "resume"]
     assert daemon.engine.calls.count("prepare_weights") == 1
@@ -105,11 +105,11 @@ async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> Non
 async def test_a_prepared_push_that_nobody_commits_is_gone(daemon: Daemon) -> None:
     """After the time that its header gives it."""
     await prepare(daemon, prepared_ttl=Duration(nanos=50_000_000))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while daemon.engine.prepared:
             await asyncio.sleep(0.01)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=30)
     assert reason_of(caught.value) == "PUSH_NOT_FOUND"
 
 
@@ -118,7 +118,7 @@ async def test_other_contents_than_the_header_says_are_refused(daemon: Daemon) -
     error = await refused(daemon, [await header(daemon, content_digest="0" * 64), chunk(0, 32), END])
     assert reason_of(error) == "CHECKSUM_MISMATCH"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=30)
     assert reason_of(caught.value) == "CHECKSUM_MISMATCH"
     assert daemon.engine.weight_version == 0
 
@@ -127,9 +127,9 @@ async def test_a_discarded_push_is_gone(daemon: Daemon) -> None:
     """Its bytes are freed; a second discard finds nothing."""
     await stage(daemon)
     request = weights_pb2.DiscardPushRequest(push_id="p1")
-    assert (await daemon.weights.DiscardPush(request, timeout=5)).push.received_bytes == 32
+    assert (await daemon.weights.DiscardPush(request, timeout=30)).push.received_bytes == 32
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.DiscardPush(request, timeout=5)
+        await daemon.weights.DiscardPush(request, timeout=30)
     assert reason_of(caught.value) == "PUSH_NOT_FOUND"
 
 
@@ -192,7 +192,7 @@ async def test_too_many_tensors_are_refused_by_the_size_of_the_header(daemon: Da
 async def test_a_stream_without_a_header_ends(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be there for ever."""
     monkeypatch.setattr(push_frames, "HEADER_TIMEOUT_S", 0.05)
-    call = daemon.weights.PushWeights(timeout=5)
+    call = daemon.weights.PushWeights(timeout=30)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     assert reason_of(caught.value) == "DEADLINE_EXCEEDED"
@@ -201,13 +201,13 @@ async def test_a_stream_without_a_header_ends(daemon: Daemon, monkeypatch: pytes
 
 async def test_a_sleeping_engine_takes_no_push_and_wakes_up(daemon: Daemon) -> None:
     """FAILED_PRECONDITION / ENGINE_SLEEPING; afterwards everything works."""
-    slept = await daemon.control.Sleep(control_pb2.SleepRequest(), timeout=5)
+    slept = await daemon.control.Sleep(control_pb2.SleepRequest(), timeout=30)
     assert slept.state.phase == types_pb2.PHASE_SLEEPING
     frames = [await header(daemon), chunk(0, 32), END]
     error = await refused(daemon, frames)
     assert reason_of(error) == "ENGINE_SLEEPING"
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-    await daemon.control.WakeUp(control_pb2.WakeUpRequest(), timeout=5)
+    await daemon.control.WakeUp(control_pb2.WakeUpRequest(), timeout=30)
     assert (await push(daemon, frames)).applied.active_version == 1
 
 
@@ -215,10 +215,10 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     """Its memory can be freed when it is replaced."""
     await push(daemon, [await header(daemon), chunk(0, 32), END])
     served = daemon.resident.require()
-    call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(chunk_bytes=1), timeout=5)
+    call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(chunk_bytes=1), timeout=30)
     await call.read()
     call.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while served.num_readers:
             await asyncio.sleep(0.01)
 
@@ -238,7 +238,7 @@ async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: p
         call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
         await call.read()
         assert served.num_readers == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while served.num_readers:
                 await asyncio.sleep(0.01)
         call.cancel()

@@ -20,20 +20,20 @@ def updating(daemon: Daemon) -> Daemon:
 
 async def test_an_update_goes_through_four_calls(updating: Daemon) -> None:
     """Each carries the state; what vLLM takes is passed on as it is."""
-    init = await updating.weights.InitWeightTransfer(Init(init_info='{"master_port": 29500}'), timeout=5)
+    init = await updating.weights.InitWeightTransfer(Init(init_info='{"master_port": 29500}'), timeout=30)
     assert init.backend == "scripted"
-    started = await updating.weights.StartWeightUpdate(Start(kv_policy=types_pb2.KV_POLICY_REUSE), timeout=5)
+    started = await updating.weights.StartWeightUpdate(Start(kv_policy=types_pb2.KV_POLICY_REUSE), timeout=30)
     assert started.update_id
     assert (started.requests_kept, started.state.phase) == (5, types_pb2.PHASE_APPLYING)
     request = Update(update_id=started.update_id, update_info='{"a": "new"}')
-    updated = await updating.weights.UpdateWeights(request, timeout=5)
+    updated = await updating.weights.UpdateWeights(request, timeout=30)
     assert updated.state.phase == types_pb2.PHASE_APPLYING
     finish = Finish(update_id=started.update_id, weight_version=9)
-    finished = await updating.weights.FinishWeightUpdate(finish, timeout=5)
+    finished = await updating.weights.FinishWeightUpdate(finish, timeout=30)
     assert (finished.applied.previous_version, finished.applied.active_version) == (0, 9)
     assert finished.applied.requests_kept == 5
     assert (finished.state.weight_version, finished.state.phase) == (9, types_pb2.PHASE_RUNNING)
-    assert await updating.weights.FinishWeightUpdate(finish, timeout=5) == finished
+    assert await updating.weights.FinishWeightUpdate(finish, timeout=30) == finished
     assert updating.engine.live["a"] == b"new"
     assert 'transfer_init {"master_port": 29500}' in updating.engine.calls
     assert "pause keep reuse" in updating.engine.calls
@@ -44,7 +44,7 @@ async def test_the_daemon_tells_its_backend(daemon: Daemon) -> None:
     info = await daemon.control.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert (info.weight_transfer, "weight_transfer" in info.features) == ("", False)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.StartWeightUpdate(Start(), timeout=5)
+        await daemon.weights.StartWeightUpdate(Start(), timeout=30)
     assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSUPPORTED")
 
 
@@ -65,7 +65,7 @@ async def test_the_daemon_tells_its_backend(daemon: Daemon) -> None:
 async def test_a_field_that_cannot_be_is_named(updating: Daemon, method: str, request_: object, field: str) -> None:
     """Before anything is paused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(updating.weights, method)(request_, timeout=5)
+        await getattr(updating.weights, method)(request_, timeout=30)
     assert (reason_of(caught.value), field_of(caught.value)) == ("INVALID_FIELD", field)
     assert updating.engine.calls == []
 
@@ -74,8 +74,8 @@ async def test_an_update_that_is_not_open_is_not_found(updating: Daemon) -> None
     """NOT_FOUND, for a wrong id as well."""
     for request in (Update(update_info="[]"), Update(update_info="{}", update_id="u9")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await updating.weights.UpdateWeights(request, timeout=5)
+            await updating.weights.UpdateWeights(request, timeout=30)
         assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "UPDATE_NOT_FOUND")
-        await updating.weights.StartWeightUpdate(Start(update_id="u1"), timeout=5)
-    await updating.weights.UpdateWeights(Update(update_info="{}"), timeout=5)
-    await updating.weights.FinishWeightUpdate(Finish(), timeout=5)
+        await updating.weights.StartWeightUpdate(Start(update_id="u1"), timeout=30)
+    await updating.weights.UpdateWeights(Update(update_info="{}"), timeout=30)
+    await updating.weights.FinishWeightUpdate(Finish(), timeout=30)

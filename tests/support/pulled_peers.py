@@ -114,7 +114,7 @@ def sending(address: str, version: int, push_id: str, content_of: int = 0) -> Pa
 
 async def until(client: AsyncClient, push_id: str, received_bytes: int) -> None:
     """Waits until a push has so many bytes."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 if (await client.get_push(push_id)).push.received_bytes >= received_bytes:

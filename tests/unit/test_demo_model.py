@@ -163,10 +163,10 @@ def test_second_caller_waits_for_the_first(cache: Path, converter: Callable[[str
         with open(path.with_name(f"{path.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             second = pool.submit(demo_model_path, report)
-            assert waiting.wait(timeout=10)
+            assert waiting.wait(timeout=30)
             assert not second.done()
             hidden.rename(path)
-        assert second.result(timeout=10) == path
+        assert second.result(timeout=30) == path
     assert lines == ["genserve: waiting for another process that is preparing the demo model"]
 
 

@@ -128,7 +128,7 @@ def test_an_index_that_does_not_answer_costs_seconds(checkout: Checkout) -> None
     checkout.fails = "index-hangs"
     started_at = time.monotonic()
     assert checkout.setup().returncode == 0
-    assert time.monotonic() - started_at < 20
+    assert time.monotonic() - started_at < 60
     assert checkout.calls == [GET_UV, ASK, UV_LOCK, OURS]
 
 

@@ -56,7 +56,7 @@ def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
         assert process.poll() is None
         process.send_signal(number)
         assert process.stdout.readline() == "at once\n"
-        assert process.wait(10) == 128 + number
+        assert process.wait(30) == 128 + number
 
 
 STARTER = """
@@ -76,7 +76,25 @@ for _ in range(200):
     threading.Thread(target=threading.Event().wait).start()
 threading.Event().wait()
 """
-DRAINING = PROGRAM.replace("await asyncio.Event().wait()", "await asyncio.sleep(1.5); print('drained', flush=True)")
+DRAINING = """
+import asyncio
+from genserve.signals import stop_on_signals
+
+async def main():
+    told = asyncio.Event()
+
+    def stop(name):
+        print(name, flush=True)
+        told.set()
+
+    with stop_on_signals(stop, lambda: print("at once", flush=True)):
+        print("ready", flush=True)
+        await told.wait()
+        await asyncio.sleep(1.5)
+        print("drained", flush=True)
+
+asyncio.run(main())
+"""
 
 
 def test_a_starter_that_is_killed_gives_one_order() -> None:
@@ -126,7 +144,7 @@ def test_a_first_signal_counts_when_nobody_reads_stderr() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SIGTERM\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM
 
 
 def test_the_end_of_a_process_is_named_as_people_know_it() -> None:

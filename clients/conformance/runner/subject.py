@@ -6,7 +6,7 @@ from typing import Any
 
 from genserve.client import AsyncClient
 
-_IDLE_TIMEOUT_S = 10.0
+_IDLE_TIMEOUT_S = 30.0
 
 
 class Subject:

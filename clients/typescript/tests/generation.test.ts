@@ -116,7 +116,7 @@ test("many prompts end when their signal is aborted", async () => {
   await expect(client.generateMany(["forever", "silent"], { signal })).rejects.toMatchObject({ name: "TimeoutError" });
 });
 
-test("aborting the signal ends a call that waits for an answer, too", { timeout: 10_000 }, async () => {
+test("aborting the signal ends a call that waits for an answer, too", { timeout: 30_000 }, async () => {
   for (const call of [
     (signal: AbortSignal) => client.generate("silent", { signal }),
     (signal: AbortSignal) => client.generateMany(["silent"], { signal }),

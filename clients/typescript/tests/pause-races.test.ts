@@ -50,7 +50,7 @@ test("a lease whose renewals are not answered is lost when it ends, and not late
       { ttlMs },
     );
     await expect(working).rejects.toBeInstanceOf(PauseLeaseLostError);
-    expect(heldMs).toBeGreaterThan(ttlMs - 50);
+    expect(heldMs).toBeGreaterThan(ttlMs - 900); // more than half of the third that a renewal has
     expect(heldMs).toBeLessThan(ttlMs + ttlMs / 3 - 50); // what it would be if the last renewal took its time
   });
 });

@@ -16,6 +16,8 @@ afterAll(async () => {
   await daemon.stop();
 });
 
+const HOST = "127.0.0.77"; // nobody else takes its ports: one that was freed is free
+
 /** A server on a free port, or on this one, that hands connections to the daemon. */
 async function listening(port = 0): Promise<[server: SocketServer, port: number]> {
   const target = Number(daemon.address.split(":").at(-1));
@@ -24,7 +26,7 @@ async function listening(port = 0): Promise<[server: SocketServer, port: number]
     for (const each of [socket, onward]) each.on("error", () => undefined);
     socket.pipe(onward).pipe(socket);
   });
-  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
+  await new Promise<void>((resolve) => server.listen(port, HOST, resolve));
   return [server, (server.address() as AddressInfo).port];
 }
 
@@ -35,9 +37,9 @@ test("a daemon that serves is ready at once", async () => {
 test("a daemon that is not there yet is waited for", async () => {
   const [reserving, port] = await listening();
   await new Promise((resolve) => reserving.close(resolve));
-  using early = new Client(`127.0.0.1:${port}`);
+  using early = new Client(`${HOST}:${port}`);
   const waiting = early.waitReady({ timeoutMs: 50_000 });
-  await expect(early.status({ timeoutMs: 5_000 })).rejects.toMatchObject({ reason: "UNAVAILABLE" });
+  await expect(early.status({ timeoutMs: 30_000 })).rejects.toMatchObject({ reason: "UNAVAILABLE" });
   const [server] = await listening(port);
   await waiting;
   early.close();
@@ -47,16 +49,16 @@ test("a daemon that is not there yet is waited for", async () => {
 test("a daemon that answers and does not serve is waited for", async () => {
   await client.sleep();
   const waiting = client.waitReady({ timeoutMs: 50_000 });
-  await expect(client.generate("hello", { timeoutMs: 5_000 })).rejects.toMatchObject({ reason: "ENGINE_SLEEPING" });
+  await expect(client.generate("hello", { timeoutMs: 30_000 })).rejects.toMatchObject({ reason: "ENGINE_SLEEPING" });
   await client.wakeUp();
   await waiting;
 });
 
 test("the deadline of the wait says what the daemon does instead", async () => {
   expect((await client.sleep({ level: 0 })).asleepTags).toEqual(["scheduling"]);
-  const waiting = client.waitReady({ timeoutMs: 300 });
+  const waiting = client.waitReady({ timeoutMs: 2_000 });
   await expect(waiting).rejects.toBeInstanceOf(DeadlineError);
-  await expect(waiting).rejects.toThrow(`no daemon was ready at ${daemon.address} within 0.3 s: it is asleep`);
+  await expect(waiting).rejects.toThrow(`no daemon was ready at ${daemon.address} within 2 s: it is asleep`);
   await client.wakeUp();
 });
 
@@ -110,8 +112,8 @@ test("a proxy without a daemon, which refuses every call at once, is asked with 
     });
   });
   using nobody = new Client(`127.0.0.1:${port}`);
-  await expect(nobody.waitReady({ timeoutMs: 1_000 })).rejects.toBeInstanceOf(DeadlineError);
+  await expect(nobody.waitReady({ timeoutMs: 2_000 })).rejects.toBeInstanceOf(DeadlineError);
   proxy.forceShutdown();
   expect(numAsked).toBeGreaterThan(1);
-  expect(numAsked).toBeLessThan(8);
+  expect(numAsked).toBeLessThan(16);
 });

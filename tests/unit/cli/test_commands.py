@@ -82,7 +82,7 @@ async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> 
     process.send_signal(signal.SIGINT)
     _, errors = await process.communicate()
     assert (process.returncode, errors) == (130, b"")
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 async def test_a_reader_that_goes_away_is_no_error_to_tell_of(daemon: ScriptedDaemon) -> None:
@@ -196,7 +196,7 @@ async def test_pause_with_hold_renews_until_interrupted_and_resumes(daemon: Scri
     """Ctrl-C is how a held pause ends: exit 0."""
     process = await start(daemon, "pause", "--hold", "--ttl", "150ms")
     assert b"lease-1" in await process.stdout.readline()
-    await asyncio.wait_for(daemon.renewed.wait(), 20)
+    await asyncio.wait_for(daemon.renewed.wait(), 60)
     process.send_signal(signal.SIGINT)
     output, errors = await process.communicate()
     assert (process.returncode, output, errors) == (0, b"resumed\n", b"")

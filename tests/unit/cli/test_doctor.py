@@ -123,4 +123,4 @@ async def test_a_signal_ends_it_and_what_it_has_started(number: signal.Signals) 
         _, errors = await process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in errors
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert psutil.wait_procs(children, timeout=30)[1] == []

@@ -115,7 +115,7 @@ async def run(
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "GENSERVE_TARGET": daemon.target, **(environment or {})},
     )  # fmt: skip
-    output, errors = await asyncio.wait_for(process.communicate(stdin), 20)
+    output, errors = await asyncio.wait_for(process.communicate(stdin), 60)
     return process.returncode, output, errors
 
 
@@ -131,7 +131,10 @@ async def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: ScriptedDa
 async def test_an_error_after_a_part_of_the_answer_has_a_line_of_its_own(daemon: ScriptedDaemon) -> None:
     """On a terminal both would be one line."""
     daemon.hangs_after = 2
-    status, output, errors = await run(daemon, "generate", "x", "--timeout", "1s")
+    for timeout in ("1s", "20s"):  # a busy machine may have no answer in the first
+        status, output, errors = await run(daemon, "generate", "x", "--timeout", timeout)
+        if output:
+            break
     assert (status, output) == (1, b"Once upon\n")
     assert errors.startswith(b"genserve: DEADLINE_EXCEEDED: ")
 
@@ -168,7 +171,7 @@ async def test_an_output_that_is_closed_or_full_ends_without_a_traceback(
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "GENSERVE_TARGET": daemon.target},
     )  # fmt: skip
-    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert b"Traceback" not in errors
     assert b"Exception ignored" not in errors
     assert process.returncode == status or (status == 141 and process.returncode in (0, 2))  # all fitted into the pipe
@@ -179,7 +182,7 @@ async def test_a_held_pause_ends_when_its_lease_is_lost(daemon: ScriptedDaemon) 
     process = await start(daemon, "pause", "--hold", "--ttl", "300ms")
     assert b"lease-1" in await process.stdout.readline()
     daemon.leases.clear()
-    output, errors = await asyncio.wait_for(process.communicate(), 20)
+    output, errors = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, output) == (1, b"")
     assert errors.startswith(b"genserve: PAUSE_LEASE_LOST: ")
     assert errors.count(b"\n") == 1

@@ -10,7 +10,7 @@ from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon
 
 
 async def asked_twice(daemon: SilentDaemon) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(daemon.calls) < 2:
             await asyncio.sleep(0.01)
 
@@ -18,9 +18,13 @@ async def asked_twice(daemon: SilentDaemon) -> None:
 async def test_it_asks_again_with_pauses() -> None:
     async with silent_daemon() as daemon, AsyncClient(daemon.target) as client:
         daemon.answer = b""
-        with pytest.raises(DeadlineError, match="no daemon was ready"):
-            await client.wait_ready(timeout_s=1.0)
-        assert 1 < len(daemon.calls) <= 6
+        for timeout_s in (1.0, 10.0):  # a busy machine may be too slow to ask twice
+            daemon.calls.clear()
+            with pytest.raises(DeadlineError, match="no daemon was ready"):
+                await client.wait_ready(timeout_s=timeout_s)
+            if len(daemon.calls) > 1:
+                break
+        assert 1 < len(daemon.calls) <= 6 * timeout_s
 
 
 async def test_it_ends_when_the_client_is_closed_in_a_pause() -> None:
@@ -30,4 +34,4 @@ async def test_it_ends_when_the_client_is_closed_in_a_pause() -> None:
         await asked_twice(daemon)
         await client.close()
         with pytest.raises(ClientClosedError):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, 60)

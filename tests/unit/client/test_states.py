@@ -30,7 +30,7 @@ from tests.unit.client.call_table import (
 )
 from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon, silent_socket
 
-SLACK_S = 3.0  # of a loaded machine
+SLACK_S = 20.0  # of a loaded machine
 CALLS, ASYNC_CALLS = public_calls(Client), public_calls(AsyncClient)
 
 
@@ -49,7 +49,7 @@ def assert_all_end(outcomes: dict[str, Outcome], names: set[str], expected: str)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Returns once it holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -94,7 +94,7 @@ async def test_closing_ends_the_calls_under_way_and_says_so(silent: SilentDaemon
     await until(lambda: len(silent.calls) == len(names))
     began_at = time.monotonic()
     await asyncio.to_thread(client.close)
-    outcomes = await asyncio.wait_for(calling, 10)
+    outcomes = await asyncio.wait_for(calling, 30)
     assert {name: each.ended for name, each in outcomes.items()} == dict.fromkeys(names, "ClientClosedError")
     assert time.monotonic() - began_at < SLACK_S
     await until(lambda: silent.num_ended == len(names))
@@ -105,7 +105,7 @@ async def test_closing_ends_the_calls_under_way_and_says_so(silent: SilentDaemon
     silent.calls.clear()
     await until(lambda: len(silent.calls) == len(names))
     await async_client.close()
-    outcomes = await asyncio.wait_for(async_calling, 10)
+    outcomes = await asyncio.wait_for(async_calling, 30)
     assert {name: each.ended for name, each in outcomes.items()} == dict.fromkeys(names, "ClientClosedError")
 
 

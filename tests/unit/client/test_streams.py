@@ -184,10 +184,10 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     stream = client.stream("x")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.05)
-    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 30)
     del stream
     gc.collect()
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
@@ -197,12 +197,12 @@ async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
     daemon.words = ["word"] * 50
     stream = client.stream("x")
     reading = stream._messages._reading
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not stream._messages._messages.full():
             await asyncio.sleep(0.001)
     del stream
     gc.collect()
-    await asyncio.wait({reading}, timeout=20)
+    await asyncio.wait({reading}, timeout=60)
     assert reading.done()
 
 
@@ -211,9 +211,9 @@ async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, cl
     daemon.hangs_after = 0
     stream = client.stream("x")
     reading = asyncio.create_task(anext(stream, None))
-    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 30)
     await stream.aclose()
-    assert await asyncio.wait_for(reading, 10) is None
+    assert await asyncio.wait_for(reading, 30) is None
 
 
 async def test_a_batch_that_is_closed_gives_nothing_of_what_has_come() -> None:
@@ -244,7 +244,7 @@ async def test_what_has_not_ended_is_aborted_by_the_stream_or_by_a_call_after_it
         for each in ("a", "b", "never"):
             await many.abort(each)
         await many.done()
-        await asyncio.wait_for(daemon.ended.wait(), 20)
+        await asyncio.wait_for(daemon.ended.wait(), 60)
         for each in ("a", "b", "never"):
             await many.abort(each)
         assert (daemon.aborted_here, daemon.aborted) == (["b"], [["b"]])
@@ -303,9 +303,12 @@ async def test_a_queue_that_stays_full_ends_the_batch_at_its_deadline(busy: Busy
     """Others hold all the room. It is asked now and then, not all the time."""
     busy.room, busy.retry_after_s = 0, 0.1
     async with AsyncClient(busy.target) as client:
-        with pytest.raises(DeadlineError):
-            await client.generate_many(["x"] * 100, timeout_s=1.0)
-    assert 0 < busy.num_refused < 200
+        for timeout_s in (1.0, 10.0):  # a busy machine may take longer to bring it there
+            with pytest.raises(DeadlineError):
+                await client.generate_many(["x"] * 100, timeout_s=timeout_s)
+            if busy.num_refused:
+                break
+    assert 0 < busy.num_refused < 200 * timeout_s
 
 
 async def test_a_batch_begins_only_so_many_requests_at_once(busy: BusyDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

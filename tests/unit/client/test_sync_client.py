@@ -38,9 +38,9 @@ async def test_stream_closed_early_cancels_the_request_in_the_daemon(daemon: Scr
             for delta in client.stream("x"):
                 texts.append(delta.text)
                 if len(texts) == 2:
-                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 10), loop).result()
+                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
                     break
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 10), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 30), loop).result()
         return texts
 
     loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
 
     def read() -> None:
         with Client(daemon.target) as client:
-            stream = client.stream("x", timeout_s=0.5)
+            stream = client.stream("x", timeout_s=2.0)
             assert next(stream).text == "Once"
             client._thread.post(lambda: unblocked.wait(30))
             with pytest.raises(DeadlineError, match="event loop"):
@@ -258,12 +258,12 @@ async def test_an_interrupt_of_a_wait_for_an_item_ends_the_request(
         with Client(daemon.target) as client:
             stream = client.stream("x")
             assert next(stream).text == "Once"
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 10), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
             with monkeypatch.context() as patched:
                 patched.setattr(client._thread, "run", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     next(stream)
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 20), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 60), loop).result()
             assert list(stream) == []
 
     await asyncio.to_thread(read)

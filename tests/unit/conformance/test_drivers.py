@@ -93,6 +93,7 @@ async def test_a_command_that_starts_a_driver_which_hangs_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "lock"
+    path.touch()  # the shell may not have come so far
     monkeypatch.setattr(drivers, "TIMEOUT_S", 0.5)
     with pytest.raises(RuntimeError, match="more than"):
         await results_of(("sh", "-c", LOCKING + "wait", str(path)), {})

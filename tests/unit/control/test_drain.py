@@ -119,7 +119,7 @@ async def test_a_pause_that_waits_for_requests_does_not_hold_the_drain_up(rig: R
     gate = rig.engine.gates["pause"] = Gate()
     pausing = asyncio.create_task(rig.pause(PauseMode.WAIT, timeout_s=60.0))
     await gate.reached.wait()
-    assert (await asyncio.wait_for(drain.run(Stopped(), 60.0), 5)).cut == []
+    assert (await asyncio.wait_for(drain.run(Stopped(), 60.0), 30)).cut == []
     with pytest.raises(DrainingError):
         await pausing
 
@@ -128,7 +128,7 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     """With the requests that run: one deadline for both."""
     pushes.ended.clear()
     rig.engine.idle.clear()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
     assert drained.in_order
     assert drained.cut == [
         "gave up a push that did not end in time",
@@ -157,7 +157,7 @@ async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pus
 async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:
     """The live weights are half received, and nothing can undo that."""
     updates.ended.clear()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
     assert not drained.in_order
     assert drained.cut == ["gave up a weight update that did not end in time"]
 
@@ -166,7 +166,7 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     """The resume cannot be cancelled; it is left."""
     await rig.pause()
     gate = rig.engine.gates["resume"] = Gate()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 5)
+    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
     assert drained.cut == ["gave up a pause that did not end in time"]
     gate.open.set()
 

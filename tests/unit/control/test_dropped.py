@@ -71,6 +71,7 @@ async def test_a_push_that_leaves_the_engine_paused_waits_a_while_for_the_front_
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody generates meanwhile. One that does not tell in time does not hold the trainer up for longer."""
+    monkeypatch.setattr(pause, "_TELL_TIMEOUT_S", 60.0)
     rig.engine.interruption.telling.clear()
     grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=5.0)
     holding = asyncio.create_task(held(rig, RECOMPUTE))

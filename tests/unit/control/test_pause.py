@@ -142,7 +142,7 @@ async def test_failed_abort_joining_a_pause_leaves_the_engine_paused(rig: Rig) -
 async def test_expired_lease_resumes_the_engine(rig: Rig) -> None:
     """A trainer that was killed does not leave the server paused; resuming later is OK and says what happened."""
     grant = await rig.pause(ttl_s=0.05)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         while not rig.engine.running:
             await rig.board.wait_change()
     assert rig.leases.active == ()
@@ -156,7 +156,7 @@ async def test_renewed_lease_outlives_its_first_time(rig: Rig) -> None:
     await asyncio.sleep(0.1)
     assert not rig.engine.running
     rig.pauses.renew(grant.lease.lease_id, 0.01)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         while not rig.engine.running:
             await rig.board.wait_change()
 
@@ -165,7 +165,7 @@ async def test_expiry_of_one_lease_leaves_the_pause_of_another(rig: Rig) -> None
     """The engine runs when no lease is left, not when one is gone."""
     await rig.pause(ttl_s=0.05)
     await rig.pause(ttl_s=60.0)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         while len(rig.leases.active) > 1:
             await rig.board.wait_change()
     assert not rig.engine.running
@@ -176,7 +176,7 @@ async def test_engine_that_cannot_be_resumed_ends_the_background_task(rig: Rig) 
     rig.engine.fails["resume"] = RuntimeError("broken")
     await rig.pause(ttl_s=0.01)
     with pytest.raises(RuntimeError, match="broken"):
-        await asyncio.wait_for(asyncio.shield(rig.background), 2.0)
+        await asyncio.wait_for(asyncio.shield(rig.background), 30.0)
 
 
 async def test_failed_resume_of_a_caller_ends_the_background_task_too(rig: Rig) -> None:
@@ -186,7 +186,7 @@ async def test_failed_resume_of_a_caller_ends_the_background_task_too(rig: Rig) 
     with pytest.raises(DeadlineError):
         await rig.pauses.resume(grant.lease.lease_id)
     with pytest.raises(DeadlineError):
-        await asyncio.wait_for(asyncio.shield(rig.background), 2.0)
+        await asyncio.wait_for(asyncio.shield(rig.background), 30.0)
 
 
 async def test_resume_by_somebody_without_a_lease_is_refused(rig: Rig) -> None:
@@ -267,7 +267,7 @@ async def test_lease_that_expires_during_a_push_resumes_after_it(rig: Rig) -> No
     async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
         await asyncio.sleep(0.06)
         assert not rig.engine.running
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         while not rig.engine.running:
             await rig.board.wait_change()
 

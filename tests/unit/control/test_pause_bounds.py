@@ -58,7 +58,7 @@ async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
         await asyncio.sleep(0)
         result = change()
         result = await result if inspect.isawaitable(result) else result
-        await asyncio.wait_for(watching, 10)
+        await asyncio.wait_for(watching, 30)
         return result
 
     grant = await told(rig.pause)

@@ -219,7 +219,7 @@ async def test_a_sleep_that_fails_without_a_way_back_sleeps_on(rig: Rig) -> None
 async def test_a_sleep_that_cannot_be_undone_ends_the_daemon(rig: Rig) -> None:
     """Nobody knows what is awake; the caller gets that error."""
     rig.engine.fails |= {"sleep": DeadlineError("late"), "wake_up": RuntimeError("no way back")}
-    for failing in (sleep(rig), asyncio.wait_for(rig.background, 5)):
+    for failing in (sleep(rig), asyncio.wait_for(rig.background, 30)):
         with pytest.raises(RuntimeError, match="no way back"):
             await failing
 
@@ -228,7 +228,7 @@ async def test_an_engine_that_dies_of_the_undoing_does_not_sleep_on(rig: Rig) ->
     """No push can bring anything any more."""
     rig.engine.fails["sleep"] = DeadlineError("late")
     rig.resident.fails = EngineDeadError("it has died")
-    for failing in (sleep(rig), asyncio.wait_for(rig.background, 5)):
+    for failing in (sleep(rig), asyncio.wait_for(rig.background, 30)):
         with pytest.raises(EngineDeadError, match="it has died"):
             await failing
 
@@ -272,7 +272,7 @@ async def test_a_client_that_goes_away_does_not_stop_a_wake_up_half_way(rig: Rig
     await sleep(rig)
     gate = rig.engine.gates["restore"] = Gate()
     waking = asyncio.create_task(rig.sleeps.wake_up())
-    await asyncio.wait_for(gate.reached.wait(), 5)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     waking.cancel()
     gate.open.set()
     with pytest.raises(asyncio.CancelledError):

@@ -74,7 +74,7 @@ async def test_every_change_wakes_all_who_wait_and_no_later_ones(change: object)
     waiting = [asyncio.create_task(board.wait_change()) for _ in range(2)]
     await asyncio.sleep(0)
     change(board)  # type: ignore[operator]
-    await asyncio.wait_for(asyncio.gather(*waiting), 1)
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
     later = asyncio.create_task(board.wait_change())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

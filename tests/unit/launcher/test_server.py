@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import typing
 import warnings
@@ -19,8 +20,8 @@ import pytest
 
 import genserve
 from genserve.client import AsyncClient, Client
-from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, server
-from genserve.launcher.process_group import members_of, wait_ended
+from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, daemon_process, server
+from genserve.launcher.process_group import kill_group, members_of, wait_ended
 
 Env = dict[str, str]
 
@@ -79,7 +80,7 @@ def test_a_daemon_that_ends_at_its_start_is_an_error_in_its_own_words(
     began_s = time.monotonic()
     with pytest.raises(DaemonFailedError) as raised, genserve.launch(model, env=fake):
         pass
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
     assert raised.value.exit_status == status
@@ -105,8 +106,8 @@ def test_a_flag_that_the_real_daemon_refuses_is_told_before_it_loads_anything() 
 
 def test_a_daemon_that_does_not_serve_in_time_is_ended(fake: Env) -> None:
     """The error says what it was doing."""
-    with pytest.raises(DaemonFailedError, match=r"did not serve within 1 s .*starting the engine") as raised:
-        genserve.launch("that never serves", env=fake, start_timeout_s=1.0).__enter__()
+    with pytest.raises(DaemonFailedError, match=r"did not serve within 3 s .*starting the engine") as raised:
+        genserve.launch("that never serves", env=fake, start_timeout_s=3.0).__enter__()
     assert_nobody_writes_to(raised.value.log)
 
 
@@ -119,9 +120,9 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
 
     before = set(psutil.Process().children())
     starting = asyncio.create_task(start())
-    await asyncio.sleep(0.3)
-    started = set(psutil.Process().children()) - before
-    assert started
+    async with asyncio.timeout(30):
+        while not (started := set(psutil.Process().children()) - before):
+            await asyncio.sleep(0.01)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -138,14 +139,14 @@ def test_what_a_daemon_writes_never_fills_a_pipe(fake: Env, tmp_path: Path) -> N
     assert text.count("y") >= 1 << 20
 
 
-@pytest.mark.parametrize("model", ["that ignores SIGTERM", "with a child"])
+@pytest.mark.parametrize(("model", "timeout_s"), [("that ignores SIGTERM", 0.5), ("with a child", 3.5)])
 def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
-    fake: Env, model: str, monkeypatch: pytest.MonkeyPatch
+    fake: Env, model: str, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon itself, or a process that it has left."""
-    monkeypatch.setattr(server, "_CLOSE_S", 1.3)
+    """The daemon itself, or a process that it has left after it had the time to drain."""
+    monkeypatch.setattr(server, "_CLOSE_S", timeout_s - 0.2)
     with (
-        pytest.warns(RuntimeWarning, match=r"had to be killed 1\.5 s after"),
+        pytest.warns(RuntimeWarning, match=rf"had to be killed {timeout_s} s after"),
         genserve.launch(model, env=fake, drain_timeout_s=0.2) as launched,
     ):
         assert members_of(launched.pid)
@@ -157,10 +158,17 @@ def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
 async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the event loop runs meanwhile."""
     monkeypatch.setattr(server, "_CLOSE_S", 0.3)
+    ticked = threading.Event()
+
+    def kill_late(group: int) -> None:
+        assert ticked.wait(30), "nothing ran while the daemon was waited for"
+        kill_group(group)
+
+    monkeypatch.setattr(daemon_process, "kill_group", kill_late)
     with pytest.warns(RuntimeWarning, match="had to be killed"):
         async with genserve.launch("that ignores SIGTERM", env=fake, drain_timeout_s=0.2):
-            ticking = asyncio.create_task(asyncio.sleep(0.1))
-    assert ticking.done()
+            asyncio.get_running_loop().call_later(0.1, ticked.set)
+    assert ticked.is_set()
 
 
 def test_a_daemon_that_ends_in_the_block_is_told(fake: Env) -> None:
@@ -169,7 +177,7 @@ def test_a_daemon_that_ends_in_the_block_is_told(fake: Env) -> None:
         pytest.warns(RuntimeWarning, match=r"status 3: .*the engine has died"),
         genserve.launch("that fails later", env=fake) as launched,
     ):
-        assert ends_within(launched.pid, 10)
+        assert ends_within(launched.pid, 60)
     with pytest.raises(OSError, match="lost") as raised, genserve.launch("that fails later", env=fake) as launched:
         fail_after_the_end_of(launched.pid)
     assert "the engine has died" in raised.value.__notes__[0]
@@ -204,7 +212,7 @@ def test_a_process_that_is_forked_in_the_block_does_not_end_the_daemon(fake: Env
             child = os.fork()
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # waiting for a thread that it does not have would never end
-            signal.alarm(5)
+            signal.alarm(60)
             launch.__exit__(None, None, None)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -250,13 +258,13 @@ def ends_within(pid: int, timeout_s: float) -> bool:
 
 def fail_after_the_end_of(pid: int) -> None:
     """As a call to a daemon that has died."""
-    assert ends_within(pid, 10)
+    assert ends_within(pid, 60)
     raise OSError("lost")
 
 
 def wait_for(log: Path, text: str) -> None:
     """Until a log has it."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while text not in log.read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

@@ -30,7 +30,7 @@ def test_another_process_reads_what_was_told_last() -> None:
     go_on.put(1)
     seen.append(told.get())
     go_on.put(0)
-    reader.join(10)
+    reader.join(30)
     assert seen == [0, 5, 1 << 44, 1 << 44]
     assert reader.exitcode == 0
 

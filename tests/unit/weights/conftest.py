@@ -155,7 +155,7 @@ async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
     rig.engine.takes_arriving_weights = True
     yield
     await rig.registry.close()
-    async with rig.applier.between_pushes(5):
+    async with rig.applier.between_pushes(30.0):
         assert rig.engine.prepared == {}, "workers hold what nobody will use"
 
 

@@ -23,8 +23,8 @@ async def commit(rig: Rig, push_id: str = "p1") -> PushOutcome:
 
 async def until_freed(rig: Rig, num_discards: int = 1) -> None:
     """Returns when workers hold nothing but the live version."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum("discard" in call for call in rig.engine.calls) < num_discards:
             await asyncio.sleep(0.001)
-    async with rig.applier.between_pushes(5):
+    async with rig.applier.between_pushes(30.0):
         assert rig.engine.prepared == {}

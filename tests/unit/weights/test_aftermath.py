@@ -24,7 +24,7 @@ def told(rig: Rig, push_id: str = "p1") -> Applied:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Lets other tasks run until it holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0)
 

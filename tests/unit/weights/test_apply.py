@@ -165,7 +165,7 @@ async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
     gate = rig.engine.gates["commit_weights"] = Gate()
     rig.engine.fails["commit_weights"] = EngineDeadError("given up")
     with pytest.raises(DeadlineError, match="GetPush"):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.5)))
     assert rig.board.phase is Phase.APPLYING
     gate.open.set()
     while rig.board.phase is Phase.APPLYING:
@@ -192,6 +192,13 @@ async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     assert rig.engine.live == tensors(1)
 
 
+async def until_freed(rig: Rig) -> None:
+    """A push whose time is over may be answered before its memory is freed."""
+    async with asyncio.timeout(30):
+        while rig.engine.prepared:
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("step", ["prepare_weights", "pause"])
 async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     """A step that hangs gets what the steps before have left, and nothing changes."""
@@ -199,20 +206,22 @@ async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineError):
         await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
-    assert asyncio.get_running_loop().time() - began_s < 10
+    assert asyncio.get_running_loop().time() - began_s < 30
     rig.engine.hangs.clear()
+    await until_freed(rig)
     assert_unchanged(rig)
 
 
 async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
     """A slow preparation that used everything up ends the push before the pause."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.02))))
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.5))))
     await gate.reached.wait()
-    await asyncio.sleep(0.04)
+    await asyncio.sleep(0.6)
     gate.open.set()
     with pytest.raises(DeadlineError):
         await pushing
+    await until_freed(rig)
     assert rig.engine.calls == ["prepare_weights", "discard_weights running"]
     assert_unchanged(rig)
 
@@ -335,5 +344,5 @@ async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
     rig.engine.fails["discard_weights"] = RuntimeError("no")
     assert (await rig.push(header())).push.state is PushState.APPLIED
     assert rig.engine.running
-    async with rig.applier.between_pushes(1.0):  # the next one need not wait for ever
+    async with rig.applier.between_pushes(30.0):  # the next one need not wait for ever
         assert rig.engine.calls[-1] == "discard_weights running"

@@ -280,10 +280,10 @@ async def test_a_push_that_waits_for_a_sleep_for_too_long_has_changed_nothing(ri
     """It is told so, and keeps its bytes."""
     gate = rig.engine.gates["sleep"] = Gate()
     sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     with pytest.raises(DeadlineError):
         await rig.push(header(apply=ApplyOptions(timeout_s=0.02)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (report := rig.registry.report("p1").push).state is PushState.PREPARING:
             await asyncio.sleep(0.001)  # a slow loop answers before the push has failed
     assert report.state is PushState.FAILED

@@ -24,7 +24,7 @@ async def test_an_engine_that_dies_while_it_is_healed_is_dead(rig: Rig, caplog: 
     gate = rig.engine.gates["commit_weights"] = Gate()
     rig.engine.fails["commit_weights"] = EngineTaintedError("half")
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     rig.engine.fails |= {step: EngineDeadError("gone") for step in ("prepare_weights", "discard_weights")}
     with caplog.at_level(logging.ERROR, logger="genserve.weights.apply"):
         gate.open.set()
@@ -38,11 +38,11 @@ async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) ->
     """As by a loop that is torn down: who waits for it is cancelled as well, and nothing is busy for ever."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     applying = rig.registry.find("p1").task
     assert applying is not None
     applying.cancel()
-    await asyncio.wait({pushing}, timeout=5)
+    await asyncio.wait({pushing}, timeout=30)
     assert pushing.cancelled()
     assert rig.registry.report("p1").push.state is PushState.FAILED
     assert rig.engine.running

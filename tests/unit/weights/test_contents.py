@@ -83,7 +83,7 @@ async def test_a_digest_that_takes_too_long_ends_the_preparation(rig: Rig, monke
     loop, go_on = asyncio.get_running_loop(), asyncio.Event()
 
     def slow(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
         return tensor_digest(tensor, view)
 
     monkeypatch.setattr(push_contents, "tensor_digest", slow)

@@ -25,16 +25,16 @@ pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
 
 async def until_called(rig: Rig, call: str, times: int = 1) -> None:
     """Returns when the engine was asked for it so often."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while rig.engine.calls.count(call) < times:
             await asyncio.sleep(0.001)
 
 
 async def assert_nothing_is_left(rig: Rig) -> None:
     """Neither in the engine nor in the daemon."""
-    async with rig.applier.between_pushes(5):
+    async with rig.applier.between_pushes(30.0):
         pass
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while [task for task in asyncio.all_tasks() if "prepar" in task.get_name()]:
             await asyncio.sleep(0.001)
     assert rig.engine.prepared == {}

@@ -23,9 +23,9 @@ async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_a
         if failure is not None:
             rig.engine.fails[step] = failure
         applying = asyncio.create_task(rig.registry.commit(first, ApplyOptions()))
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 30)
         meeting = asyncio.create_task(rig.registry.commit(second, ApplyOptions()))
-        await asyncio.wait({meeting}, timeout=5)
+        await asyncio.wait({meeting}, timeout=30)
         gate.open.set()
         await asyncio.wait({applying})
         with pytest.raises(ApplyInProgressError) as met:
@@ -46,7 +46,7 @@ async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has
         await rig.push(header("p2", 2))
     gate = rig.engine.gates["sleep"] = Gate()
     sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     with pytest.raises(DeadlineError, match=r"another sleep or wake-up was still in progress after 0\.02 s"):
         await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 0.02)
     gate.open.set()
@@ -71,10 +71,10 @@ async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out
     await rig.transfers.start(UpdateOptions(update_id="u1"))
     gate = rig.engine.gates["transfer_update"] = Gate()
     receiving = asyncio.create_task(rig.transfers.update("u1", "{}", 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     other = rig.transfers.init("{}", 30.0) if call == "init" else rig.transfers.start(UpdateOptions(update_id="u2"))
     meeting = asyncio.ensure_future(other)
-    await asyncio.wait({meeting}, timeout=5)
+    await asyncio.wait({meeting}, timeout=30)
     is_told_at_once = meeting.done()
     gate.open.set()
     await receiving

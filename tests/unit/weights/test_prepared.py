@@ -41,7 +41,7 @@ async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(ri
     assert (outcome.push.state, outcome.applied) == (PushState.PREPARED, None)
     assert rig.engine.calls == ["prepare_weights"]
     assert (rig.engine.live, rig.engine.weight_version) == (tensors(0), 0)
-    await asyncio.wait_for(anext_turn(rig), 5)  # nobody holds the applier's lock
+    await asyncio.wait_for(anext_turn(rig), 30)  # nobody holds the applier's lock
     assert state(rig) is PushState.PREPARED
     outcome = await commit(rig)
     assert outcome.applied is not None and outcome.applied.active_version == 1
@@ -152,7 +152,7 @@ async def test_nothing_else_is_carried_out_while_the_place_is_made(rig: Rig, mon
 
     def slow(push: LivePush) -> None:
         freeing.set()
-        go_on.wait(5)
+        go_on.wait(30)
         close(push)
 
     for version in (1, 2):
@@ -275,7 +275,7 @@ async def test_a_client_that_is_gone_changes_nothing(rig: Rig) -> None:
     pushing.cancel()
     await asyncio.wait({pushing})
     gate.open.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while state(rig) is not PushState.PREPARED:
             await asyncio.sleep(0.001)
     await commit(rig)

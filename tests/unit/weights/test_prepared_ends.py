@@ -167,11 +167,11 @@ async def test_a_part_is_completed_from_a_version_of_another_layout(rig: Rig) ->
 
 async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: Rig) -> None:
     """Whoever waits for its end as a prepared one learns that it comes sooner."""
-    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=0.05))
-    await asyncio.sleep(0.1)
+    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=0.3))
+    await asyncio.sleep(0.4)
     assert state(rig) is PushState.PREPARED
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "p1" in rig.registry._pushes:
             await asyncio.sleep(0.01)
     await rig.sleeps.wake_up()

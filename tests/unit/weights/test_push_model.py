@@ -330,7 +330,7 @@ class Pushes(RuleBasedStateMachine):
         assert (await stream.finish()).push.state is PushState.APPLIED
         stream.detach()
         assert self.engine.running
-        async with self.rig.applier.between_pushes(5):
+        async with self.rig.applier.between_pushes(30.0):
             assert self.engine.prepared == {}, "workers hold what nobody will use"
         for task in self.rig.background:
             assert not task.done()

@@ -61,7 +61,7 @@ async def test_a_push_that_is_applied_is_not_discarded(rig: Rig, step: str) -> N
     """Not by force: its bytes are in use. Nor when its time to live is over meanwhile."""
     gate = rig.engine.gates[step] = Gate()
     pushing = asyncio.create_task(rig.push(header(staging_ttl_s=0.02)))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     for force in (False, True):
         with pytest.raises(ApplyInProgressError) as refused:
             rig.registry.discard("p1", force=force)
@@ -76,7 +76,7 @@ async def test_a_push_that_failed_is_kept_for_its_whole_time_to_live(rig: Rig) -
     gate = rig.engine.gates["prepare_weights"] = Gate()
     rig.engine.fails["prepare_weights"] = PushRolledBackError("no")
     pushing = asyncio.create_task(rig.push(header(staging_ttl_s=1000.0)))
-    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(gate.reached.wait(), 30)
     failed_s = time.monotonic()
     gate.open.set()
     with pytest.raises(PushRolledBackError):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from genserve.memory import arena as arena_module
 from genserve.memory import available
 from genserve.memory.arena import Arena
 from genserve.weights.push.types import PushAction, PushState
-from tests.unit.weights.conftest import Rig, further, header, num_arenas, weights
+from tests.unit.weights.conftest import Rig, build_rig, further, header, num_arenas, weights
 
 
 class SlowAllocation:
@@ -31,7 +32,7 @@ class SlowAllocation:
             self.num_begun += 1
             self.most_at_once = max(self.most_at_once, self.num_at_once)
         try:
-            self.let_go.wait(5)
+            self.let_go.wait(30)
             self._reserve(fd, offset, size_bytes)
         finally:
             with self._lock:
@@ -65,7 +66,7 @@ async def test_opens_that_are_cancelled_do_not_allocate_side_by_side(rig: Rig, a
     await asyncio.sleep(0.1)
     assert allocation.most_at_once == 1
     allocation.let_go.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while allocation.num_at_once or num_arenas() > before + 1:
             await asyncio.sleep(0.02)
     assert allocation.num_begun == 1, "whoever has gone before its turn needs no memory"
@@ -116,7 +117,7 @@ async def test_a_push_that_is_opened_while_the_daemon_ends_holds_no_memory(
     """It was asked for in time, and comes too late. The event loop does not free it."""
     before = num_arenas()
     opening = asyncio.create_task(rig.registry.open(header()))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not allocation.num_begun:
             await asyncio.sleep(0.001)
     await rig.registry.close()
@@ -144,3 +145,20 @@ def large_manifest():  # type: ignore[no-untyped-def]
     from tests.unit.weights.conftest import CHECKPOINT
 
     return CheckpointIndex(dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F64", (4,), 32)}).as_manifest()
+
+
+async def test_chunks_keep_a_slow_push_alive(tmp_path: Path) -> None:
+    """The time to live counts from the last chunk, not from the header."""
+    now_s = 0.0
+    rig = build_rig(tmp_path, clock=lambda: now_s)
+    stream = await rig.registry.open(header(staging_ttl_s=100.0))
+    for offset in range(0, 32, 8):
+        now_s += 60.0
+        rig.registry._pushes.tell_change()
+        await asyncio.sleep(0.01)
+        stream.write(offset, weights(1)[offset : offset + 8], None)
+    assert (await stream.finish()).push.state is PushState.APPLIED
+    for task in rig.background:
+        task.cancel()
+    await rig.registry.close()
+    rig.resident.release_memory()

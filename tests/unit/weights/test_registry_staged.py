@@ -71,7 +71,7 @@ async def test_a_shutdown_waits_for_what_begins_while_it_waits(rig: Rig, monkeyp
     ending = asyncio.create_task(again.finish())
     await asyncio.sleep(0.01)
     gate.open.set()
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 30)
     assert (await applying).push.state is PushState.APPLIED
     with pytest.raises(DrainingError):
         await ending
@@ -84,7 +84,7 @@ async def test_a_commit_waits_for_a_check_and_no_longer(rig: Rig, monkeypatch: p
 
     def slow(staging: Staging, tied: object) -> object:
         loop.call_soon_threadsafe(checking.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
         return check(staging, tied)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Staging, "tied_issues", slow)
@@ -94,7 +94,7 @@ async def test_a_commit_waits_for_a_check_and_no_longer(rig: Rig, monkeypatch: p
     committing = asyncio.create_task(rig.registry.commit("p1", ApplyOptions()))
     await asyncio.sleep(0.01)
     go_on.set()
-    results = await asyncio.wait_for(asyncio.gather(pushing, committing, return_exceptions=True), 2)
+    results = await asyncio.wait_for(asyncio.gather(pushing, committing, return_exceptions=True), 30)
     assert [type(result).__name__ for result in results] == ["DeadlineError", "DeadlineError"]
     gate.open.set()
 

@@ -14,7 +14,7 @@ from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas
 
 async def until_spare(store: ResidentStore, size_bytes: int) -> None:
     """Returns when memory of this size waits for the next push."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while store.spare_bytes != size_bytes:
             await asyncio.sleep(0.001)
 

@@ -29,7 +29,7 @@ async def test_each_step_has_what_the_ones_before_have_left(rig: Rig) -> None:
     await rig.push(header(apply=ApplyOptions(timeout_s=20.0)))
     given_s = [rig.engine.timeouts_s[step] for step in ("prepare_weights", "pause", "commit_weights")]
     assert 20.0 > given_s[0] > given_s[1] > given_s[2] > 0
-    async with rig.applier.between_pushes(10.0):  # it is freed after the answer
+    async with rig.applier.between_pushes(30.0):  # it is freed after the answer
         assert rig.engine.timeouts_s["discard_weights"] == DISCARD_S
 
 

@@ -78,7 +78,7 @@ async def test_an_update_that_nobody_sent_anything_for_ends_without_bytes(updati
     await updating.transfers.update("", HALF, 5.0)
     await finish(updating)
     await updating.transfers.start(UpdateOptions(ttl_s=0.05))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while updating.board.phase is not Phase.RUNNING or not updating.engine.running:
             await updating.board.wait_change()
 

@@ -1,7 +1,7 @@
 """The tensors of a push, also while its bytes arrive."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 
@@ -20,6 +20,14 @@ PLACES = [("a", "U8", [4], 0, 4), ("empty", "U8", [0], 4, 0), ("b", "U8", [4], 4
 
 def prepared(arena: Arena, arrival: Arrival | None) -> Prepare:
     return Prepare("n", arena.path, arena.size_bytes, PLACES, {}, "" if arrival is None else arrival.path)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    deadline_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -47,14 +55,16 @@ def test_a_tensor_is_there_when_its_last_byte_is(arena: Arena) -> None:
 
     thread = Thread(target=take)
     thread.start()
-    for num_bytes, expected in ((3, 0), (4, 2), (7, 2)):
+    until(lambda: waits == ["begins"])
+    for num_bytes, expected, has_waited in ((3, 0, 1), (4, 2, 3), (7, 2, 3)):
         arena.write(0, np.arange(1, num_bytes + 1, dtype=np.uint8).data)
         arrival.tell(num_bytes)
+        until(lambda has_waited=has_waited: len(waits) >= has_waited)
         time.sleep(0.05)
         assert len(taken) == expected
     arena.write(7, b"\x08")
     arrival.tell(8)
-    thread.join(5)
+    thread.join(30)
     assert taken == [("a", [1, 2, 3, 4]), ("empty", []), ("b", [5, 6, 7, 8])]
     assert waits == ["begins", "ends"] * 2
     arrival.close()

@@ -1,6 +1,7 @@
 """Pausing, looking and waiting."""
 
 import asyncio
+import re
 from datetime import UTC
 from typing import Any
 
@@ -12,16 +13,20 @@ from grpc_health.v1 import health_pb2
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
 from genserve.v1 import control_pb2, types_pb2
+from tests.unit.client.control.hastened import hasten_renewals
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
 
-async def test_paused_renews_until_the_block_ends_and_then_resumes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+async def test_paused_renews_until_the_block_ends_and_then_resumes(
+    daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A third of the time to live passes, the lease is renewed; at the end it is given back."""
-    async with client.paused("abort", ttl_s=0.15, holder="me") as lease:
+    hasten_renewals(monkeypatch, 30.0)
+    async with client.paused("abort", ttl_s=30.0, holder="me") as lease:
         assert (lease.holder, lease.mode) == ("me", "abort")
-        await asyncio.wait_for(daemon.renewed.wait(), 10)
+        await asyncio.wait_for(daemon.renewed.wait(), 30)
         daemon.renewed.clear()
-        await asyncio.wait_for(daemon.renewed.wait(), 10)
+        await asyncio.wait_for(daemon.renewed.wait(), 30)
         assert daemon.resumed == []
     assert daemon.resumed == ["lease-1"]
 
@@ -51,13 +56,16 @@ async def test_paused_resumes_when_the_block_is_cancelled(daemon: ScriptedDaemon
     assert daemon.resumed == ["lease-1"]
 
 
-async def test_a_lease_lost_inside_the_block_is_raised_at_its_end(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+async def test_a_lease_lost_inside_the_block_is_raised_at_its_end(
+    daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The block is not interrupted, but it cannot end as if nothing had happened."""
+    hasten_renewals(monkeypatch, 30.0)
 
     async def hold() -> str:
-        async with client.paused(ttl_s=0.15):
+        async with client.paused(ttl_s=30.0):
             daemon.leases.clear()
-            await asyncio.wait_for(daemon.renewed.wait(), 10)
+            await asyncio.wait_for(daemon.renewed.wait(), 30)
             block = "whole"
         return block
 
@@ -83,8 +91,9 @@ async def test_a_lease_that_could_not_be_renewed_in_time_is_lost(daemon: Scripte
     daemon.renewals_hang = True
 
     async def hold() -> None:
-        async with client.paused(ttl_s=0.15):
-            await asyncio.sleep(0.6)
+        async with client.paused(ttl_s=0.15) as lease, asyncio.timeout(30):
+            while not lease.is_lost:
+                await asyncio.sleep(0.01)
 
     with pytest.raises(PauseLeaseLostError, match="could not be renewed"):
         await hold()
@@ -210,11 +219,19 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: Script
     """One that sleeps is there, and becomes ready when somebody wakes it up."""
     await client.sleep()
     await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is asleep; wake it up"):
-        await client.wait_ready(0.2)
+    assert re.search(r"within \S+ s: it is asleep; wake it up", await waited_in_vain(client))
     await client.wake_up()
-    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is running"):
-        await client.wait_ready(0.2)
+    assert re.search(r"within \S+ s: it is running", await waited_in_vain(client))
+
+
+async def waited_in_vain(client: AsyncClient) -> str:
+    """What a wait ends with, which a busy machine may not leave the time to ask why."""
+    for timeout_s in (0.2, 2.0, 20.0):
+        with pytest.raises(DeadlineError) as raised:
+            await client.wait_ready(timeout_s)
+        if ": it is " in raised.value.message:
+            break
+    return raised.value.message
 
 
 async def test_wait_ready_that_gives_up_says_nothing_of_a_state_that_nobody_tells(

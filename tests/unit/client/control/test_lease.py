@@ -9,10 +9,11 @@ from genserve.client.control.lease import held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 from genserve.words import KvPolicy, PauseMode
+from tests.unit.client.control.hastened import hasten_renewals
 
 STATE = EngineState("instance", 1, "paused", [], 0, 0)
 LEASE = PauseLease("l", "me", "keep", None)
-TTL_S = 0.9  # a machine that stands still for two thirds of it loses the lease
+TTL_S = 0.9
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Calls:
     """The calls of a lease; `fails` is raised by each renewal, `lost` by the end."""
 
     fails: list[GenserveError] = field(default_factory=list)
+    ttl_s: float = TTL_S
     lost: GenserveError | None = None
     expired: bool = False
     renewals: list[tuple[str, float, float]] = field(default_factory=list)
@@ -28,7 +30,7 @@ class Calls:
     async def pause(
         self, mode: PauseMode | None, kv_policy: KvPolicy | None, *, holder: str, ttl_s: float, timeout_s: float
     ) -> PauseResult:
-        assert (mode, kv_policy, holder, ttl_s, timeout_s) == ("wait", "reuse", "me", TTL_S, 7.0)
+        assert (mode, kv_policy, holder, ttl_s, timeout_s) == ("wait", "reuse", "me", self.ttl_s, 7.0)
         return PauseResult(LEASE, 0, 0, STATE)
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float, timeout_s: float) -> PauseLease:
@@ -46,7 +48,7 @@ class Calls:
 
 def held(calls: Calls):  # type: ignore[no-untyped-def]
     """A block under the lease."""
-    return held_pause(calls, "wait", "reuse", holder="me", ttl_s=TTL_S, timeout_s=7.0)
+    return held_pause(calls, "wait", "reuse", holder="me", ttl_s=calls.ttl_s, timeout_s=7.0)
 
 
 async def settled() -> None:
@@ -67,11 +69,12 @@ async def test_a_lease_is_renewed_before_half_of_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("failure", [UnavailableError("away"), DeadlineError("slow")])
-async def test_one_renewal_that_fails_is_tried_again(failure: GenserveError) -> None:
+async def test_one_renewal_that_fails_is_tried_again(failure: GenserveError, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that was busy for a moment."""
-    calls = Calls(fails=[failure])
+    calls = Calls(fails=[failure], ttl_s=30.0)
+    hasten_renewals(monkeypatch, calls.ttl_s)
     async with held(calls) as lease:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(calls.renewals) < 3:
                 await asyncio.sleep(0.01)
         assert not lease.is_lost
@@ -80,7 +83,7 @@ async def test_one_renewal_that_fails_is_tried_again(failure: GenserveError) -> 
 
 async def lose(calls: Calls) -> None:
     """Stays in the block until the lease is lost."""
-    async with held(calls) as lease, asyncio.timeout(10):
+    async with held(calls) as lease, asyncio.timeout(30):
         while not lease.is_lost:
             await asyncio.sleep(0.01)
 

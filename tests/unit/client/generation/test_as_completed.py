@@ -105,7 +105,7 @@ async def test_a_batch_ends_whose_answers_come_before_its_last_write_returns(
         assert (await anext(batch))[0] == number - 1
     last.open.set()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(anext(batch), 10)
+        await asyncio.wait_for(anext(batch), 30)
 
 
 async def test_no_more_run_at_once_than_a_daemon_takes_of_all_its_clients(
@@ -196,7 +196,7 @@ async def test_what_keeps_requests_from_being_sent_is_told_to_the_reader(many: S
     many.fails = ValueError("no such id")
     batch = completed(many, 2)
     with pytest.raises(ValueError, match="no such id"):
-        await asyncio.wait_for(anext(batch), 10)
+        await asyncio.wait_for(anext(batch), 30)
 
 
 async def test_a_stream_that_is_over_is_told_as_such(many: ScriptedMany) -> None:

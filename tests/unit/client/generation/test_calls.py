@@ -58,8 +58,8 @@ async def test_leaving_a_stream_cancels_the_request(daemon: ScriptedDaemon, clie
     daemon.hangs_after = 1
     async with client.stream("x") as deltas:
         assert (await anext(deltas)).text == "Once"
-        await asyncio.wait_for(daemon.hanging.wait(), 10)
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+        await asyncio.wait_for(daemon.hanging.wait(), 30)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
     assert [delta async for delta in deltas] == []
 
 
@@ -69,11 +69,11 @@ async def test_cancelling_a_task_cancels_the_request_and_stays_a_cancellation(
     """asyncio's cancellation is not turned into another error."""
     daemon.hangs_after = 0
     task = asyncio.create_task(client.generate("x"))
-    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+    await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
 async def test_every_call_has_a_deadline_unless_none_is_asked_for(daemon: ScriptedDaemon) -> None:

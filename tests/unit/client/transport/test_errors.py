@@ -273,7 +273,7 @@ async def test_an_error_is_freed_when_it_is_forgotten(daemon: ScriptedDaemon, cl
         except GenserveError as error:
             assert error.__cause__ is not None
             seen += map(weakref.ref, (error, error.__cause__))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any(each() is not None for each in seen):
                 await asyncio.sleep(0.01)
         assert len(seen) == 2

@@ -103,4 +103,4 @@ async def test_an_answer_that_never_comes_is_not_waited_for(
 async def test_another_error_is_told_at_once(status: FinalStatus) -> None:
     """It is the daemon's own, or the connection's."""
     with pytest.raises(grpc.aio.AioRpcError, match="reset"):
-        await asyncio.wait_for(status.of(failing("reset", grpc.StatusCode.UNAVAILABLE)), 2)
+        await asyncio.wait_for(status.of(failing("reset", grpc.StatusCode.UNAVAILABLE)), 30)

@@ -46,6 +46,12 @@ class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.Co
             yield generation_pb2.GenerateManyResponse(items=[item])
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it takes long to connect."""
+    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 30.0)
+
+
 @asynccontextmanager
 async def serving(name: str, ports: list[int], address: str = "127.0.0.1:0") -> AsyncIterator[tuple[int, Serving]]:
     """A server of that name; its port."""
@@ -129,7 +135,7 @@ async def test_finding_them_again_ends_no_call() -> None:
 
 async def test_ports_that_cannot_be_reached_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a firewall or a tunnel: calls go to those that can be, or to the daemon."""
-    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 1.5)
     async with served(1, further=(1,)) as (client, _):
         await client._frontends.find()
         assert await names(client, 4) == {"front0": 4}

@@ -39,7 +39,7 @@ def test_waiting_for_a_result_does_not_ask_for_it_again_and_again() -> None:
 
     def loop_thread() -> None:
         mailbox.put(7)
-        called.wait(10)
+        called.wait(30)
         future.set_result("done")
 
     timer = threading.Timer(0.05, loop_thread)

@@ -51,7 +51,7 @@ async def asked(channels: Sequence[grpc.aio.Channel]) -> list[str]:
     """Who answers on each of them."""
     stubs = [control_pb2_grpc.ControlServiceStub(channel) for channel in channels]
     request = control_pb2.GetStatusRequest()
-    return [(await stub.GetStatus(request, timeout=10)).state.instance_id for stub in stubs]
+    return [(await stub.GetStatus(request, timeout=30)).state.instance_id for stub in stubs]
 
 
 async def test_streams_take_turns_at_the_processes_that_receive() -> None:

@@ -112,13 +112,13 @@ async def test_a_pull_that_is_given_up_ends_its_stream() -> None:
 
         with pytest.raises(ZeroDivisionError):
             await client.pull_weights(progress=fail)
-        await asyncio.wait_for(puller.ended.wait(), 20)
+        await asyncio.wait_for(puller.ended.wait(), 60)
         puller.ended.clear()
         puller.hanging.clear()
         given_up = asyncio.create_task(client.pull_weights())
-        await asyncio.wait_for(puller.hanging.wait(), 20)
+        await asyncio.wait_for(puller.hanging.wait(), 60)
         given_up.cancel()
-        await asyncio.wait_for(puller.ended.wait(), 20)
+        await asyncio.wait_for(puller.ended.wait(), 60)
 
 
 @pytest.mark.parametrize("breaks", [True, False])
@@ -151,11 +151,11 @@ async def test_a_pull_waits_for_a_daemon_that_is_starting_again_and_no_longer_th
     puller.hangs_at = 16
     async with AsyncClient(address) as early:
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(early.pull_weights(), 20)
+            await asyncio.wait_for(early.pull_weights(), 60)
     async with AsyncClient(address) as client:
         async with serving(puller, address):
             pulling = asyncio.create_task(client.pull_weights(timeout_s=50.0))
-            await asyncio.wait_for(puller.hanging.wait(), 20)
+            await asyncio.wait_for(puller.hanging.wait(), 60)
         puller.hangs_at = -1
         await asyncio.wait({pulling}, timeout=0.3)
         assert not pulling.done()

@@ -85,12 +85,12 @@ async def test_a_proxy_that_has_no_daemon_is_asked_with_pauses_for_a_while(
     daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It refuses every question at once. The daemon may be back as late as behind a port that nobody listens on."""
-    monkeypatch.setattr(upload, "RECONNECT_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(upload, "RECONNECT_TIMEOUT_S", 5.0)
     daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 1000
     with pytest.raises(UnavailableError):
         await client.push_weights(WEIGHTS, version=2, chunk_bytes=100)
     num_asked = 1000 - daemon.num_lost_lookups
-    assert 3 < num_asked <= 3 * 5  # gRPC makes three attempts of each question
+    assert 3 < num_asked <= 3 * 7  # gRPC makes three attempts of each question
 
 
 async def test_a_truncated_push_is_resumed(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -169,7 +169,7 @@ async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncCl
 
 async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
     """Only a push that has begun is resumed."""
-    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(20):
+    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(60):
         with pytest.raises(UnavailableError):
             await client.push_weights(WEIGHTS, version=1)
 
@@ -186,7 +186,7 @@ async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_
     monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
     daemon.lookups_hang = True
     daemon.cut_after_bytes = [1000]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises((UnavailableError, DeadlineError), match=r"Socket closed|within 0\.3 s"):
             await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, timeout_s=timeout_s)
 

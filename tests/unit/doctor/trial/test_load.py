@@ -32,7 +32,7 @@ async def test_a_request_that_has_all_of_its_tokens_is_followed_by_another(
     daemon: ScriptedDaemon, client: AsyncClient
 ) -> None:
     """A push may take longer than any request."""
-    async with live_load(client, LIMITS) as load, asyncio.timeout(20):
+    async with live_load(client, LIMITS) as load, asyncio.timeout(60):
         for _ in range(3):
             latest = max(moment for slot in load.slots for each in slot.arrived_at for moment in each)
             assert await load.wait_all(latest, num_tokens=4) == ""
@@ -45,7 +45,7 @@ async def test_a_request_that_has_all_of_its_tokens_is_followed_by_another(
 
 async def test_a_request_that_is_refused_is_lost_with_its_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """While others go on."""
-    async with live_load(client, LIMITS) as load, asyncio.timeout(20):
+    async with live_load(client, LIMITS) as load, asyncio.timeout(60):
         daemon.fail = lambda context: refuse(context, 14, "ENGINE_DEAD", "the engine has died")
         assert "the engine has died" in await load.wait_all(1e12)
 
@@ -114,7 +114,7 @@ async def test_a_request_that_finds_no_room_comes_again(daemon: ScriptedDaemon, 
             await refuse(context, 8, "QUEUE_FULL", "full", RetryInfo(retry_delay=Duration(nanos=1)))
 
     daemon.fail = fail
-    async with live_load(client, LoadLimits(100, 2)) as load, asyncio.timeout(20):
+    async with live_load(client, LoadLimits(100, 2)) as load, asyncio.timeout(60):
         assert await load.wait_all(0.0, num_tokens=4) == ""
     assert num_refused == 3
     assert all(each for slot in load.slots for each in slot.arrived_at[:-1])

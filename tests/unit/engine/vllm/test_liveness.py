@@ -37,7 +37,7 @@ async def test_a_call_that_is_given_up_is_left_to_the_engine(occupies: bool) -> 
     await asyncio.sleep(0)
     assert settling.done() != occupies
     answer.set()
-    await asyncio.wait_for(settling, 1)
+    await asyncio.wait_for(settling, 30)
     assert liveness.is_settled
 
 
@@ -53,7 +53,7 @@ async def test_a_call_whose_client_has_gone_is_left_to_the_engine_as_well() -> N
     assert not liveness.is_settled
     assert not liveness.occupying
     answer.set()
-    await asyncio.wait_for(liveness.settled(), 1)
+    await asyncio.wait_for(liveness.settled(), 30)
 
 
 async def test_a_wait_of_our_own_is_cancelled_when_nobody_waits_for_it() -> None:
@@ -77,8 +77,8 @@ async def test_a_call_ends_when_the_engine_dies() -> None:
     await asyncio.sleep(0)
     liveness.declare_dead("EngineCore was ended by SIGKILL")
     with pytest.raises(EngineDeadError, match="the engine died during pause: EngineCore was ended by SIGKILL"):
-        await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(settling, 1)
+        await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(settling, 30)
 
 
 async def test_a_result_and_an_error_pass_through() -> None:

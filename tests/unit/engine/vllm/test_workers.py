@@ -70,7 +70,7 @@ async def prepared(workers: Workers, timeout_s: float = 5.0) -> None:
 
 async def nobody_asks() -> None:
     """Returns when no task is left that could; an error unless that is soon."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
 

@@ -165,7 +165,7 @@ async def test_a_call_is_let_go_as_often_as_its_stream_says() -> None:
     writer = Writer(stream, Turns(asyncio.get_running_loop()))
     for _ in range(3):
         stream.gains()
-        await asyncio.wait_for(writer.turn(), 5)
+        await asyncio.wait_for(writer.turn(), 30)
     waiting = asyncio.ensure_future(writer.turn())
     for _ in range(5):
         await asyncio.sleep(0)

@@ -70,7 +70,7 @@ async def test_waiting_ends_with_the_next_that_is_settled() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     push.settle(claim, written=False, counts=True)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     push.close()
 
 

@@ -69,15 +69,15 @@ async def test_one_more_piece_may_be_put_once_fewer_than_eight_are_on_their_way(
     """And nothing is waited for before that. Empty means that none is."""
     for offset in range(0, 2 * (MAX_AHEAD - 1), 2):
         put(queue, stream, segment, offset)
-        await asyncio.wait_for(queue.wait_room(), 5)
+        await asyncio.wait_for(queue.wait_room(), 30)
     put(queue, stream, segment, 2 * MAX_AHEAD)
     room, empty = asyncio.create_task(queue.wait_room()), asyncio.create_task(queue.wait_empty())
     assert not await done(room)
     copying.let_go.release()
-    await asyncio.wait_for(room, 5)
+    await asyncio.wait_for(room, 30)
     assert not await done(empty)
     copying.let_go.release(MAX_AHEAD - 1)
-    await asyncio.wait_for(empty, 5)
+    await asyncio.wait_for(empty, 30)
     assert len(copying.begun) == MAX_AHEAD
     assert not stream.is_claimed(0, 32)
 
@@ -94,7 +94,7 @@ async def test_nothing_is_copied_behind_a_piece_that_failed(
     put(queue, stream, segment, 6, pipe)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
-        await asyncio.wait_for(queue.wait_empty(), 5)
+        await asyncio.wait_for(queue.wait_empty(), 30)
     await queue.wait_empty()
     assert copying.begun == [0, 2]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
@@ -113,7 +113,7 @@ async def test_the_first_of_two_errors_is_told(
     rig.registry.discard("p1", force=True)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
-        await asyncio.wait_for(queue.wait_empty(), 5)
+        await asyncio.wait_for(queue.wait_empty(), 30)
     await queue.wait_empty()
 
 
@@ -125,7 +125,7 @@ async def test_a_push_that_is_gone_meanwhile_is_told(
     rig.registry.discard("p1", force=True)
     copying.let_go.release(100)
     with pytest.raises(PushNotFoundError):
-        await asyncio.wait_for(queue.wait_empty(), 5)
+        await asyncio.wait_for(queue.wait_empty(), 30)
 
 
 async def test_the_error_does_not_hold_the_memory_of_the_push(
@@ -135,7 +135,7 @@ async def test_the_error_does_not_hold_the_memory_of_the_push(
     put(queue, stream, segment, 0, crc32c=1)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError) as caught:
-        await asyncio.wait_for(queue.wait_empty(), 5)
+        await asyncio.wait_for(queue.wait_empty(), 30)
     assert "_copy" not in [entry.name for entry in caught.traceback]
 
 
@@ -153,7 +153,7 @@ async def test_what_was_not_begun_when_a_stream_ends_is_not_copied(
     closing = asyncio.create_task(queue.close())
     assert not await done(closing)
     copying.let_go.release(100)
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 30)
     assert copying.begun == [0]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
     assert not stream.is_claimed(0, 32)
@@ -181,5 +181,5 @@ async def test_a_pipe_that_nobody_reads_ends_the_stream(
     put(queue, stream, segment, 0, pipe)
     copying.let_go.release(100)
     with pytest.raises(InvalidFieldError, match="is not read"):
-        await asyncio.wait_for(queue.wait_empty(), 5)
+        await asyncio.wait_for(queue.wait_empty(), 30)
     pipe.close()

@@ -150,7 +150,7 @@ async def test_a_piece_is_taken_while_another_one_is_copied(sender: Sender) -> N
         ninth = await sender.takes(fd, 16, ack)
         assert not ninth.done()
         sender.copying.let_go.release()
-        await asyncio.wait_for(ninth, 5)
+        await asyncio.wait_for(ninth, 30)
         sender.copying.let_go.release(100)
         await sender.reader.finish()
 
@@ -163,7 +163,7 @@ async def test_what_is_being_copied_keeps_its_memory_and_its_pipe(sender: Sender
         following = await sender.takes(*((other, 2, ack) if changes == "memory" else (fd, 2, another)))
         assert not following.done()
         sender.copying.let_go.release(100)
-        await asyncio.wait_for(following, 5)
+        await asyncio.wait_for(following, 30)
         await sender.reader.finish()
     assert not sender.stream.is_claimed(0, 32)
 
@@ -174,7 +174,7 @@ async def test_the_end_of_a_stream_waits_for_one_copy_and_begins_no_other(sender
         ours = num_open(fd)
         await sender.takes(fd, 0, ack)
         await sender.takes(fd, 2, ack)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not sender.copying.begun:
                 await asyncio.sleep(0.001)
         closing = asyncio.create_task(sender.reader.close())
@@ -183,7 +183,7 @@ async def test_the_end_of_a_stream_waits_for_one_copy_and_begins_no_other(sender
         await asyncio.wait({closing})
         assert num_open(fd) == ours + 1
         sender.copying.let_go.release(100)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while num_open(fd) > ours:
                 await asyncio.sleep(0.001)
     assert sender.copying.begun == [0]

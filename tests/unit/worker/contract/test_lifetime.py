@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,15 +20,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def listening(port: int = 0) -> Iterator[int]:
+def bound() -> Iterator[tuple[socket.socket, int]]:
+    """A socket that does not listen yet, on a port that nobody else gets meanwhile."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(100)
-        yield int(listener.getsockname()[1])
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(30)
+        yield listener, int(listener.getsockname()[1])
 
 
-def watched(address: str, start_timeout_s: float = 30.0) -> threading.Thread:
+def wait_seen(listener: socket.socket) -> None:
+    """Until it was looked at once more, and once again, so that the first look has counted."""
+    for _ in range(2):
+        listener.accept()[0].close()
+
+
+def watched(address: str, start_timeout_s: float = 600.0) -> threading.Thread:
     """A thread that ends when the daemon has."""
     thread = threading.Thread(target=lifetime._wait_for_end, args=(address, start_timeout_s), daemon=True)
     thread.start()
@@ -36,26 +43,24 @@ def watched(address: str, start_timeout_s: float = 30.0) -> threading.Thread:
 
 def test_a_port_that_nobody_listens_on_any_more() -> None:
     """Not before somebody has: the daemon begins to listen after its workers."""
-    with listening() as port:
-        pass
-    watch = watched(f"127.0.0.1:{port}")
-    watch.join(0.2)
-    assert watch.is_alive()
-    with listening(port):
+    with bound() as (listener, port):
+        watch = watched(f"127.0.0.1:{port}")
         watch.join(0.2)
         assert watch.is_alive()
-    watch.join(5.0)
+        listener.listen()
+        wait_seen(listener)
+        assert watch.is_alive()
+    watch.join(30.0)
     assert not watch.is_alive()
 
 
 def test_a_daemon_that_never_begins_to_listen() -> None:
     """Within the time that it has for that."""
-    with listening() as port:
-        pass
-    began_s = time.monotonic()
-    watch = watched(f"127.0.0.1:{port}", 0.2)
-    watch.join(5.0)
-    assert not watch.is_alive()
+    with bound() as (_, port):
+        began_s = time.monotonic()
+        watch = watched(f"127.0.0.1:{port}", 0.2)
+        watch.join(30.0)
+        assert not watch.is_alive()
     assert time.monotonic() - began_s >= 0.2
 
 
@@ -71,23 +76,39 @@ def test_trouble_on_the_way_is_not_the_daemons_end(monkeypatch: pytest.MonkeyPat
         return resolve(host, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", once)
-    connect, gone = socket.socket.connect, threading.Event()
+    connect, gone, tried = socket.socket.connect, threading.Event(), list[bool]()
 
     def routed(self: socket.socket, where: object) -> None:
-        if gone.is_set():
+        tried.append(not gone.is_set())
+        if not tried[-1]:
             raise OSError(113, "No route to host")
         connect(self, where)  # type: ignore[arg-type]
 
+    def wait_tried(*, is_reached: bool) -> None:
+        """Until a look that has begun after this has counted: another one has begun after it."""
+        before, deadline_s = len(tried), time.monotonic() + 30
+        while tried[before:].count(is_reached) < 3:
+            assert watch.is_alive() and time.monotonic() < deadline_s
+            time.sleep(0.005)
+
+    now_s = 0.0
     monkeypatch.setattr(socket.socket, "connect", routed)
-    with listening() as port:
+    monkeypatch.setattr(lifetime, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep))
+    monkeypatch.setattr(lifetime, "_UNREACHABLE_S", 60.0)
+    with bound() as (listener, port):
+        listener.listen(1000)
         watch = watched(f"localhost:{port}")
-        watch.join(0.2)
+        wait_tried(is_reached=True)
         gone.set()
-        watch.join(0.15)
-        assert watch.is_alive()
+        now_s += 59.0
+        wait_tried(is_reached=False)
         gone.clear()
-        watch.join(0.5)
-        assert watch.is_alive() and asked == ["localhost"]
+        wait_tried(is_reached=True)
         gone.set()
-        watch.join(5.0)
+        wait_tried(is_reached=False)
+        now_s += 59.0
+        wait_tried(is_reached=False)
+        assert watch.is_alive() and asked == ["localhost"]
+        now_s += 2.0
+        watch.join(30.0)
         assert not watch.is_alive()

@@ -20,7 +20,7 @@ from tests.unit.engine.vllm.openai.failing import no_more_files
 
 ADD, ABORT, UTILITY = (EngineCoreRequestType[name].value for name in ("ADD", "ABORT", "UTILITY"))
 MAX_ACTIVE = 3
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass
@@ -251,6 +251,6 @@ async def test_a_place_that_cannot_be_made_leaves_nothing(
         with no_more_files(but=num_files), suppress(OSError, zmq.ZMQError):
             two.relay.open()
         two.relay.shut()
-        await asyncio.sleep(0.01)
-        assert os.listdir(directory) == []
-        assert psutil.Process().num_fds() <= num_before
+        async with asyncio.timeout(30):  # a thread of zmq's closes its sockets
+            while os.listdir(directory) or psutil.Process().num_fds() > num_before:
+                await asyncio.sleep(0.01)

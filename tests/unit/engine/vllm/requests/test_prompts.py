@@ -1,6 +1,7 @@
 """Texts and chats are turned into tokens without letting one of them stand in the way of the others."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -85,21 +86,25 @@ async def test_a_template_that_runs_on_is_ended_and_stops_nobody(
             with pytest.raises(InvalidFieldError) as refused:
                 await task
             assert field_of(refused) == "chat"
+        prompts._rendering.limit_s = 60.0
         assert await prompts.encode(chat())
 
 
 async def test_a_long_text_does_not_hold_up_shorter_ones(tmp_path: Path) -> None:
-    """It has a thread of its own."""
+    """It has a thread of its own, where it waits for another one here."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3(tmp_path))
     prompts = PromptCodec(tokenizer, 10**6, 1 << 24, trust_templates=False)
     finished: list[str] = []
+    is_free = threading.Event()
+    other = asyncio.create_task(prompts._long.run(lambda tokenizer: is_free.wait(60)))
 
     async def encode(name: str, text: str) -> None:
         await prompts.encode(TextPrompt(text))
         finished.append(name)
+        is_free.set()
 
     await asyncio.gather(encode("long", "the cat " * 100_000), encode("short", "the cat " * 1000))
-    assert finished == ["short", "long"]
+    assert finished == ["short", "long"] and await other
     prompts.close()
 
 
