@@ -39,7 +39,7 @@ class Shell:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.run(
             ["bash", "-c", script], cwd=self.directory, env={**os.environ, **variables, "PATH": path},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhe
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = each._connection.channel.unary_unary(
             "/grpc.health.v1.Health/Check"
         )
-        assert await check(b"", timeout=10) == b"\x08\x01"
+        assert await check(b"", timeout=60) == b"\x08\x01"
         with pytest.raises(GenserveError):
             await each.status()
 
@@ -99,7 +99,9 @@ async def test_the_first_call_says_where_the_front_ends_are(many: DaemonProcess)
 async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
     """Also their tokens; none is left when they have gone."""
     async with running(everywhere):
-        status = await client.status()
+        async with asyncio.timeout(60):
+            while (status := await client.status()).load.running < len(everywhere):
+                await asyncio.sleep(0.01)
         assert status.load.running == len(everywhere)
         assert status.state.running_requests + status.state.waiting_requests == len(everywhere)
         assert status.load.tokens_per_second > 0
@@ -219,10 +221,12 @@ async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
         assert len((await asyncio.wait_for(waiting, 60)).token_ids) == 1
         assert not clock[0].done(), "the requests of the one that died ran to their end"
         assert len((await client.generate([1, 2], max_tokens=3, ignore_eos=True)).token_ids) == 3
-        assert (await client.status()).load.running == 1
+        async with asyncio.timeout(60):
+            while (await client.status()).load.running > 1:
+                await asyncio.sleep(0.01)
         assert (await client.abort(["r0"])).aborted_ids == ["r0"]
         assert await reasons(clock) == ["aborted"]
-    assert f"port {port} has ended; it is started again" in many.stderr
+    await many.until_said(f"port {port} has ended; it is started again")
 
 
 async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
@@ -236,7 +240,7 @@ async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
         async with paused(client, "abort") as pause:
             assert pause.requests_aborted == 2
         assert await reasons(tasks) == ["paused"] * 2
-    _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 30)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 90)
     assert not alive
 
 
@@ -262,7 +266,7 @@ async def test_front_ends_end_with_a_daemon_that_is_killed(
     assert len(processes) == NUM_FRONTENDS
     async with running(everywhere) as tasks:
         many.process.send_signal(signal.SIGKILL)
-        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 30)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 90)
         assert not alive
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         lost = [each for each in ends if isinstance(each, BaseException)]  # on a busy machine some answers end before

@@ -1,14 +1,13 @@
 """GenerateMany against real vLLM."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PromptTooLongError, QueueFullError
-from tests.engine.outputs import wait_idle
+from tests.engine.outputs import ends_early
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import PROMPTS
 from tests.support.reference import MAX_TOKENS
@@ -49,7 +48,8 @@ async def test_a_step_of_the_engine_is_one_message(client: AsyncClient) -> None:
     num_messages = num_items = 0
     async with client.stream_many() as many:
         for number in range(NUM_REQUESTS):
-            await many.submit([number + 1, 7], stream_interval=1, **GREEDY)
+            # Some of them may come together on a busy machine.
+            await many.submit([number + 1, 7], stream_interval=1, **(GREEDY | {"max_tokens": 4 * MAX_TOKENS}))
         await many.done()
         before = -1
         async for _ in many:
@@ -71,30 +71,30 @@ async def test_a_prompt_that_is_too_long_is_its_own_error(client: AsyncClient) -
 async def test_one_is_aborted_and_the_others_run_to_their_end(client: AsyncClient) -> None:
     """It finishes as aborted and keeps its tokens."""
     async with client.stream_many() as many:
-        long = await many.submit([5, 6], max_tokens=400, ignore_eos=True)
+        long = await many.submit([5, 6], max_tokens=1900, ignore_eos=True)
         await many.submit([5, 7], request_id="short", **GREEDY)
         await many.done()
         generations = {long: Generation(), "short": Generation()}
+        is_aborted = False
         async for item in many:
             assert item.delta is not None
             generations[item.request_id].add(item.delta)
-            if item.request_id == long and len(generations[long].token_ids) == 8:
+            if item.request_id == long and len(generations[long].token_ids) >= 8 and not is_aborted:
+                is_aborted = True
                 await many.abort(long)
     aborted = generations[long].sequences[0]
-    assert aborted.finish_reason == "aborted" and 8 <= len(aborted.token_ids) < 400
+    assert aborted.finish_reason == "aborted" and 8 <= len(aborted.token_ids) < 1900
     assert len(generations["short"].token_ids) == MAX_TOKENS
 
 
 async def test_a_client_that_goes_away_leaves_no_request_behind(client: AsyncClient) -> None:
     """They end long before their last token."""
     task = asyncio.create_task(client.generate_many([[n + 1] for n in range(16)], max_tokens=1900, ignore_eos=True))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await client.status()).load.running < 16:
             await asyncio.sleep(0.01)
-    task.cancel()
-    began_s = time.monotonic()
-    await wait_idle(client)
-    assert time.monotonic() - began_s < 5.0
+    async with ends_early(client):
+        task.cancel()
 
 
 async def test_more_prompts_than_the_daemon_takes_are_all_generated(

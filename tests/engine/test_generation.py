@@ -8,7 +8,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, LoraNotFoundError, PromptTooLongError, RequestIdInUseError
-from tests.engine.outputs import GREEDY, wait_idle
+from tests.engine.outputs import GREEDY, ends_early, wait_idle
+from tests.support.daemon_process import DaemonProcess
 from tests.support.plain_vllm import PROMPTS, Reference
 from tests.support.reference import MAX_TOKENS, NUM_LOGPROBS
 
@@ -130,7 +131,7 @@ async def test_a_stop_token_and_a_stop_string_are_named_in_the_finish(
 
 async def test_a_time_budget_keeps_what_was_produced(client: AsyncClient) -> None:
     """The request ends by itself with reason TIME_LIMIT and its tokens."""
-    got = await client.generate(PROMPTS[0], temperature=0.0, max_tokens=1900, ignore_eos=True, time_budget_s=0.3)
+    got = await client.generate(PROMPTS[0], temperature=0.0, max_tokens=1900, ignore_eos=True, time_budget_s=1.0)
     assert got.sequences[0].finish_reason == "time_limit"
     assert 0 < len(got.token_ids) < 1900
 
@@ -219,15 +220,15 @@ async def test_a_request_id_that_runs_cannot_be_used_again(client: AsyncClient) 
     assert (await client.generate(PROMPTS[0], request_id="mine", max_tokens=1)).request_id == "mine"
 
 
-async def test_a_disconnected_clients_request_is_gone_within_a_second(client: AsyncClient, daemon: object) -> None:
-    """Closing the connection frees the engine; the control request shows that it would have run on."""
-    before = (await client.status()).load.running
-    assert before == 0
-    async with AsyncClient(daemon.address) as other:  # type: ignore[attr-defined]
-        stream = other.stream(PROMPTS[0], max_tokens=1900, ignore_eos=True)
-        await anext(stream)
-        assert (await client.status()).load.running == 1
-    assert await wait_idle(client, 1.0) < 1.0
+async def test_a_disconnected_clients_request_is_gone_at_once(client: AsyncClient, daemon: DaemonProcess) -> None:
+    """Closing the connection frees the engine; another request shows that it would have run on."""
+    await wait_idle(client)
+    other = AsyncClient(daemon.address)
+    stream = other.stream(PROMPTS[0], max_tokens=1900, ignore_eos=True)
+    await anext(stream)
+    async with ends_early(client):
+        assert (await client.status()).load.running == 2
+        await other.close()
 
 
 async def test_abort_ends_a_stream_and_keeps_its_tokens(client: AsyncClient) -> None:

@@ -48,7 +48,7 @@ def descendants(process: DaemonProcess) -> list[psutil.Process]:
 
 async def until_refused(client: AsyncClient) -> None:
     """Asks for tokens until the daemon takes no more requests."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         try:
             while True:
                 await client.generate([1], max_tokens=1)
@@ -71,8 +71,8 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
         for stream, delta in zip(streams, first, strict=True):
             tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(delta.outputs[0].token_ids))
             assert tokens == 800
-    assert await asyncio.to_thread(own_daemon.process.wait, 40) == 0
-    _, alive = psutil.wait_procs(started, timeout=10)
+    assert await asyncio.to_thread(own_daemon.process.wait, 60) == 0
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
     assert "Traceback" not in own_daemon.stderr
 
@@ -100,11 +100,11 @@ async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_wi
                     pass
         with pytest.raises((EngineDeadError, UnavailableError)):
             await pending
-        assert time.monotonic() - killed_at < 10
+        assert time.monotonic() - killed_at < 30
     # As who has launched it does now. It does not drain any more, and its last words stay those of its end.
     own_daemon.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(own_daemon.process.wait, 30) == 1
-    _, alive = psutil.wait_procs(started, timeout=15)
+    assert await asyncio.to_thread(own_daemon.process.wait, 60) == 1
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
     assert re.search(r"genserve: the engine has died: EngineCore\w* was ended by SIGKILL$", own_daemon.stderr, re.M)
     assert last_words(own_daemon._log).startswith(": the engine has died: ")
@@ -156,7 +156,7 @@ async def test_health_is_the_standard_one(daemon: DaemonProcess, client: AsyncCl
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         for service in (b"", b"genserve.v1.GenerationService"):
             request = b"\x0a" + bytes([len(service)]) + service if service else b""
-            assert await check(request, timeout=5) == b"\x08\x01"
+            assert await check(request, timeout=60) == b"\x08\x01"
 
 
 def test_importing_the_client_loads_neither_torch_nor_vllm() -> None:

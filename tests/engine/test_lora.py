@@ -61,7 +61,7 @@ async def client(lora_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
         yield connected
         for lora in await connected.list_loras():
             await connected.unload_lora(lora.name)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while directories(lora_daemon):
                 await asyncio.sleep(0.05)
 
@@ -119,7 +119,7 @@ async def in_one_step(client: AsyncClient, *loras: str) -> list[list[float]]:
     """The scores with each of these adapters, all computed at once."""
     async with client.paused():
         waiting = asyncio.gather(*(scores(client, lora) for lora in loras))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (load := (await client.status()).load).running + load.waiting < len(loras):
                 await asyncio.sleep(0.02)
     return await waiting
@@ -128,23 +128,26 @@ async def in_one_step(client: AsyncClient, *loras: str) -> list[list[float]]:
 async def test_an_adapter_is_replaced_between_requests(
     client: AsyncClient, checkpoints: dict[str, Path], lora_daemon: DaemonProcess
 ) -> None:
-    """A stream ends with the one that it began with; later requests never see keys and values of the old one; the old
-    one goes when nobody uses it."""
+    """A stream goes on with the one that it began with; later requests never see keys and values of the old one, which
+    goes when nobody uses it."""
     options: Any = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True, "lora_name": "policy"}
     await client.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG)
     expected = (await client.generate(PROMPT, **options)).token_ids
     old_scores = await scores(client, "policy")
     found: list[int] = []
-    async for delta in client.stream(PROMPT, **options):
-        if not found:
-            await client.push_lora("policy", adapter(checkpoints["a"], seed=2), CONFIG)
-            assert [lora.running_requests for lora in await client.list_loras()] == [0]
-            assert len(directories(lora_daemon)) == 2
-            new_scores = await scores(client, "policy")
-        found += delta.outputs[0].token_ids
-    assert found == expected
+    async with client.stream(PROMPT, **(options | {"max_tokens": 1900})) as stream:
+        async for delta in stream:
+            if not found:
+                await client.push_lora("policy", adapter(checkpoints["a"], seed=2), CONFIG)
+                assert [lora.running_requests for lora in await client.list_loras()] == [0]
+                assert len(directories(lora_daemon)) == 2
+                new_scores = await scores(client, "policy")
+            found += delta.outputs[0].token_ids
+            if len(found) >= len(expected):
+                break
+    assert found[: len(expected)] == expected
     assert max(abs(x - y) for x, y in zip(old_scores, new_scores, strict=True)) > 0.5
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(directories(lora_daemon)) > 1:
             await asyncio.sleep(0.05)
     assert await scores(client, "policy") == pytest.approx(new_scores, abs=1e-4)
@@ -172,7 +175,7 @@ async def test_unloaded_while_it_is_used(
     async for _ in streams[1]:
         pass
     await streams[0].aclose()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while directories(lora_daemon):
             await asyncio.sleep(0.05)
     assert len((await client.generate(PROMPT, max_tokens=4, ignore_eos=True)).token_ids) == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-from genserve.client import AsyncClient
+from genserve.client import AsyncClient, Generation
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.documented_series import differences
 from tests.support.promql import faults, is_of_router, queries
@@ -77,15 +77,19 @@ async def test_a_push_is_counted_and_old_tokens_are_told_from_new_ones(
 ) -> None:
     """A request that runs through the push has tokens of two versions."""
     before = scrape(url)
-    stream = client.stream("hello", max_tokens=200, ignore_eos=True)
-    await anext(stream)
+    generation, is_aborted = Generation(), False
+    stream = client.stream("hello", request_id="through", max_tokens=1900, ignore_eos=True)
+    generation.add(await anext(stream))
     await client.push_weights(checkpoints["b"], version=1)
-    async for _ in stream:
-        pass
+    async for delta in stream:
+        generation.add(delta)
+        if not is_aborted and generation.sequences[0].weight_spans[-1].version == 1:
+            is_aborted = True
+            await client.abort(["through"])
     after = await scraped_until(url, lambda found: found.value("genserve_served_tokens_total", versions_behind="1") > 0)
     behind = after.value("genserve_served_tokens_total", versions_behind="1")
     current = after.value("genserve_served_tokens_total", versions_behind="0")
-    assert behind + current - before.value("genserve_served_tokens_total") == 200
+    assert behind + current - before.value("genserve_served_tokens_total") == len(generation.token_ids)
     assert after.value("genserve_weight_version") == 1
     assert after.value("genserve_pushes_total", kind="weights", outcome="APPLIED") == 1
     assert after.value("genserve_push_received_bytes_total") > 0

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ async def test_generation_keeps_the_old_version_until_the_commit(
     """A stream that runs all the while has one span of each; outputs and digests are those of cold starts."""
     a, b, version = reference("a"), reference("b"), await next_version(client)
     generation = Generation()
-    stream = client.stream([3, 1, 4], temperature=0.0, max_tokens=1500, ignore_eos=True)
+    options: Any = {"temperature": 0.0, "max_tokens": 2040, "ignore_eos": True, "request_id": "all the while"}
+    stream, is_aborted = client.stream([3, 1, 4], **options), False
     generation.add(await anext(stream))
     prepared = await client.push_weights(checkpoints["b"], version=version, action="prepare")
     assert (prepared.push.state, prepared.applied) == ("prepared", None)
@@ -41,6 +43,9 @@ async def test_generation_keeps_the_old_version_until_the_commit(
     assert list(committed.applied.step_s) == ["receive", "verify", "prepare", "pause", "commit", "resume"]
     async for delta in stream:
         generation.add(delta)
+        if not is_aborted and generation.sequences[0].weight_spans[-1].version == version:
+            is_aborted = True
+            await client.abort(["all the while"])
     spans = generation.sequences[0].weight_spans
     assert [span.version for span in spans] == [version - 1, version]
     outputs, digests = await state_of(client)

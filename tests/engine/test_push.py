@@ -66,12 +66,14 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
     first = await next_version(client)
     names = {first - 1: "a", first: "b", first + 1: "a", first + 2: "b"}
     deltas: list[GeneratedSequence] = []
+    nums_tokens = [0] * 16
 
     async def one(i: int) -> tuple[list[int], Generation]:
         prompt, generation = [i + 1, 2 * i + 5, 77], Generation()
         live = GeneratedSequence(0)
         async for delta in client.stream(prompt, temperature=0.0, max_tokens=1500, ignore_eos=True):
             generation.add(delta)
+            nums_tokens[i] = len(generation.token_ids)
             for output in delta.outputs:
                 live.add(output)
                 covered = [(span.start, span.end) for span in output.weight_spans]
@@ -82,7 +84,7 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(i)) for i in range(16)]
         for version in (first, first + 1, first + 2):
-            await asyncio.sleep(0.3)
+            await gained(nums_tokens, 40)
             await client.push_weights(checkpoints[names[version]], version=version)
     done = [task.result() for task in tasks]
     versions = {span.version for _, generation in done for span in generation.sequences[0].weight_spans}
@@ -112,20 +114,31 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
         assert sum(behind > 0.15 for behind in foreign) > 0.5 * len(foreign), "the control cannot tell versions apart"
 
 
+async def gained(nums_tokens: list[int], num_tokens: int) -> None:
+    """Waits until each stream has so many tokens more."""
+    wanted = [number + num_tokens for number in nums_tokens]
+    async with asyncio.timeout(60):
+        while any(number < least for number, least in zip(nums_tokens, wanted, strict=True)):
+            await asyncio.sleep(0.01)
+
+
 async def test_seeded_streams_survive_a_push_that_recomputes_them_all_at_once(
     client: AsyncClient, restored: None, checkpoints: dict[str, Path]
 ) -> None:
     """Their keys and values do not fit one step of the engine, and vLLM dies of a seeded prefill in pieces."""
-    streams = [
-        asyncio.create_task(client.generate([i + 1, 9], temperature=1.0, seed=i, max_tokens=900, ignore_eos=True))
-        for i in range(16)
-    ]
-    await asyncio.sleep(1.0)
+    nums_tokens = [0] * 16
+
+    async def one(i: int) -> None:
+        async for delta in client.stream([i + 1, 9], temperature=1.0, seed=i, max_tokens=900, ignore_eos=True):
+            nums_tokens[i] += sum(len(output.token_ids) for output in delta.outputs)
+
+    streams = [asyncio.create_task(one(i)) for i in range(16)]
+    await gained(nums_tokens, 150)
     pushed = await client.push_weights(checkpoints["b"], version=await next_version(client))
     assert pushed.applied is not None
     assert pushed.applied.requests_kept == 16
-    for stream in streams:
-        assert len((await stream).token_ids) == 900
+    await asyncio.gather(*streams)
+    assert nums_tokens == [900] * 16
 
 
 async def test_a_push_under_a_lease_leaves_the_engine_paused(
@@ -260,8 +273,8 @@ async def test_a_second_push_is_refused_at_once_and_told_who_is_at_work(
         await release.wait()
 
     async with grpc.aio.insecure_channel(raw_push._address) as channel:
-        first = weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=30)
-        async with asyncio.timeout(5):
+        first = weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=120)
+        async with asyncio.timeout(60):
             while True:
                 try:
                     if (await client.get_push(raw_push.header.push_id)).push.received_bytes == 1000:
@@ -273,12 +286,13 @@ async def test_a_second_push_is_refused_at_once_and_told_who_is_at_work(
         assert raised.value.metadata["push_id"] == raw_push.header.push_id
         first.cancel()
     version = await next_version(client)
-    for _ in range(50):
-        try:
-            await client.push_weights(checkpoints["a"], version=version)
-            break
-        except ApplyInProgressError:
-            await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await client.push_weights(checkpoints["a"], version=version)
+                break
+            except ApplyInProgressError:
+                await asyncio.sleep(0.05)
     assert (await client.get_weights()).weight_version == version
 
 

@@ -33,7 +33,7 @@ async def test_an_example_of_the_guide_runs(
     await client.push_weights(checkpoints["a"], version=before + 1)
     example = block("python", word, GUIDE).replace("/tmp", str(tmp_path)).replace(WRITTEN_ADDRESS, daemon.address)
     program = model_is(checkpoints["b"]) + example.replace("path/to/checkpoint", str(checkpoints["b"]))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     a, b = models.load_tensors(checkpoints["a"]), models.load_tensors(checkpoints["b"])
     expected = {
@@ -65,7 +65,7 @@ async def test_the_ten_lines_of_a_trainer_run(
     program = model_is(checkpoints["b"]) + block("python", "push_weights", README).replace(
         WRITTEN_ADDRESS, daemon.address
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused for") == 2
     assert f"version={before + 1}" in done.stdout
@@ -78,7 +78,7 @@ async def test_a_grpcurl_recipe_runs(client: AsyncClient, daemon: DaemonProcess,
     """With the real grpcurl; what comes back is JSON that reads well."""
     grpcurl = Path(sys.executable).with_name("grpcurl")
     command = recipe.replace(WRITTEN_ADDRESS, daemon.address).replace("grpcurl", str(grpcurl), 1)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     if "ControlService" in recipe:
         assert '"phase": "PHASE_' in done.stdout

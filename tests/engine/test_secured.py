@@ -97,7 +97,7 @@ async def test_tokens_are_for_who_has_no_listed_certificate(secured: Secured) ->
             await worker.pause(ttl_s=1.0)
     async with AsyncClient(secured.process.address, ca_file=secured.authority.ca_file, token=OF_ENVIRONMENT) as bare:
         with pytest.raises(UnavailableError):
-            await bare.status(timeout_s=5.0)
+            await bare.status(timeout_s=30.0)
 
 
 Done = subprocess.CompletedProcess[str]
@@ -114,7 +114,7 @@ def run(secured: Secured, program: str, name: str, method: str, token: str | Non
         command = [path, "curl", "--protocol", "grpc", "--cacert", secured.authority.ca_file]
         command += ["--cert", pair.cert_file, "--key", pair.key_file, *header]
         command += ["-d", "{}", f"https://{secured.process.address}/{method}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("program", ["grpcurl", "buf"])

@@ -19,6 +19,8 @@ from tests.support.warm import process as warm
 LIFECYCLE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 PROMPT = [5, 6, 7, 8, 9, 10]
 LONG = 400
+FOREVER = 1900
+"""Tokens of a request that does not end by itself in a test."""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,30 @@ async def tokens(client: AsyncClient, **options: Any) -> list[int]:
     return list(sequence.token_ids)
 
 
+async def collect(client: AsyncClient, found: list[int]) -> None:
+    """The same, as it comes, and much longer."""
+    async for delta in client.stream(PROMPT, max_tokens=FOREVER, temperature=0.0, ignore_eos=True):
+        found += delta.outputs[0].token_ids
+
+
+async def until_more_than(found: list[int], num_tokens: int) -> None:
+    """Waits for tokens."""
+    async with asyncio.timeout(60):
+        while len(found) <= num_tokens:
+            await asyncio.sleep(0.01)
+
+
+async def received(found: list[int]) -> int:
+    """How many tokens there are when those that were on their way have come."""
+    num_tokens, num_alike = -1, 0
+    async with asyncio.timeout(60):
+        while num_alike < 5:
+            await asyncio.sleep(0.1)
+            num_alike = num_alike + 1 if len(found) == num_tokens else 0
+            num_tokens = len(found)
+    return num_tokens
+
+
 async def digests(client: AsyncClient) -> dict[tuple[str, str], str]:
     """Of every live tensor."""
     return (await client.get_weights(include_digests=True)).digests
@@ -82,15 +108,20 @@ async def test_level_2_serves_the_same_version_after_the_wake_up(client: AsyncCl
     """Every tensor is what it was, and a request that was under way goes on as if nothing had happened."""
     before, whole = await tokens(client), await tokens(client, max_tokens=LONG)
     live, version = await digests(client), (await client.status()).state.weight_version
-    begun = asyncio.create_task(tokens(client, max_tokens=LONG))
-    while (await client.status()).load.running == 0:
-        await asyncio.sleep(0.01)
+    found: list[int] = []
+    begun = asyncio.create_task(collect(client, found))
+    await until_more_than(found, 0)
     asleep = await client.sleep(level=2)
     assert (asleep.phase, asleep.weights_discarded) == ("sleeping", True)
+    num_tokens = await received(found)
     assert not begun.done(), "nothing is proven about requests under way"
     awake = await client.wake_up()
     assert (awake.phase, awake.asleep_tags, awake.weights_discarded) == ("running", [], False)
-    assert await begun == whole
+    await until_more_than(found, max(num_tokens + 100, LONG))
+    begun.cancel()
+    await asyncio.wait([begun])
+    assert found[:LONG] == whole
+    assert found == await tokens(client, max_tokens=len(found))
     assert await tokens(client) == before
     assert await digests(client) == live
     assert awake.weight_version == version
@@ -102,23 +133,15 @@ async def test_level_2_serves_the_same_version_after_the_wake_up(client: AsyncCl
 @pytest.mark.parametrize("level", [0, 1])
 async def test_a_wake_up_under_a_lease_leaves_the_engine_paused(client: AsyncClient, level: int) -> None:
     """vLLM schedules as soon as all is awake: one step may have begun by the time the pause is there, and no more."""
-    num_tokens = 0
-
-    async def run() -> None:
-        nonlocal num_tokens
-        async for delta in client.stream([5, 6, 7], max_tokens=1500, ignore_eos=True):
-            num_tokens += sum(len(output.token_ids) for output in delta.outputs)
-
-    running = asyncio.create_task(run())
-    while num_tokens < 5:
-        await asyncio.sleep(0.01)
+    found: list[int] = []
+    running = asyncio.create_task(collect(client, found))
+    await until_more_than(found, 5)
     async with client.paused():
-        await asyncio.sleep(0.1)
-        before = num_tokens
+        before = await received(found)
         await client.sleep(level=level)
         await client.wake_up()
         await asyncio.sleep(0.3)
-        assert num_tokens - before <= 1
+        assert len(found) - before <= 1
     running.cancel()
     await asyncio.wait([running])
 
@@ -162,7 +185,7 @@ async def test_the_recipe_of_a_trainer_that_shares_the_gpu_runs(
         f"num_steps, prompts, client = 2, ['x'], Client({forgetful.address!r})\n"
     )
     recipe = block("python", "client.sleep", LIFECYCLE)
-    done = await asyncio.to_thread(warm.run, [sys.executable, "-c", program + recipe], timeout=60)
+    done = await asyncio.to_thread(warm.run, [sys.executable, "-c", program + recipe], timeout=180)
     assert done.returncode == 0, done.stderr
     state = (await client.status()).state
     assert (state.phase, state.weight_version) == ("running", version + 2)

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,22 @@ async def refusals(channel: grpc.aio.Channel) -> None:
     await refused(generation.GenerateMany(requests()).read())
 
 
+async def stopped_core(daemon: DaemonProcess) -> psutil.Process:
+    """The process of the engine, which has hardly begun, and waits."""
+    async with asyncio.timeout(60):
+        while True:
+            for each in psutil.Process(daemon.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if "multiprocessing.spawn" in " ".join(each.cmdline()):
+                        each.suspend()
+                        return each
+            await asyncio.sleep(0.005)
+
+
 async def test_a_start_can_be_watched_from_its_beginning_to_its_end(starting: DaemonProcess) -> None:
     """Watches that begin before there is an engine go on: health changes once, and each step comes after the one
     before it. All other calls are refused meanwhile."""
+    core = await stopped_core(starting)
     async with grpc.aio.insecure_channel(starting.address) as channel:
         control, health = ControlServiceStub(channel), HealthStub(channel)
         check = health_pb2.HealthCheckRequest(service="genserve.v1.GenerationService")
@@ -95,7 +109,12 @@ async def test_a_start_can_be_watched_from_its_beginning_to_its_end(starting: Da
         assert (await health.Check(check)).status == NOT_SERVING
         await refusals(channel)
         watch = control.WatchStatus(control_pb2.WatchStatusRequest())
-        seen = await read_all(watch, lambda each: each.state.phase != types_pb2.PHASE_STARTING)
+
+        def is_over(each: control_pb2.WatchStatusResponse) -> bool:
+            core.resume()  # at the first one
+            return each.state.phase != types_pb2.PHASE_STARTING
+
+        seen = await read_all(watch, is_over)
         assert [each.status for each in await serves] == [NOT_SERVING, SERVING]
         status = await control.GetStatus(control_pb2.GetStatusRequest())
     started = seen.pop()
@@ -127,9 +146,9 @@ async def test_a_signal_ends_a_start_at_once(starting: DaemonProcess, number: si
     """With all that it has started. The status says which signal it was."""
     started = psutil.Process(starting.process.pid).children(recursive=True)
     starting.process.send_signal(number)
-    assert await asyncio.to_thread(starting.process.wait, 20) == 128 + number
+    assert await asyncio.to_thread(starting.process.wait, 60) == 128 + number
     assert starting.stderr.splitlines()[-1] == f"genserve: {number.name} while starting, exiting now"
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
 
 

@@ -21,7 +21,7 @@ from tests.support.plain_vllm import Reference
 from tests.support.two_hosts import ADDRESSES, Host, NoNamespacesError, two_hosts
 
 START_TIMEOUT_S = 420.0  # two starts at once, on two cores
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 120.0
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -140,7 +140,7 @@ async def test_copies_on_the_other_host_are_freed(
     """Each push makes one there; none is left, also after a push that ran out of time."""
     version = (await client.get_weights()).weight_version
     seen: set[str] = set()
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(150.0):
         while not seen:  # a push may be over between two looks
             version += 1
             push = asyncio.create_task(client.push_weights(checkpoints["b"], version=version))
@@ -149,7 +149,7 @@ async def test_copies_on_the_other_host_are_freed(
             await push
     with pytest.raises(DeadlineError):
         await client.push_weights(checkpoints["a"], version=version + 1, apply_timeout_s=0.01)
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while fetched_copies(spread):
             await asyncio.sleep(0.1)
     assert (await client.get_weights()).weight_version == version

@@ -112,7 +112,8 @@ async def test_an_update_whose_trainer_dies_is_undone(subject: TransferSubject) 
     """After its time to live, in the middle of a layer; nothing is left paused or locked."""
     client = subject.client
     version, before = (await client.get_weights()).weight_version, await subject.digests()
-    started = await client.start_weight_update(ttl_s=0.5)
+    subject.save("b")
+    started = await client.start_weight_update(ttl_s=3.0)
     await subject.send("b", names=[V_PROJ])
     waiting = asyncio.create_task(client.generate(PROMPTS[0], max_tokens=4, ignore_eos=True))
     await subject.until_running()

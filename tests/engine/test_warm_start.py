@@ -47,7 +47,7 @@ def test_a_warm_process_has_what_a_started_one_has(tmp_path: Path) -> None:
         assert (each["directory"], each["variable"], each["threads"]) == (str(ROOT), "1 = one", 1)
         assert (each["cpus"], each["end_signal"]) == (sorted(os.sched_getaffinity(0)), 0)
     assert own["arguments"] == ["first", "and second"]
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 7
     assert (tmp_path / "stderr").read_text() == "on stderr\n"
 
@@ -74,13 +74,13 @@ def test_a_warm_process_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> 
     started = psutil.Process(process.pid).children(recursive=True)
     assert started
     process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
-    _, alive = psutil.wait_procs(started, timeout=10)
+    assert process.wait(60) == -signal.SIGKILL
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
 
 
 def test_a_program_that_is_to_read_other_variables_when_it_is_imported_starts_cold(tmp_path: Path) -> None:
     """The modules of a forked process have been imported already."""
     process = probe(tmp_path / "stderr", {"VLLM_LOGGING_LEVEL": "ERROR"})
-    said = json.loads(process.communicate(timeout=30)[0])
+    said = json.loads(process.communicate(timeout=120)[0])
     assert not said["own"]["imported"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from genserve.client import AsyncClient
@@ -54,10 +55,16 @@ class TransferSubject:
 
     async def send(self, name: str, *, timeout_s: float = 60.0, **orders: Any) -> None:
         """All tensors of a checkpoint, in the update that is open; `orders` as in `FileUpdateInfo`."""
-        tensors = models.load_tensors(self.checkpoints[name])
-        save_file({**tensors, STRANGER: torch.zeros(2, 2)}, self.directory / f"{name}.safetensors")
-        info = {"file": f"{name}.safetensors", "names": sorted(tensors), **orders}
+        info = {"file": f"{name}.safetensors", "names": self.save(name), **orders}
         await self.client.update_weights(info, timeout_s=timeout_s)
+
+    def save(self, name: str) -> list[str]:
+        """Writes the file of a checkpoint, unless it is there; the names of its tensors."""
+        path = self.directory / f"{name}.safetensors"
+        if not path.exists():
+            save_file({**models.load_tensors(self.checkpoints[name]), STRANGER: torch.zeros(2, 2)}, path)
+        with safe_open(path, "pt") as file:
+            return sorted(set(file.keys()) - {STRANGER})
 
     async def update(self, name: str, **orders: Any) -> None:
         """An update to a checkpoint, from start to finish."""
@@ -67,7 +74,7 @@ class TransferSubject:
 
     async def until_running(self) -> None:
         """Waits until the engine generates again."""
-        async with asyncio.timeout(20), self.client.watch_status() as statuses:
+        async with asyncio.timeout(60), self.client.watch_status() as statuses:
             async for status in statuses:
                 if status.state.phase == "running":
                     return

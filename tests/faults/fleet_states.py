@@ -8,7 +8,7 @@ from genserve.client import AsyncClient, Replicas
 from genserve.errors import GenserveError
 
 
-async def until(client: AsyncClient, holds: Callable[[Replicas], bool], timeout_s: float = 90.0) -> Replicas:
+async def until(client: AsyncClient, holds: Callable[[Replicas], bool], timeout_s: float = 180.0) -> Replicas:
     """Waits until something holds for the replicas."""
     last: Replicas | None = None
     deadline_s = time.monotonic() + timeout_s

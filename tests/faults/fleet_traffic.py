@@ -114,7 +114,11 @@ class FleetTraffic:
                         finally:  # also at the end of all traffic
                             self._fleet.signal(index, signal.SIGCONT)
                 case "router":
-                    await asyncio.to_thread(self._fleet.restart_router)
+                    restarting = asyncio.create_task(asyncio.to_thread(self._fleet.restart_router))
+                    try:
+                        await asyncio.shield(restarting)
+                    finally:  # also at the end of all traffic, after which it is to be there
+                        await restarting
                     self.happened["router killed"] += 1
                 case "drain":
                     await self._drain_and_add(self._fleet.addresses[index])

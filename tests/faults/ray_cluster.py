@@ -21,8 +21,8 @@ from tests.faults.up_process import UpProcess
 
 NUM_CPUS = 2
 _START_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 60.0
-_ASK_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 90.0
+_ASK_TIMEOUT_S = 150.0
 _ACTOR = "ray::ReplicaActor"
 _OBJECT_STORE_BYTES = 80 << 20
 
@@ -124,6 +124,13 @@ class RayCluster:
             time.sleep(0.2)
         return left
 
+    def until_groups(self, names: list[str]) -> list[str]:
+        """The placement groups that there are, these when Ray has had some time to remove others."""
+        until_s = time.monotonic() + _STOP_TIMEOUT_S
+        while (left := list(self.left()["groups"])) != names and time.monotonic() < until_s:
+            time.sleep(0.2)
+        return left
+
     def _ask(self, body: str, namespace: str) -> Any:
         program = _PROGRAM.format(address=self.address, namespace=namespace, body=body)
         command = [sys.executable, "-c", program]
@@ -137,8 +144,11 @@ class RayCluster:
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_STOP_TIMEOUT_S)
-        running = [psutil.Process(pid) for pid in self._seen if psutil.pid_exists(pid)]
-        _, left = psutil.wait_procs(running, timeout=10)
+        running = []
+        for pid in self._seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                running.append(psutil.Process(pid))
+        _, left = psutil.wait_procs(running, timeout=60)
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()

@@ -76,7 +76,6 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
     push = asyncio.create_task(subject.push("b", apply_timeout_s=2.0, push_id="hangs"))
     await subject.until_fired()
     assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
-    assert not push.done(), "the preparation did not hang"
     with pytest.raises(DeadlineError):
         await push
     assert await subject.is_serving()
@@ -94,6 +93,7 @@ async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Su
     subject.order(Fault("load", "hang", after=4))
     with pytest.raises(DeadlineError):
         await subject.push("b", apply_timeout_s=1.0, push_id="holds workers up")
+    await subject.until_fired()
     raw = RawPush(subject.process.address, subject.checkpoints["b"], version, "arrives")
     sending = asyncio.create_task(raw.send(raw.frames((0, 9), (9, len(raw.data))), pace_s=4.0))
     await asyncio.sleep(6.0)  # a preparation whose bytes are there is refused after five seconds
@@ -108,20 +108,21 @@ async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Su
     rest."""
     version = await subject.oracle.served_version()
     push_id = f"cancelled {step} {after}"
-    subject.order(Fault(step, "slow", after=after, seconds=0.5))
+    subject.order(Fault(step, "hang", after=after))
     push = asyncio.create_task(subject.push("b", push_id=push_id))
     await subject.until_fired()
     push.cancel()
     with pytest.raises(asyncio.CancelledError):
         await push
-    async with asyncio.timeout(30):
+    await asyncio.sleep(0.3)  # the daemon hears of it while the worker is at work
+    subject.release()
+    async with asyncio.timeout(60):
         while True:
             push_now = (await subject.client.get_push(push_id)).push
             is_cut_off = push_now.state == "receiving" and push_now.received_bytes < push_now.total_bytes
             if is_cut_off or push_now.state in ("applied", "failed"):
                 break
             await asyncio.sleep(0.02)
-    subject.release()
     if push_now.state != "applied":
         await subject.client.discard_push(push_id)
     await subject.oracle.holds((version + 1, "b") if push_now.state == "applied" else (version, "a"))
@@ -159,11 +160,12 @@ async def test_the_label_is_set_back_with_the_weights(subject: Subject) -> None:
 async def test_a_commit_that_is_late_is_undone(subject: Subject) -> None:
     """DEADLINE_EXCEEDED on time; all that a busy machine costs is this push."""
     version = await subject.oracle.served_version()
-    subject.order(Fault("commit", "slow", after=3, seconds=3.0))
+    subject.order(Fault("commit", "hang", after=3))
     with pytest.raises(DeadlineError):
-        await subject.push("b", push_id="late", apply_timeout_s=1.0)
-    await subject.until_push("late", state="failed")
+        await subject.push("b", push_id="late", apply_timeout_s=4.0)
+    await subject.until_fired()
     subject.release()
+    await subject.until_push("late", state="failed")
     assert (await subject.client.get_push("late")).push.issues[0][1].endswith("was undone")
     await subject.client.discard_push("late")
     await subject.oracle.holds((version, "a"))

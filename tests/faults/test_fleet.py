@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from tests.support import models
 
 NUM_REPLICAS = 4
 PROMPT = [5, 6, 7]
+LONG = 1900
+"""Tokens of a request that does not end by itself in a test."""
 
 
 @pytest.fixture(scope="module")
 def fleet(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcesses]:
     """Kept for all tests: each leaves all replicas ready."""
-    flags = ["--silence", "3s", "--policy", "round-robin"]
+    flags = ["--silence", "5s", "--policy", "round-robin"]
     with FleetProcesses(checkpoints["a"], tmp_path_factory.mktemp("fleet"), NUM_REPLICAS, flags).running() as running:
         yield running
 
@@ -53,17 +55,40 @@ async def serve_alike(fleet: FleetProcesses, version: int) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
-async def streamed(client: AsyncClient, **options: Any) -> tuple[list[int], list[WeightSpan]]:
-    """The tokens of an answer that comes token by token, and the spans of its finish."""
-    tokens: list[int] = []
-    spans: list[WeightSpan] = []
-    async with client.stream(PROMPT, ignore_eos=True, **options) as deltas:
-        async for delta in deltas:
-            for output in delta.outputs:
-                tokens += output.token_ids
-                if output.finish is not None:
-                    spans = output.finish.weight_spans
-    return tokens, spans
+class Streamed:
+    """An answer that comes token by token, and the spans of its finish. It ends when it has tokens of `enough`, a
+    version, or by itself."""
+
+    def __init__(self, client: AsyncClient, *, enough: int | None = None, **options: Any) -> None:
+        self.tokens: list[int] = []
+        self.versions: list[int] = []
+        self.spans: list[WeightSpan] = []
+        self.begun = asyncio.Event()
+        self._enough = enough
+        self.task = asyncio.create_task(self._read(client, options))
+
+    async def _read(self, client: AsyncClient, options: dict[str, Any]) -> None:
+        async with client.stream(PROMPT, ignore_eos=True, **options) as deltas:
+            async for delta in deltas:
+                for output in delta.outputs:
+                    self.tokens += output.token_ids
+                    self.versions += [span.version for span in output.weight_spans]
+                    if output.finish is not None:
+                        self.spans = output.finish.weight_spans
+                self.begun.set()
+                if self._enough in self.versions:
+                    break
+
+
+async def begun(streams: Sequence[Streamed]) -> None:
+    """Waits until each has a token."""
+    async with asyncio.timeout(90):
+        for each in streams:
+            waiting = asyncio.create_task(each.begun.wait())
+            await asyncio.wait({each.task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if each.task.done():
+                each.task.result()
 
 
 def versions(generation: Generation) -> list[int]:
@@ -75,15 +100,16 @@ async def test_a_push_reaches_all_while_they_serve(
     fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
 ) -> None:
     """Streams go on, each under the old version and then the new one."""
-    running = [
-        asyncio.create_task(client.generate(PROMPT, max_tokens=400, ignore_eos=True)) for _ in range(2 * NUM_REPLICAS)
-    ]
-    await until(client, lambda replicas: all(each.inflight == 2 for each in replicas.replicas))
-    version = await push(client, checkpoints["b"])
+    version = (await client.status()).state.weight_version + 1
+    running = [Streamed(client, max_tokens=LONG, enough=version) for _ in range(2 * NUM_REPLICAS)]
+    await begun(running)
+    assert [each.inflight for each in (await client.list_replicas()).replicas] == [2] * NUM_REPLICAS
+    assert await push(client, checkpoints["b"]) == version
     after = await client.generate(PROMPT, max_tokens=4, ignore_eos=True)
     assert versions(after) == [version]
-    for task in running:
-        assert versions(await task) in ([version - 1, version], [version])
+    for each in running:
+        await each.task
+        assert each.versions == sorted(each.versions) and set(each.versions) == {version - 1, version}
     await serve_alike(fleet, version)
 
 
@@ -93,16 +119,25 @@ async def test_a_replica_that_is_killed_ends_its_own_streams_only(
     """It is out within a second; when it is back with the base checkpoint, it serves nothing before it has fetched the
     version of the fleet."""
     version = await push(client, checkpoints["b"])
-    streams = [asyncio.create_task(streamed(client, max_tokens=600)) for _ in range(2 * NUM_REPLICAS)]
-    await until(client, lambda replicas: all(each.inflight == 2 for each in replicas.replicas))
-    await asyncio.sleep(0.5)  # until all have tokens
+    streams = [Streamed(client, max_tokens=LONG) for _ in range(2 * NUM_REPLICAS)]
+    await begun(streams)
+    assert [each.inflight for each in (await client.list_replicas()).replicas] == [2] * NUM_REPLICAS
     killed_s = time.monotonic()
     fleet.kill(1)
-    await until(client, lambda replicas: fleet.addresses[1] not in ready(replicas), timeout_s=5)
+    await until(client, lambda replicas: fleet.addresses[1] not in ready(replicas))
     print(f"out of rotation after {time.monotonic() - killed_s:.2f} s")
-    outcomes = await asyncio.gather(*streams, return_exceptions=True)
-    lost = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    async with asyncio.timeout(60):
+        while sum(each.task.done() for each in streams) < 2:
+            await asyncio.sleep(0.01)
+    tokens = [len(each.tokens) for each in streams]
+    async with asyncio.timeout(60):  # the others go on
+        while any(not s.task.done() and len(s.tokens) == n < LONG for s, n in zip(streams, tokens, strict=True)):
+            await asyncio.sleep(0.01)
+    lost = [each.task.exception() for each in streams if each.task.done() and each.task.exception() is not None]
     assert [type(each) for each in lost] == [ReplicaLostError] * 2, lost
+    for each in streams:
+        each.task.cancel()
+    await asyncio.gather(*(each.task for each in streams), return_exceptions=True)
     assert fleet.addresses[1] in str(lost[0])
     fleet.restart(1)
     seen: list[int] = []
@@ -116,17 +151,15 @@ async def test_a_replica_that_is_killed_ends_its_own_streams_only(
 async def test_streams_that_may_be_resumed_are(fleet: FleetProcesses, client: AsyncClient) -> None:
     """Elsewhere, from the tokens that were delivered; greedy tokens are those of a run that was not broken."""
     expected = (await client.generate(PROMPT, max_tokens=600, ignore_eos=True, temperature=0.0)).token_ids
-    running = [
-        asyncio.create_task(streamed(client, max_tokens=600, temperature=0.0, text=False, resume=True))
-        for _ in range(NUM_REPLICAS)
-    ]
-    await until(client, lambda replicas: all(each.inflight == 1 for each in replicas.replicas))
-    await asyncio.sleep(0.5)
+    options: Any = {"max_tokens": 600, "temperature": 0.0, "text": False, "resume": True}
+    running = [Streamed(client, **options) for _ in range(NUM_REPLICAS)]
+    await begun(running)
+    assert max(each.inflight for each in (await client.list_replicas()).replicas) <= 1  # so the one that dies has one
     fleet.kill(2)
-    for task in running:
-        tokens, spans = await task
-        assert tokens == expected
-        assert (spans[0].start, spans[-1].end) == (0, 600)
+    for each in running:
+        await each.task
+        assert each.tokens == expected
+        assert (each.spans[0].start, each.spans[-1].end) == (0, 600)
     fleet.restart(2)
     await until(client, all_ready)
 
@@ -163,7 +196,7 @@ async def test_a_replica_that_freezes_is_out_after_its_silence(fleet: FleetProce
     """No connection breaks, and nothing but the watch tells."""
     fleet.signal(3, signal.SIGSTOP)
     try:
-        await until(client, lambda replicas: fleet.addresses[3] not in ready(replicas), timeout_s=15)
+        await until(client, lambda replicas: fleet.addresses[3] not in ready(replicas))
         for _ in range(2 * NUM_REPLICAS):
             await client.generate(PROMPT, max_tokens=4, ignore_eos=True)
     finally:
@@ -177,7 +210,7 @@ async def test_a_replica_that_misses_a_push_catches_up(
     """It is away when the push comes, and is back with the old version."""
     fleet.signal(0, signal.SIGSTOP)
     try:
-        await until(client, lambda replicas: fleet.addresses[0] not in ready(replicas), timeout_s=15)
+        await until(client, lambda replicas: fleet.addresses[0] not in ready(replicas))
         version = await push(client, checkpoints["a"])
     finally:
         fleet.signal(0, signal.SIGCONT)
@@ -212,7 +245,7 @@ async def test_what_a_killed_router_left_prepared_is_in_nobodys_way(
     pushing = asyncio.create_task(
         client.push_weights(checkpoints["a"], version=version + 1, push_id="left", timeout_s=60)
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await prepared(fleet, "left"):
             await asyncio.sleep(0.02)
     assert fleet.router is not None

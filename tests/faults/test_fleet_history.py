@@ -53,6 +53,7 @@ async def test_a_fleet_serves_nothing_but_what_was_committed(tmp_path: Path) -> 
         async with AsyncClient(fleet.router_address) as client:
             await until(client, all_ready)
             await traffic.run(DURATION_S)
+            await until(client, lambda replicas: True)  # the router may have been started again just now
             await client.resume(force=True)
             version = 1 + max(o.push.version for o in history.operations if o.push is not None)
             await until(client, lambda replicas: any(each.state == "ready" for each in replicas.replicas))

@@ -38,7 +38,7 @@ TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
 _LIFE_S = 45.0
 # The heartbeat's timeout, the answers that follow, and the end of a process that does not answer.
-_GIVE_UP_S = 40.0
+_GIVE_UP_S = 90.0
 _NUM_SHOWN = 3
 
 

@@ -13,7 +13,7 @@ from tests.support.footprint import reset_peak, resident_bytes
 from tests.support.subject import Subject
 
 MAX_GROWTH_BYTES = 64 << 20
-REFUSED_WITHIN_S = 10.0
+REFUSED_WITHIN_S = 30.0
 """Far above what is measured, which is printed: other work on the machine must not fail a test."""
 
 
@@ -100,7 +100,7 @@ async def send_header(subject: Subject, manifest: bytes) -> None:
             "/genserve.v1.WeightService/PushWeights"
         )
         try:
-            await call(requests(), timeout=60)
+            await call(requests(), timeout=120)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, subject.process.address) from error
 

@@ -34,10 +34,14 @@ async def test_a_killed_receiver_takes_no_byte_along(
 
         result = await subject.push("b", shared_memory=False, progress=kill, push_id="through two")
         assert killed
-        assert "started again" in subject.process.stderr
+        await subject.process.until_said("started again")
         await subject.oracle.holds((result.state.weight_version, "b"))
-        (second,) = receivers()
-        assert second != first
+        async with asyncio.timeout(60):
+            while not (running := receivers()) or running == [first]:
+                await asyncio.sleep(0.05)
+        (second,) = running
+        ending = psutil.Process(second)
         await asyncio.to_thread(subject.process.stop)
         assert subject.process.process.returncode == 0
-        assert not psutil.pid_exists(second)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, [ending], 60)
+        assert alive == []

@@ -39,7 +39,7 @@ GENERATE = "/genserve.v1.GenerationService/Generate"
 
 async def until_idle(client: AsyncClient) -> None:
     """Nothing runs or waits, and no block of the KV cache is in use."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while (load := (await client.status()).load).running or load.waiting or load.kv_usage:
             await asyncio.sleep(0.01)
 

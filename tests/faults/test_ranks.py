@@ -47,7 +47,7 @@ async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
         assert {rank for rank, _ in served.digests} == {"dp0:pp0:pcp0:tp0", "dp0:pp0:pcp0:tp1"}
         assert await daemon.client.reset_cache() is True
         generation = await daemon.client.generate(
-            PROMPTS[0], temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, timeout_s=30.0
+            PROMPTS[0], temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, timeout_s=90.0
         )
         assert generation.token_ids == known.outputs[0][0]
         async with daemon.client.paused() as lease:
@@ -104,7 +104,7 @@ async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: 
     daemon exits with 1."""
     remains = Remains(ranks.pid)
     ranks.order(
-        Fault("commit", "slow", after=0, rank="tp0", seconds=0.5),  # the other one has begun when it escapes
+        Fault("commit", "slow", after=0, rank="tp0", seconds=1.5),  # the other one has begun when it escapes
         Fault("commit", "escape", after=-1, rank="tp0"),
         Fault("commit", "slow", after=-1, rank="tp1", seconds=1.0),
     )
@@ -154,5 +154,5 @@ async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(ranks: Su
     with pytest.raises(GenserveError):
         await push
     ranks.release()
-    await asyncio.to_thread(ranks.process.process.wait, 10)
+    await asyncio.to_thread(ranks.process.process.wait, 60)
     await nothing_is_left(remains)

@@ -9,7 +9,7 @@ import pytest
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
 from tests.faults.forgetful_faulty_worker import FORGETFUL_FAULTY_EXTENSION
 from tests.support.daemon_process import BOTH_CORES
-from tests.support.faulty_worker import Fault
+from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.forgetful_worker import SLEEPS_VARIABLE
 from tests.support.subject import Kept, Subject
 
@@ -107,6 +107,7 @@ async def test_pauses_that_are_given_up_leave_both_engines_running(engines: Subj
     """One whose time is over, and one whose client goes, while an engine has a request that they wait for."""
     version = await engines.oracle.served_version()
     request = engines.client.generate([1, 2, 3], max_tokens=1800, ignore_eos=True, data_parallel_rank=1)
+    engines.order(SLOW_RUN)
     running = asyncio.create_task(request)
     while (await engines.client.status()).load.running == 0:
         await asyncio.sleep(0.02)
@@ -120,5 +121,6 @@ async def test_pauses_that_are_given_up_leave_both_engines_running(engines: Subj
     for data_parallel_rank in (0, 1):
         await engines.client.generate([1], max_tokens=2, ignore_eos=True, data_parallel_rank=data_parallel_rank)
     assert not running.done(), "nothing is proven about a pause that waits"
+    engines.release()
     await running
     await woken(engines, version, "a")

@@ -84,7 +84,7 @@ async def test_memory_of_each_piece_is_read_anew(subject: Subject) -> None:
             yield Frame(
                 segment=weights_pb2.PushSegment(path=path, offset=start, length=len(data), taken_path=taken_path)
             )
-            await asyncio.wait_for(asyncio.to_thread(os.read, taken, 1), 10)
+            await asyncio.wait_for(asyncio.to_thread(os.read, taken, 1), 60)
             os.close(fd)
         yield Frame(end=weights_pb2.PushEnd())
 

@@ -15,7 +15,8 @@ from genserve.errors import (
     PushRolledBackError,
     UnavailableError,
 )
-from tests.support.faulty_worker import Fault
+from tests.support import faulty_worker
+from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.subject import Kept, Subject
 
@@ -36,11 +37,12 @@ async def forgetful(kept_forgetful: Kept) -> AsyncIterator[Subject]:
 
 async def num_received(generation: Generation) -> int:
     """How many tokens have come, when those that were on their way are here."""
-    async with asyncio.timeout(30):
-        num_tokens = -1
-        while num_tokens < len(generation.token_ids):
-            num_tokens = len(generation.token_ids)
-            await asyncio.sleep(0.5)
+    num_tokens, num_alike = -1, 0
+    async with asyncio.timeout(60):
+        while num_alike < 5:
+            await asyncio.sleep(0.2)
+            now = len(generation.token_ids)
+            num_alike, num_tokens = num_alike + 1 if now == num_tokens else 0, now
     return num_tokens
 
 
@@ -56,10 +58,10 @@ async def taints(daemon: Subject, *faults: Fault) -> None:
 
     streaming = asyncio.create_task(stream())
     await begun.wait()
-    daemon.order(*faults)
+    daemon.order(SLOW_RUN, *faults)
     with pytest.raises(EngineTaintedError):
         await daemon.push("b")
-    assert daemon.fired >= len(faults)
+    assert not faulty_worker.unfired(daemon.faults)
     assert (await daemon.client.status()).state.phase == "tainted"
     assert not await daemon.is_serving()
     with pytest.raises(EngineTaintedError):
@@ -112,13 +114,13 @@ async def test_a_commit_that_hangs_ends_in_time_and_so_does_the_daemon(forgetful
     async with AsyncClient(forgetful.process.address) as client:
         stream = client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
         await anext(stream)
-        forgetful.order(Fault("commit", "hang", after=3))
+        forgetful.order(SLOW_RUN, Fault("commit", "hang", after=3))
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineError):
-            await forgetful.push("b", apply_timeout_s=3.0)
+            await forgetful.push("b", apply_timeout_s=5.0)
         took_s = asyncio.get_running_loop().time() - began_s
-        assert forgetful.fired == 1
-        assert 2.0 < took_s < 15.0
+        assert not faulty_worker.unfired(forgetful.faults)
+        assert 4.0 < took_s < 45.0
         with pytest.raises((EngineDeadError, UnavailableError)):
             async for _ in stream:
                 pass

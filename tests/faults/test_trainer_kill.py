@@ -11,7 +11,7 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PushNotFoundError
-from tests.support.faulty_worker import Fault
+from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.subject import Subject
 
 
@@ -26,7 +26,7 @@ async def trainer(
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             line = (await process.stdout.readline()).split()
         assert line[:1] == [b"sent"], "the trainer failed"
         yield process, int(line[1])
@@ -58,11 +58,13 @@ async def test_a_trainer_killed_in_a_push_leaves_nothing(subject: Subject, perce
     push_id, begun = f"killed at {percent} %", asyncio.Event()
     async with trainer(subject, version + 1, push_id, percent) as (process, sent_bytes):
         await subject.until_push(push_id, received_bytes=sent_bytes)
+        subject.order(SLOW_RUN)
         streams = [asyncio.create_task(one_stream(subject.client, begun)) for _ in range(4)]
         await begun.wait()
         await killed(process)
         assert (await subject.client.get_push(push_id)).push.received_bytes == sent_bytes
         assert not any(stream.done() for stream in streams), "the streams did not live across the kill"
+        subject.release()
         for stream in streams:
             generation = await stream
             assert len(generation.token_ids) == 1500

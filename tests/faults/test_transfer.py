@@ -161,7 +161,7 @@ async def test_a_writer_that_falls_silent_is_ended_and_its_bytes_are_freed(
 ) -> None:
     """Nothing for the time to live: the stream is ended by the daemon, not by its deadline."""
     raw = await subject.raw_push(ttl_s=1)
-    async with subject.refuses(PushTruncatedError, before="commit"):
+    async with subject.refuses(PushTruncatedError, before="commit", discards=False):
         await slowly(raw, chunks, 0.0, for_ever=True)
     with pytest.raises(GenserveError) as raised:
         await subject.client.get_push(raw.header.push_id)
@@ -170,8 +170,8 @@ async def test_a_writer_that_falls_silent_is_ended_and_its_bytes_are_freed(
 
 async def test_a_slow_writer_that_goes_on_is_let_finish(subject: Subject) -> None:
     """The control: longer than the time to live in all, never as long without a chunk."""
-    raw = await subject.raw_push(ttl_s=2)
-    step = -(-len(raw.data) // 6)
+    raw = await subject.raw_push(ttl_s=4)
+    step = -(-len(raw.data) // 7)
     chunks = [(start, min(start + step, len(raw.data))) for start in range(0, len(raw.data), step)]
-    await slowly(raw, chunks, 0.6, for_ever=False)
+    await slowly(raw, chunks, 0.6, for_ever=False)  # after the header and after each of seven chunks
     await subject.oracle.holds((raw.header.weight_version, "b"))

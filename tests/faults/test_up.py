@@ -97,11 +97,11 @@ def test_sigterm_drains_the_router_and_the_replicas(fleet: tuple[UpProcess, Clie
 
     reading = threading.Thread(target=read)
     reading.start()
-    assert begun.wait(30)
+    assert begun.wait(90)
     assert len(up.daemons) == 2
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(60) == 0
-    reading.join(10)
+    reading.join(60)
     assert len(generation.token_ids) == 200
     assert up.left(timeout_s=0.0) == []
 

@@ -1,5 +1,6 @@
 """A daemon in a process of its own, as a user starts it."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -89,6 +90,12 @@ class DaemonProcess:
     def stderr(self) -> str:
         """What it said on stderr."""
         return self._log.read_text(errors="replace")
+
+    async def until_said(self, text: str, timeout_s: float = 60.0) -> None:
+        """Waits until it has said so on stderr."""
+        async with asyncio.timeout(timeout_s):
+            while text not in self.stderr:
+                await asyncio.sleep(0.02)
 
     def descendant(self, name: str) -> psutil.Process:
         """The process of its engine that vLLM calls so."""

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,12 +52,17 @@ class Fault:
     seconds: float = 0.5
 
 
+SLOW_RUN = Fault("run", "slow", seconds=0.05, times=-1)
+"""Requests make a step now and then, and do not end before what is to happen to them has happened."""
+
+
 def order(directory: Path, *faults: Fault) -> None:
     """Orders these faults and no others; spent ones count anew."""
     for spent in directory.glob("*.*.of-order"):
         spent.unlink()
     written = directory / "orders.new"
-    written.write_text(json.dumps([asdict(fault) for fault in faults]))
+    # What a worker notes of the faults before counts for their order alone, however late it does so.
+    written.write_text(json.dumps({"id": uuid.uuid4().hex, "faults": [asdict(fault) for fault in faults]}))
     written.rename(directory / "orders")
 
 
@@ -67,12 +73,15 @@ def release(directory: Path) -> None:
 
 def fired(directory: Path) -> int:
     """How many faults have happened since the last order, all ranks together: a test without one proves nothing."""
-    return sum(spent.stat().st_size for spent in directory.glob("spent.*.of-order"))
+    order_id, _ = _read(directory)
+    return sum(spent.stat().st_size for spent in directory.glob(f"spent.{order_id}.*.of-order"))
 
 
 def unfired(directory: Path) -> list[Fault]:
-    """Ordered faults that have not happened."""
-    return [fault for number, fault in enumerate(_orders(directory)) if not list(directory.glob(f"spent.{number}-*"))]
+    """Ordered faults that have not happened; SLOW_RUN is none, but help for others."""
+    order_id, faults = _read(directory)
+    spent = [bool(list(directory.glob(f"spent.{order_id}.{number}-*"))) for number in range(len(faults))]
+    return [fault for fault, has_happened in zip(faults, spent, strict=True) if not has_happened and fault != SLOW_RUN]
 
 
 async def until_fired(directory: Path, count: int = 1, timeout_s: float = 60.0) -> None:
@@ -87,17 +96,24 @@ def num_entries(directory: Path) -> int:
     return int((directory / "entries").read_text())
 
 
-def _orders(directory: Path | None = None) -> list[Fault]:
-    path = (directory or Path(os.environ[FAULTS_VARIABLE])) / "orders"
-    return [Fault(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
+def _read(directory: Path) -> tuple[str, list[Fault]]:
+    """The last order: what it is called, and its faults."""
+    path = directory / "orders"
+    told = json.loads(path.read_text()) if path.exists() else {"id": "", "faults": []}
+    return told["id"], [Fault(**fields) for fields in told["faults"]]
+
+
+def _orders() -> list[Fault]:
+    return _read(Path(os.environ[FAULTS_VARIABLE]))[1]
 
 
 def strike(step: str, rank: str, done: int) -> None:
     """Does what is ordered for this step after `done` parts of it."""
-    for number, fault in enumerate(_orders()):
+    order_id, faults = _read(Path(os.environ[FAULTS_VARIABLE]))
+    for number, fault in enumerate(faults):
         if (fault.step, fault.after) != (step, done) or fault.rank not in rank:
             continue
-        of = f"{number}-{rank.replace(':', '-')}.of-order"
+        of = f"{order_id}.{number}-{rank.replace(':', '-')}.of-order"
         if _count(f"passed.{of}") < fault.skip:
             _add(f"passed.{of}")
             continue

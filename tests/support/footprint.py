@@ -24,7 +24,8 @@ the first time, 4 the fifth and 1 the tenth. What malloc keeps of large blocks w
 busy machine: processes that start warm do not keep them (see warm/process.py). A fault that kept one message of a push,
 or one version, each time would pass 128 MiB within tests/faults.
 """
-_CENSUS_TIMEOUT_S = 10.0
+_CENSUS_TIMEOUT_S = 60.0
+_NUM_ALIKE = 3
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,18 @@ async def measure(daemon_pid: int, census: Path) -> Footprint:
     )
 
 
-async def at_rest(daemon_pid: int, census: Path, timeout_s: float = 30.0) -> Footprint:
-    """The footprint when its tasks and files have stopped changing: calls end a moment after their clients know it."""
+async def at_rest(daemon_pid: int, census: Path, timeout_s: float = 90.0) -> Footprint:
+    """The footprint when its tasks and files have stopped changing: calls end a moment after their clients know it, and
+    what is still there by chance would be missed ever after."""
     async with asyncio.timeout(timeout_s):
         before = await measure(daemon_pid, census)
-        while True:
-            await asyncio.sleep(0.5)
+        num_alike = 0
+        while num_alike < _NUM_ALIKE:
+            await asyncio.sleep(0.3)
             now = await measure(daemon_pid, census)
-            if (now.tasks, now.open_files) == (before.tasks, before.open_files):
-                return now
-            before = now
+            is_alike = (now.tasks, now.open_files) == (before.tasks, before.open_files)
+            num_alike, before = num_alike + 1 if is_alike else 0, now
+    return before
 
 
 async def settled(daemon_pid: int, census: Path, baseline: Footprint, timeout_s: float) -> dict[str, str]:
@@ -139,7 +142,7 @@ class Remains:
         self._processes = tree(daemon_pid)
         self.files = shared_files(self._processes)
 
-    async def left(self, timeout_s: float = 30.0) -> list[str]:
+    async def left(self, timeout_s: float = 60.0) -> list[str]:
         """What is still there when the processes had some time to end."""
         _, alive = await asyncio.to_thread(psutil.wait_procs, self._processes, timeout_s)
         return [*map(str, alive), *(name for name in sorted(self.files) if _is_shared(name))]

@@ -48,7 +48,7 @@ class Oracle:
     census: Path
     checkpoints: Mapping[str, Path]
     num_engines: int = 1
-    settle_timeout_s: float = 10.0
+    settle_timeout_s: float = 45.0
     committed: dict[int, str] = field(default_factory=dict)
     known: dict[str, Likeness] = field(default_factory=dict)
     baseline: Footprint | None = None

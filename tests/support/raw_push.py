@@ -27,7 +27,7 @@ class RawPush:
         self._address = address
         self.data = b""
         self.header = weights_pb2.PushHeader(push_id=push_id, weight_version=version)
-        self.header.staging_ttl.FromSeconds(20)
+        self.header.staging_ttl.FromSeconds(60)
         for name, tensor in sorted(models.load_tensors(checkpoint).items()):
             raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             self.header.manifest.tensors.add(
@@ -60,6 +60,6 @@ class RawPush:
 
         async with grpc.aio.insecure_channel(self._address) as channel:
             try:
-                return await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=30)
+                return await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=90)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, self._address) from error

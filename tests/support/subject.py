@@ -65,15 +65,18 @@ class Subject:
 
     @asynccontextmanager
     async def refuses(
-        self, error: type[GenserveError], *, before: str = "prepare"
+        self, error: type[GenserveError], *, before: str = "prepare", discards: bool = True
     ) -> AsyncIterator[pytest.ExceptionInfo[Any]]:
         """What is done inside raises `error` before a worker is asked for this step, and then the oracle holds. A push
-        whose bytes arrive is prepared already: it is refused before "commit"."""
+        whose bytes arrive is prepared already: it is refused before "commit". What it has staged is discarded, or has
+        to go by itself."""
         version = await self.oracle.served_version()
         self.order(Fault(before, "slow", seconds=0.0, times=-1))
         with pytest.raises(error) as raised:
             yield raised
         assert self.fired == 0, f"the workers were asked to {before}"
+        if discards:
+            await self._discard()
         await self.oracle.holds((version, "a"))
         assert self.fired > 0, "no push reaches the workers: the control fails"
         self.release()
@@ -101,8 +104,8 @@ class Subject:
         await self.client.discard_push(options["push_id"])
         return raised.value
 
-    async def raw_push(self, name: str = "b", *, ttl_s: int = 2) -> RawPush:
-        """The next version, to be written frame by frame."""
+    async def raw_push(self, name: str = "b", *, ttl_s: int = 60) -> RawPush:
+        """The next version, to be written frame by frame, however slowly."""
         version = await self.oracle.served_version() + 1
         self.oracle.committed[version] = name
         raw = RawPush(self.process.address, self.checkpoints[name], version, uuid.uuid4().hex)
@@ -112,7 +115,7 @@ class Subject:
 
     async def until_push(self, push_id: str, *, state: str = "", received_bytes: int = 0) -> None:
         """Waits until a push is in this state and has so many bytes. Nothing tells, so it asks."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     push = (await self.client.get_push(push_id)).push
@@ -126,7 +129,15 @@ class Subject:
         """What the standard health check says."""
         async with grpc.aio.insecure_channel(self.process.address) as channel:
             check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_HEALTH_CHECK)
-            return await check(b"", timeout=10) == _SERVING
+            return await check(b"", timeout=60) == _SERVING
+
+    async def _discard(self) -> None:
+        """What was staged by these tests and not applied."""
+        while self._push_ids:
+            push_id = self._push_ids.pop()
+            with suppress(PushNotFoundError):
+                if (await self.client.get_push(push_id)).push.state != "applied":
+                    await self.client.discard_push(push_id)
 
     async def is_sound(self) -> bool:
         """Whether the next test can begin. What one that failed has left staged, paused or broken is mended first."""
@@ -134,9 +145,7 @@ class Subject:
             return True
         try:
             faulty_worker.release(self.faults)
-            for push_id in self._push_ids:
-                with suppress(PushNotFoundError):
-                    await self.client.discard_push(push_id)
+            await self._discard()
             await self.client.resume(force=True)
             await self.oracle.push("a")
             await self.oracle.holds((await self.oracle.served_version(), "a"))

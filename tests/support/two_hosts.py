@@ -69,7 +69,7 @@ def _held(holders: list[subprocess.Popen[bytes]], *flags: str, within: Sequence[
     command = [*within, _UNSHARE[0], *flags, *_UNSHARE[1:], "sh", "-c", _SETTLE]
     holder = subprocess.Popen(command, process_group=0, stderr=subprocess.PIPE)
     holders.append(holder)
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + 60.0
     while time.monotonic() < deadline_s:
         if holder.poll() is not None:
             assert holder.stderr is not None
@@ -90,6 +90,6 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise NoNamespacesError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -65,7 +65,7 @@ async def generated(port: int, peer: str, work: Work) -> list[Trace]:
     """The traces of one peer."""
     calls = HttpCalls(port, "model")
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await calls.generate(peer, work)
     finally:
         await calls.close()
@@ -112,7 +112,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> No
 
     async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
         calls = HttpCalls(server.sockets[0].getsockname()[1], "model")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in range(2):
                 await calls.generate("vllm_http_bare", Work([[1]], 1, 2))
                 (connection,) = calls._idle
