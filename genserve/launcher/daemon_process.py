@@ -103,10 +103,13 @@ class DaemonProcess:
         self._wake_up()
 
     def failure(self, what: str = "") -> DaemonFailedError:
-        """An error that says what has happened (default: how it has ended), with its last words."""
+        """An error that says what has happened (default: how it has ended), with its last words, unless it has served
+        and was shut down in order: then they give no reason."""
         status = self.exit_status
         happened = what or f"the daemon {'hangs in the kernel' if status is None else ending(status)}"
-        return DaemonFailedError(f"{happened}{self._output.last_words()}{self._output.hint}", self.log, status)
+        was_drained = not what and status == 0 and self.serving.done() and self.serving.exception() is None
+        words = "" if was_drained else self._output.last_words()
+        return DaemonFailedError(f"{happened}{words}{self._output.hint}", self.log, status)
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)

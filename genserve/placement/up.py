@@ -49,7 +49,8 @@ async def up(config: UpConfig) -> int:
                 replicas.append(LocalReplica(number, flags, share, running.router, starts, config.start_timeout_s))
                 if share.words:
                     say(f"replica {number} has {share.words}")
-            print(f"genserve: routing to {len(replicas)} local replicas on {running.address}", flush=True)
+            where = f"{len(replicas)} local replica{'s' if len(replicas) != 1 else ''}"
+            print(f"genserve: routing to {where} on {running.address}", flush=True)
             failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")

@@ -48,6 +48,10 @@ if model == "that fails later":
     time.sleep(0.1)
     say("the engine has died")
     sys.exit(3)
+if model == "that is drained":
+    time.sleep(0.1)
+    say("Drain: draining")
+    sys.exit(0)
 while True:
     time.sleep(600)
 """

@@ -51,7 +51,7 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
             async with AsyncExitStack() as routing:
                 found = {ray.where: process.found(addresses)}
                 running = await start_router(config.route, routing, stopped, found, environment)
-                where = f"{fleet.num_replicas} replicas on {ray.where}"
+                where = f"{fleet.num_replicas} replica{'s' if fleet.num_replicas != 1 else ''} on {ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 await drain_router(running, stopped, config)

@@ -82,6 +82,25 @@ async def test_a_replica_that_ends_is_removed_and_started_again(
     assert re.findall("^genserve: replica 0: .*$", said, re.MULTILINE) == [told.format("0.5"), told.format("1")]
 
 
+async def test_a_replica_that_somebody_drains_is_started_again(
+    replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it said last is no reason for its end."""
+    drained = replica("that is drained", Starts())
+    running = asyncio.create_task(drained.run())
+    said = ""
+
+    def once() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return "started again" in said
+
+    await until(once)
+    running.cancel()
+    await asyncio.wait({running})
+    assert "genserve: replica 0: the daemon ended with status 0; it is started again in 0.5 s\n" in said
+
+
 async def test_a_replica_that_cannot_start_is_given_up(replica: Makes, capfd: pytest.CaptureFixture[str]) -> None:
     """With the words of its last start."""
     with pytest.raises(DaemonFailedError, match=r"^the daemon ended with status 1: no such model$"):
