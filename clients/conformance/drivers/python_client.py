@@ -10,6 +10,7 @@ from genserve.client import AsyncClient, Generation, PushResult
 from genserve.errors import GenserveError
 
 Result = dict[str, Any]
+NOT_IMPLEMENTED: Result = {"error": {"reason": "NOT_IMPLEMENTED"}}
 
 
 class Steps:
@@ -152,8 +153,9 @@ async def main() -> None:
         steps = Steps(client)
         for step in scenario["steps"]:
             arguments = {name: value for name, value in step.items() if name != "do"}
+            carry_out = getattr(steps, step["do"], None)
             try:
-                result = await getattr(steps, step["do"])(**arguments)
+                result = await carry_out(**arguments) if carry_out else NOT_IMPLEMENTED
             except GenserveError as error:
                 result = error_of(error)
             print(json.dumps(result), flush=True)

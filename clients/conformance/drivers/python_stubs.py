@@ -29,6 +29,7 @@ from genserve.v1 import (
 Result = dict[str, Any]
 TIMEOUT_S = 50.0
 MAX_RESUMES = 5
+NOT_IMPLEMENTED: Result = {"error": {"reason": "NOT_IMPLEMENTED"}}
 
 
 class Steps:
@@ -298,8 +299,9 @@ def main() -> None:
         steps = Steps(channel, scenario.get("token"))
         for step in scenario["steps"]:
             arguments = {name: value for name, value in step.items() if name != "do"}
+            carry_out = getattr(steps, step["do"], None)
             try:
-                result = getattr(steps, step["do"])(**arguments)
+                result = carry_out(**arguments) if carry_out else NOT_IMPLEMENTED
             except grpc.RpcError as error:
                 result = error_of(error)
             print(json.dumps(result), flush=True)

@@ -27,7 +27,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     known = {scenario.name: scenario for scenario in all_scenarios()}
     try:
-        args.scenarios = [known[name] for name in args.only.split(",")] if args.only else list(known.values())
+        args.scenarios = [known[name.strip()] for name in args.only.split(",")] if args.only else list(known.values())
     except KeyError as error:
         parser.error(f"no scenario is named {error}; there are {', '.join(known)}")
     if args.mutate and not any(scenario.daemon == "open" for scenario in args.scenarios):

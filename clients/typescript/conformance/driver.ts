@@ -121,6 +121,8 @@ async function carryOut(step: Step): Promise<unknown> {
     case "unload_lora":
       await client.unloadLora(step.lora_name);
       return {};
+    default:
+      return { error: { reason: "NOT_IMPLEMENTED" } };
   }
 }
 
