@@ -15,14 +15,16 @@ from pathlib import Path
 import psutil
 
 ARENA = "/memfd:genserve-arena"
-RESIDENT_ALLOWANCE_BYTES = 128 << 20
+RESIDENT_ALLOWANCE_BYTES = 192 << 20
 """By how much the private memory of all processes together may exceed the baseline.
 
 A leaked version of the tiny model (1 MB) is found by counting arenas and maps; memory is watched for what has no name.
 vLLM's worker grows while it generates: measured without genserve, 64 streams of 400 tokens again and again, by 15 MiB
 the first time, 4 the fifth and 1 the tenth. What malloc keeps of large blocks would come on top, twice as much on a
-busy machine: processes that start warm do not keep them (see warm/process.py). A fault that kept one message of a push,
-or one version, each time would pass 128 MiB within tests/faults.
+busy machine: processes that start warm do not keep them (see warm/process.py). A thread of gRPC that has unpacked a
+compressed message up to the limit keeps its 64 MiB for the next one: measured 61 MiB after the first, and 137 when two
+threads had done so. A fault that kept one message of a push, or one version, each time would pass 192 MiB within
+tests/faults.
 """
 _CENSUS_TIMEOUT_S = 60.0
 _NUM_ALIKE = 3
