@@ -80,7 +80,7 @@ async def test_the_oracle_notices_a_call_that_goes_on(subject: Subject, hasty: O
 
 
 async def test_the_oracle_notices_memory_that_a_worker_keeps(subject: Subject, hasty: Oracle) -> None:
-    """128 MiB without a name."""
+    """More than it may, and without a name."""
     subject.order(Fault("digests", "leak"))
     version = await hasty.served_version()
     await finds_only(hasty, version, "private_bytes")
