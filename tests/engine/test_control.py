@@ -9,6 +9,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, PauseLeaseLostError, WeightVersionMismatchError
 from tests.support.plain_vllm import PROMPTS
+from tests.support.unchanging import unchanging
 
 LONG: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1900, "ignore_eos": True}
 
@@ -20,7 +21,7 @@ async def test_keep_freezes_streams_and_they_go_on_as_if_nothing_was(client: Asy
         tokens += (await anext(stream)).outputs[0].token_ids
         async with client.paused(mode="keep"):
             late = asyncio.create_task(_collect(stream, tokens))
-            frozen_at = await received(tokens)
+            frozen_at = await unchanging(lambda: len(tokens))
             await asyncio.sleep(0.5)
             assert len(tokens) == frozen_at < LONG["max_tokens"]
             state = (await client.status()).state
@@ -33,17 +34,6 @@ async def test_keep_freezes_streams_and_they_go_on_as_if_nothing_was(client: Asy
     assert len(tokens) > frozen_at
     whole = await client.generate(PROMPTS[0], **(LONG | {"max_tokens": len(tokens)}))
     assert tokens == whole.token_ids
-
-
-async def received(tokens: list[int]) -> int:
-    """How many there are when those that were on their way have arrived."""
-    num_tokens, num_alike = -1, 0
-    async with asyncio.timeout(60):
-        while num_alike < 5:
-            await asyncio.sleep(0.1)
-            num_alike = num_alike + 1 if len(tokens) == num_tokens else 0
-            num_tokens = len(tokens)
-    return num_tokens
 
 
 async def _collect(stream: object, tokens: list[int]) -> None:

@@ -14,6 +14,7 @@ from tests.engine.examples import block
 from tests.support.adapters import CONFIG, adapter, saved
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
+from tests.support.unchanging import unchanging
 from tests.support.warm import process as warm
 
 LIFECYCLE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
@@ -88,17 +89,6 @@ async def until_more_than(found: list[int], num_tokens: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def received(found: list[int]) -> int:
-    """How many tokens there are when those that were on their way have come."""
-    num_tokens, num_alike = -1, 0
-    async with asyncio.timeout(60):
-        while num_alike < 5:
-            await asyncio.sleep(0.1)
-            num_alike = num_alike + 1 if len(found) == num_tokens else 0
-            num_tokens = len(found)
-    return num_tokens
-
-
 async def digests(client: AsyncClient) -> dict[tuple[str, str], str]:
     """Of every live tensor."""
     return (await client.get_weights(include_digests=True)).digests
@@ -113,7 +103,7 @@ async def test_level_2_serves_the_same_version_after_the_wake_up(client: AsyncCl
     await until_more_than(found, 0)
     asleep = await client.sleep(level=2)
     assert (asleep.phase, asleep.weights_discarded) == ("sleeping", True)
-    num_tokens = await received(found)
+    num_tokens = await unchanging(lambda: len(found))
     assert not begun.done(), "nothing is proven about requests under way"
     awake = await client.wake_up()
     assert (awake.phase, awake.asleep_tags, awake.weights_discarded) == ("running", [], False)
@@ -137,7 +127,7 @@ async def test_a_wake_up_under_a_lease_leaves_the_engine_paused(client: AsyncCli
     running = asyncio.create_task(collect(client, found))
     await until_more_than(found, 5)
     async with client.paused():
-        before = await received(found)
+        before = await unchanging(lambda: len(found))
         await client.sleep(level=level)
         await client.wake_up()
         await asyncio.sleep(0.3)

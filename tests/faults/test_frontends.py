@@ -26,6 +26,7 @@ from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.frontends import everywhere_of, on_port, port_of, running
 from tests.support.subject import Subject, started
+from tests.support.unchanging import unchanging
 
 NUM_FRONTENDS = 3
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -173,12 +174,8 @@ async def test_front_ends_that_die_leave_no_descriptor_behind(
     victim = on_port(daemon.process, port_of(everywhere[3]))
     template = victim.parent()
     assert template is not None and template.parent() == owner
-    async with asyncio.timeout(60):
-        before, num_alike = (-1, -1), 0
-        while num_alike < 5:  # those of the front end that was killed before are on their way
-            now = owner.num_fds(), template.num_fds()
-            num_alike, before = num_alike + 1 if now == before else 0, now
-            await asyncio.sleep(0.1)
+    # Those of the front end that was killed before are on their way.
+    before = await unchanging(lambda: (owner.num_fds(), template.num_fds()))
     assert template.num_fds() >= NUM_FRONTENDS
     victim.kill()
     await everywhere[3].wait_ready(timeout_s=120)

@@ -15,6 +15,7 @@ from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.frontends import everywhere_of, on_port
 from tests.support.subject import Subject, started
+from tests.support.unchanging import unchanging
 
 DRAIN_TIMEOUT_S = 4.0
 STOP_S = 30.0
@@ -64,24 +65,13 @@ async def streaming_everywhere(daemon: Subject) -> AsyncIterator[list[Streaming]
 
 async def end_where_they_stood(streams: Sequence[Streaming], daemon: Subject) -> None:
     """At SIGTERM they end as ABORTED, without a further token; the exit is clean."""
-    nums_tokens = [await num_received(generation) for generation, _ in streams]
+    nums_tokens = await unchanging(lambda: [len(generation.token_ids) for generation, _ in streams])
     status, _ = await terminated(daemon)
     for (generation, reading), num_tokens in zip(streams, nums_tokens, strict=True):
         await reading
         assert len(generation.token_ids) == num_tokens < 1900
         assert generation.sequences[0].finish_reason == "aborted"
     assert status == 0
-
-
-async def num_received(generation: Generation) -> int:
-    """How many tokens have come, when those that were on their way are here."""
-    num_tokens, num_alike = -1, 0
-    async with asyncio.timeout(60):
-        while num_alike < 5:
-            await asyncio.sleep(0.2)
-            now = len(generation.token_ids)
-            num_alike, num_tokens = num_alike + 1 if now == num_tokens else 0, now
-    return num_tokens
 
 
 async def terminated(daemon: Subject) -> tuple[int, float]:

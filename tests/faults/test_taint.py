@@ -19,6 +19,7 @@ from tests.support import faulty_worker
 from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.subject import Kept, Subject
+from tests.support.unchanging import unchanging
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +34,6 @@ async def forgetful(kept_forgetful: Kept) -> AsyncIterator[Subject]:
     """A daemon that keeps no bytes of what it serves."""
     async with kept_forgetful.for_one_test() as daemon:
         yield daemon
-
-
-async def num_received(generation: Generation) -> int:
-    """How many tokens have come, when those that were on their way are here."""
-    num_tokens, num_alike = -1, 0
-    async with asyncio.timeout(60):
-        while num_alike < 5:
-            await asyncio.sleep(0.2)
-            now = len(generation.token_ids)
-            num_alike, num_tokens = num_alike + 1 if now == num_tokens else 0, now
-    return num_tokens
 
 
 async def taints(daemon: Subject, *faults: Fault) -> None:
@@ -68,7 +58,7 @@ async def taints(daemon: Subject, *faults: Fault) -> None:
         await daemon.client.generate([1, 2], max_tokens=1)
     # A pause and its end, and even a forced one, do not let it run.
     await daemon.client.resume(force=True)
-    num_tokens = await num_received(generation)
+    num_tokens = await unchanging(lambda: len(generation.token_ids))
     assert (await daemon.client.status()).state.phase == "tainted"
     daemon.release()
     assert len(generation.token_ids) == num_tokens and not streaming.done()
