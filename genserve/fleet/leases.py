@@ -125,11 +125,14 @@ class Leases:
         self._ended.pop(lease_id, None)
 
     def left_over(self, address: str) -> list[tuple[str, str]]:
-        """Leases that a replica still has though they were ended, and what they are called there: it was away."""
+        """Leases that a replica still has though they were ended, and what they are called there: it was away. One that
+        is granted again is none."""
         return [
             (lease.lease_id, lease.on_replicas[address].lease_id)
             for lease in self._leases.values()
-            if lease.lease_id in self._ended and address in lease.on_replicas
+            if lease.lease_id in self._ended
+            and lease.lease_id not in self._being_granted
+            and address in lease.on_replicas
         ]
 
     def resumed(self, lease_id: str, address: str) -> None:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
+from weakref import WeakValueDictionary
 
-from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.errors import DeadlineError, GenserveError, InvalidFieldError, PauseLeaseLostError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
@@ -22,32 +23,46 @@ class FleetPauses:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
         """Pauses all replicas, or none: raises the error of the first one that is not paused. If nobody waits for it
-        any more, all run again: nobody would know the lease."""
-        pausing = asyncio.create_task(self._pause(request), name="pause")
+        any more, a new lease ends on all of them: nobody would know it. A repeat waits until that is done."""
+        lease_id = new_lease_id(request.request_id)
+        turn = self._turns.setdefault(lease_id, asyncio.Lock())
+        await _take(turn, pause_s(request))
+        pausing = asyncio.create_task(self._pause(request, lease_id), name="pause")
+        undoing = None
         try:
-            return await asyncio.shield(pausing)
+            answer, _ = await asyncio.shield(pausing)
+            return answer
         except asyncio.CancelledError:
-            undoing = asyncio.create_task(self._undo(pausing), name="undo a pause")
+            undoing = asyncio.create_task(self._undo(pausing, lease_id, turn), name="undo a pause")
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
             raise
+        finally:
+            if undoing is None:
+                turn.release()
 
-    async def _undo(self, pausing: "asyncio.Task[control_pb2.PauseResponse]") -> None:
-        await asyncio.wait({pausing})
-        if pausing.cancelled() or pausing.exception() is not None:
-            return  # it has undone what it did
-        answer = pausing.result()
-        with suppress(GenserveError):
-            await self._end(answer.lease.lease_id)
+    async def _undo(
+        self, pausing: "asyncio.Task[tuple[control_pb2.PauseResponse, bool]]", lease_id: str, turn: asyncio.Lock
+    ) -> None:
+        """Ends the lease if it is a new one, and then the turn."""
+        try:
+            await asyncio.wait({pausing})
+            with suppress(GenserveError):  # a pause that has failed has undone what it did
+                _, is_new = pausing.result()
+                if is_new:
+                    await self._end(lease_id)
+        finally:
+            turn.release()
 
-    async def _pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
+    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str) -> tuple[control_pb2.PauseResponse, bool]:
+        """The answer, and whether nobody had the lease before."""
         if len(request.holder) > MAX_HOLDER_CHARS:
             raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
-        lease_id = new_lease_id(request.request_id)
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
@@ -70,11 +85,12 @@ class FleetPauses:
         for upstream, got in granted.items():
             self._fleet.leases.granted(lease_id, request.holder, upstream.address, got.lease)
         self._fleet.refresh()
-        return control_pb2.PauseResponse(
+        answer = control_pb2.PauseResponse(
             lease=self._fleet.leases.get(lease_id).message(),
             requests_kept=sum(got.requests_kept for got in granted.values()),
             requests_aborted=sum(got.requests_aborted for got in granted.values()),
         )
+        return answer, is_new
 
     async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
         """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
@@ -137,6 +153,14 @@ class FleetPauses:
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
         return [upstream for upstream in self._fleet.answering if upstream.address in lease.on_replicas]
+
+
+async def _take(turn: asyncio.Lock, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await turn.acquire()
+    except TimeoutError:
+        raise DeadlineError(f"another pause with the same request_id took {timeout_s:g} s") from None
 
 
 async def _resume(upstream: Upstream, lease_id: str) -> bool:

@@ -77,3 +77,57 @@ async def test_a_pause_that_nobody_waits_for_pauses_nothing() -> None:
         await asyncio.sleep(0.5)
         assert running(fleet) == [True] * 3
         assert not (await fleet.client.status()).state.pauses
+
+
+async def test_a_repeat_that_nobody_waits_for_leaves_the_lease_that_was_there() -> None:
+    """As with one daemon: its holder relies on it."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own")).lease.lease_id
+        async with fleet.daemons[1].pauses.turn.take():  # its answer does not come
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
+            await asyncio.sleep(0.3)
+            repeating.cancel()
+            with suppress(asyncio.CancelledError, GenserveError):
+                await repeating
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+        await fleet.client.renew_pause(lease_id)
+
+
+async def test_a_pause_that_is_repeated_after_its_cancellation_lasts() -> None:
+    """Who repeats it is told that it is granted: what undoes the first call must not end it."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(request_id="own"))
+        await until_reached(gate)
+        pausing.cancel()
+        with suppress(asyncio.CancelledError, GenserveError):
+            await pausing
+        repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
+        await asyncio.sleep(0.3)
+        gate.open.set()
+        lease_id = (await repeating).lease.lease_id
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+        await fleet.client.resume(lease_id)
+        assert running(fleet) == [True, True]
+
+
+async def test_a_repeat_that_is_cancelled_too_pauses_nothing() -> None:
+    """Nobody was told the lease."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        for _ in range(2):
+            pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await until_reached(gate)
+            await asyncio.sleep(0.3)
+            pausing.cancel()
+            with suppress(asyncio.CancelledError, GenserveError):
+                await pausing
+        gate.open.set()
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.3)
+        assert not any(daemon.board.state().pauses for daemon in fleet.daemons)
+        # The fleet can be paused again by the same call.
+        await fleet.client.pause(request_id="own")
+        assert running(fleet) == [False, False]

@@ -79,6 +79,9 @@ def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> Non
         leases.get(L)
     leases.resumed(L, "a:1")
     assert (leases.left_over("a:1"), leases.left_over("b:2")) == ([], [(L, f"own {L}")])
+    with leases.being_granted(L):
+        assert leases.left_over("b:2") == []
+    assert leases.left_over("b:2") == [(L, f"own {L}")]
     leases.begun(L)
     assert (leases.left_over("b:2"), leases.get(L).lease_id) == ([], L)
 
