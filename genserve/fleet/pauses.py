@@ -67,6 +67,8 @@ class FleetPauses:
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
         limit_s = pause_s(request)
+        known = self._fleet.leases.known(lease_id)
+        before = {} if known is None else {address: each.lease_id for address, each in known.on_replicas.items()}
         with self._fleet.leases.being_granted(lease_id) as is_new:
             outcomes = await everywhere(
                 self._fleet.answering, lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
@@ -76,6 +78,9 @@ class FleetPauses:
             failures = [
                 got for each, got in outcomes.items() if isinstance(got, GenserveError) and not each.member.failure
             ]
+            # A lease that had expired, which the router was not told yet, is another one on all that had it.
+            now = {each.address: got.lease.lease_id for each, got in granted.items()}
+            is_new = is_new or all(now.get(address, own_id) != own_id for address, own_id in before.items())
             if failures or not granted:
                 if is_new:
                     self._fleet.leases.ended(lease_id)

@@ -86,13 +86,16 @@ class Sync:
         return engine is not None and engine.phase == types_pb2.PHASE_TAINTED
 
     async def _help(self) -> None:
-        for lease_id, own_id in self._fleet.leases.left_over(self._member.address):
-            await self._resume(lease_id, own_id)
+        leases, address = self._fleet.leases, self._member.address
+        for lease_id, own_id in leases.left_over(address):
+            if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
+                await self._resume(lease_id, own_id)
         committed = self._fleet.committed
         if committed is None or self._fleet.where(self._member)[0] is not ReplicaState.SYNCING:
             return
-        for lease in self._fleet.leases.missing(self._member.address):
-            await self._pause(lease)
+        for lease in leases.missing(address):
+            if lease in leases.missing(address):  # it may have ended meanwhile
+                await self._pause(lease)
         if self._needs_version(committed):
             await self._fetch(committed)
             self._member.serves(committed)

@@ -131,3 +131,64 @@ async def test_a_repeat_that_is_cancelled_too_pauses_nothing() -> None:
         # The fleet can be paused again by the same call.
         await fleet.client.pause(request_id="own")
         assert running(fleet) == [False, False]
+
+
+async def test_a_repeat_of_an_expired_pause_that_nobody_waits_for_pauses_nothing() -> None:
+    """The replicas grant a new lease, though the router was not told yet that the old one has expired."""
+    async with routed(2) as fleet:
+        await fleet.client.pause(request_id="own", ttl_s=1.0)
+        async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
+            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await asyncio.sleep(0.3)
+            repeating.cancel()
+            with suppress(asyncio.CancelledError, GenserveError):
+                await repeating
+            await asyncio.sleep(0.1)
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.3)
+        assert running(fleet) == [True, True]
+
+
+async def test_a_lease_that_is_granted_again_while_another_is_made_up_for_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two resumes failed on one replica. Until the first is made up for, the second lease may be somebody's again."""
+    async with routed(2) as fleet:
+        lease_ids = [(await fleet.client.pause(request_id=each, ttl_s=None)).lease.lease_id for each in ("a", "b")]
+        pauses, gate, failing = fleet.daemons[0].pauses, Gate(), list(lease_ids)
+        resume = pauses.resume
+
+        async def resume_late(lease_id: str, *, force: bool = False) -> bool:
+            if failing:
+                failing.pop()
+                raise DeadlineError("not now")
+            gate.reached.set()
+            await gate.open.wait()
+            return await resume(lease_id, force=force)
+
+        monkeypatch.setattr(pauses, "resume", resume_late)
+        await asyncio.gather(*map(fleet.client.resume, lease_ids), return_exceptions=True)
+        await until_reached(gate)
+        again = (await fleet.client.pause(request_id="b")).lease.lease_id
+        gate.open.set()
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+        await fleet.client.resume(again)
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_passed_over() -> None:
+    """The sync of the replica goes on: it does not fail, which would cost half a minute."""
+    async with routed(2) as fleet, replica() as late:
+        lease_ids = [(await fleet.client.pause(request_id=each, no_expiry=True)).lease.lease_id for each in ("a", "b")]
+        gate = late.engine.gates["pause"] = Gate()
+        fleet.running.router.add(late.address)
+        await until_reached(gate)
+        await fleet.client.resume(lease_ids[1])
+        gate.open.set()
+        await fleet.until(lambda: not late.engine.running)
+        await asyncio.sleep(0.5)
+        assert fleet.running.router.fleet.upstreams[late.address].member.sync_failure == ""
+        await fleet.client.resume(lease_ids[0])
+        await fleet.until(lambda: late.engine.running)
