@@ -98,15 +98,16 @@ class Stopped(asyncio.Event):
     async def wait_ended(self, ending: "asyncio.Future[Any]", flag_s: float) -> bool:
         """Waits until `ending` is done or the time is over, and returns whether it is done; cancels nothing. A signal
         that comes meanwhile leaves `flag_s` at most."""
-        until_s, is_told = time.monotonic() + self.limit_s(flag_s), self._signalled.is_set()
+        limit_s, was_signalled = self.limit_s(flag_s), self._signalled.is_set()
+        until_s = time.monotonic() + limit_s
         signalled = asyncio.create_task(self._signalled.wait())
         try:
-            await asyncio.wait({ending, signalled}, timeout=self.limit_s(flag_s), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending, signalled}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             signalled.cancel()
         if self._signalled.is_set() and not ending.done():
             left_s = min(max(0.0, until_s - time.monotonic()), flag_s)
-            if not is_told:
+            if not was_signalled:
                 say(f"a signal: {left_s:g} s at most from now; a second one exits at once")
             await asyncio.wait({ending}, timeout=left_s)
         return ending.done()

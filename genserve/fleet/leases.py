@@ -117,7 +117,7 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has granted a lease; its status will tell it too. If somebody has ended it meanwhile, it stays
-        ended."""
+        ended, unless it has `begun`."""
         self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
 
     def begun(self, lease_id: str) -> None:
@@ -125,8 +125,8 @@ class Leases:
         self._ended.pop(lease_id, None)
 
     def left_over(self, address: str) -> list[tuple[str, str]]:
-        """Leases that a replica still has though they were ended, and what they are called there: it was away. One that
-        is granted again is none."""
+        """Ended leases that a replica still has, because it was away, and what they are called there; without those
+        that are being granted again."""
         return [
             (lease.lease_id, lease.on_replicas[address].lease_id)
             for lease in self._leases.values()

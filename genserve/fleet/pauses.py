@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,14 @@ MAX_HOLDER_CHARS: Final = 200
 """What is left of a daemon's limit beside the name of the fleet's lease."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    """A pause of all replicas: the answer, and whether this call has begun the lease."""
+
+    answer: control_pb2.PauseResponse
+    is_new: bool
+
+
 class FleetPauses:
     """Pauses and resumes all replicas that answer."""
 
@@ -27,16 +36,17 @@ class FleetPauses:
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
-        """Pauses all replicas, or none: raises the error of the first one that is not paused. If nobody waits for it
-        any more, a new lease ends on all of them: nobody would know it. A repeat waits until that is done."""
+        """Pauses all replicas, or none: raises the error of the first one that is not paused. If the call is cancelled,
+        a lease that it has begun ends on all of them, because nobody was told its id. Calls for one lease take turns,
+        and this is a part of the turn."""
+        if len(request.holder) > MAX_HOLDER_CHARS:
+            raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
         lease_id = new_lease_id(request.request_id)
-        turn = self._turns.setdefault(lease_id, asyncio.Lock())
-        await _take(turn, pause_s(request))
+        turn = await self._take(lease_id, pause_s(request))
         pausing = asyncio.create_task(self._pause(request, lease_id), name="pause")
         undoing = None
         try:
-            answer, _ = await asyncio.shield(pausing)
-            return answer
+            return (await asyncio.shield(pausing)).answer
         except asyncio.CancelledError:
             undoing = asyncio.create_task(self._undo(pausing, lease_id, turn), name="undo a pause")
             self._undoing.add(undoing)
@@ -46,23 +56,27 @@ class FleetPauses:
             if undoing is None:
                 turn.release()
 
-    async def _undo(
-        self, pausing: "asyncio.Task[tuple[control_pb2.PauseResponse, bool]]", lease_id: str, turn: asyncio.Lock
-    ) -> None:
-        """Ends the lease if it is a new one, and then the turn."""
+    async def _take(self, lease_id: str, timeout_s: float) -> asyncio.Lock:
+        """Takes the turn of a lease. Whoever takes it releases it. Raises DeadlineError."""
+        turn = self._turns.setdefault(lease_id, asyncio.Lock())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await turn.acquire()
+        except TimeoutError:
+            raise DeadlineError(f"another pause or resume of this lease took {timeout_s:g} s") from None
+        return turn
+
+    async def _undo(self, pausing: asyncio.Task[_Granted], lease_id: str, turn: asyncio.Lock) -> None:
+        """Waits until the cancelled pause has finished, ends its lease if it is a new one, and then the turn."""
         try:
             await asyncio.wait({pausing})
             with suppress(GenserveError):  # a pause that has failed has undone what it did
-                _, is_new = pausing.result()
-                if is_new:
+                if pausing.result().is_new:
                     await self._end(lease_id)
         finally:
             turn.release()
 
-    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str) -> tuple[control_pb2.PauseResponse, bool]:
-        """The answer, and whether nobody had the lease before."""
-        if len(request.holder) > MAX_HOLDER_CHARS:
-            raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
+    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str) -> _Granted:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
@@ -78,7 +92,7 @@ class FleetPauses:
             failures = [
                 got for each, got in outcomes.items() if isinstance(got, GenserveError) and not each.member.failure
             ]
-            # A lease that had expired, which the router was not told yet, is another one on all that had it.
+            # If the lease had expired before the router was told so, all that had it have granted another one.
             now = {each.address: got.lease.lease_id for each, got in granted.items()}
             is_new = is_new or all(now.get(address, own_id) != own_id for address, own_id in before.items())
             if failures or not granted:
@@ -95,7 +109,7 @@ class FleetPauses:
             requests_kept=sum(got.requests_kept for got in granted.values()),
             requests_aborted=sum(got.requests_aborted for got in granted.values()),
         )
-        return answer, is_new
+        return _Granted(answer, is_new)
 
     async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
         """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
@@ -134,7 +148,11 @@ class FleetPauses:
             return control_pb2.ResumeResponse()
         if not request.lease_id:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
+        turn = await self._take(request.lease_id, RESUME_S)  # a pause that it overtook would grant the lease again
+        try:
+            return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
+        finally:
+            turn.release()
 
     async def _end(self, lease_id: str) -> bool:
         """Ends a lease on all replicas; whether it had expired on one of them."""
@@ -158,14 +176,6 @@ class FleetPauses:
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
         return [upstream for upstream in self._fleet.answering if upstream.address in lease.on_replicas]
-
-
-async def _take(turn: asyncio.Lock, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await turn.acquire()
-    except TimeoutError:
-        raise DeadlineError(f"another pause with the same request_id took {timeout_s:g} s") from None
 
 
 async def _resume(upstream: Upstream, lease_id: str) -> bool:

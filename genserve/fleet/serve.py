@@ -41,7 +41,7 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
 _CLOSE_GRACE_S = 2.0
-_NO_LIMIT_S = 1e9  # who waits has one; None would end calls at once
+_NO_LIMIT_S = 1e9  # `wait_ended` has one; with None, gRPC would end the calls at once
 SERVICE_NAMES = tuple(
     service.full_name
     for file in (generation_pb2, weights_pb2, control_pb2, fleet_pb2)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -192,3 +193,29 @@ async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_pass
         assert fleet.running.router.fleet.upstreams[late.address].member.sync_failure == ""
         await fleet.client.resume(lease_ids[0])
         await fleet.until(lambda: late.engine.running)
+
+
+async def test_a_resume_overtakes_no_repeat_on_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that resumed first would grant the lease again, and nobody would end it there."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
+        pauses, gate = fleet.daemons[1].pauses, Gate()
+        pause = pauses.pause
+
+        async def pause_late(*arguments: Any, **options: Any) -> Any:
+            gate.reached.set()
+            await gate.open.wait()
+            return await pause(*arguments, **options)
+
+        monkeypatch.setattr(pauses, "pause", pause_late)
+        repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+        await until_reached(gate)
+        resuming = asyncio.create_task(fleet.client.resume(lease_id))
+        await asyncio.wait({resuming}, timeout=1.0)
+        gate.open.set()
+        assert (await repeating).lease.lease_id == lease_id
+        await resuming
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [True, True]
+        assert not (await fleet.client.status()).state.pauses
