@@ -4,6 +4,7 @@ import asyncio
 import gc
 import hashlib
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -179,10 +180,13 @@ def num_arenas() -> int:
 def wait_for_threads() -> None:
     """Returns when no thread of the running loop frees an arena any more, or has been held up for long by a test."""
     executor = asyncio.get_running_loop()._default_executor  # type: ignore[attr-defined]
-    for _ in range(3000):
-        if executor is None or executor._idle_semaphore._value >= len(executor._threads):
-            return
-        time.sleep(0.001)
+    if executor is not None:
+        # They meet when all that was asked for before is done.
+        meeting = threading.Barrier(executor._max_workers + 1, timeout=3.0)
+        for _ in range(executor._max_workers):
+            executor.submit(meeting.wait)
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait()
 
 
 def num_open_arenas() -> int:
