@@ -117,7 +117,7 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has granted a lease; its status will tell it too. If somebody has ended it meanwhile, it stays
-        ended, unless it has `begun`."""
+        ended until `begun`."""
         self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
 
     def begun(self, lease_id: str) -> None:
