@@ -8,10 +8,12 @@ the daemon, numbered from 0; each starts at version 0, and nothing outlives it. 
 
 import enum
 import math
-from bisect import bisect_left
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from genserve.rpc.streams.turns import LONGEST_REST_S
 
 START_CONTENT = "start"
 """Name of the weights that a daemon starts with, version 0."""
@@ -162,6 +164,33 @@ class TokenWindow:
     at_s: float
 
 
+class _Probes:
+    """Probes that went round on one connection, one after the other. They tell the time before which the tokens of a
+    message that arrived at `at_s` were not sampled; -inf = they do not know."""
+
+    def __init__(self, probes: list[Operation]) -> None:
+        self._asked_s = [probe.invoked_s for probe in probes]
+        self._answered_s = [probe.responded_s for probe in probes]
+
+    def before_rounds(self, at_s: float) -> float:
+        """Whatever the stream did meanwhile."""
+        old = bisect_left(self._asked_s, at_s - _ROUNDS_S) - 1
+        return self._asked(min(old, self._last(at_s) - _NUM_ROUNDS + 1))
+
+    def before_silence(self, heard_s: float, at_s: float) -> float:
+        """If the stream was last heard at `heard_s`."""
+        first = bisect_right(self._answered_s, self._asked(self._last(at_s) - 1) - LONGEST_REST_S) - 1
+        asked_s = self._asked(first)
+        return asked_s if asked_s > heard_s else -math.inf
+
+    def _last(self, at_s: float) -> int:
+        """The last one that was answered before."""
+        return bisect_left(self._answered_s, at_s) - 1
+
+    def _asked(self, index: int) -> float:
+        return self._asked_s[index] if index >= 0 else -math.inf
+
+
 @dataclass(slots=True)
 class History:
     """Everything that was recorded, in the order of invocation within each list."""
@@ -185,25 +214,21 @@ class History:
 
     def windows(self, life: int) -> Iterator[TokenWindow]:
         """When the tokens were sampled, stream by stream in their order."""
-        probes: dict[str, list[Operation]] = {}
+        by_link: dict[str, list[Operation]] = {}
         for operation in self.operations:
             if operation.life == life and operation.link and operation.outcome is Outcome.OK:
-                probes.setdefault(operation.link, []).append(operation)
-        answered_s = {link: [probe.responded_s for probe in probed] for link, probed in probes.items()}
-        asked_s = {link: [probe.invoked_s for probe in probed] for link, probed in probes.items()}
+                by_link.setdefault(operation.link, []).append(operation)
+        probes_of = defaultdict(lambda: _Probes([]), {link: _Probes(probes) for link, probes in by_link.items()})
         for stream in self.streams:
             if stream.life != life:
                 continue
+            probes = probes_of[stream.link]
             heard_s = not_before_s = stream.invoked_s
             for delta in stream.deltas:
-                # The last probe that was answered before this message: was the stream silent while it was under way?
-                last = bisect_left(answered_s.get(stream.link, []), delta.at_s) - 1
-                if stream.immediate and stream.link.startswith(FRONTEND_LINK):
-                    old = bisect_left(asked_s.get(stream.link, []), delta.at_s - _ROUNDS_S) - 1
-                    if (first := min(old, last - _NUM_ROUNDS + 1)) >= 0:
-                        not_before_s = max(not_before_s, probes[stream.link][first].invoked_s)
-                elif stream.immediate and last >= 0 and probes[stream.link][last].invoked_s > heard_s:
-                    not_before_s = probes[stream.link][last].invoked_s
+                if stream.immediate:
+                    not_before_s = max(not_before_s, probes.before_rounds(delta.at_s))
+                    if not stream.link.startswith(FRONTEND_LINK):
+                        not_before_s = max(not_before_s, probes.before_silence(heard_s, delta.at_s))
                 for span in delta.spans:
                     yield TokenWindow(stream, delta, span, not_before_s, delta.at_s)
                 heard_s = delta.at_s

@@ -9,21 +9,21 @@ after its invocation, or never: its end is that of the life. Every answer for on
 **Reads.** Each answer that names the served version, a refusal for its version included, read it between its invocation
 and itself. Each run of tokens labelled with a version was sampled between `not_before_s` and its arrival.
 
-**When a token was sampled.** Not after it arrived; and not before its request. The second bound is weak for a long
-stream, so it is moved up without any clock: a probe (GetStatus) goes round on the connection that the streams use, and
-when it was under way from beginning to end while the reader of a stream that asks for each token by itself waited and
-heard nothing, then nothing was on its way to that reader when the probe began. For the daemon hands tokens on in the
-order in which the engine sampled them: pauses and commits are answered on the engine's output queue behind all tokens
-before them, the event loop runs the tasks that write messages in the order in which they became ready, and one
-connection delivers in order. So whatever arrives after such a probe was sampled after the probe's invocation. This is
-the only allowance for tokens on their way.
+**When a token was sampled.** Not after it arrived, and not before its request. The second bound is weak for a long
+stream, so it is moved up without any clock: a probe (GetStatus) goes round all the time on the connection that the
+streams use. Pauses and commits are answered on the engine's output queue, behind all tokens that were sampled before
+them. So when a probe begins after such an answer, these tokens have reached the calls of their streams. There they wait
+until it is their turn to be written, LONGEST_REST_S at most. The connection then delivers in order, but the reader of a
+stream may be woken up after the caller of a probe whose answer came later. So tokens that come after a silence were
+sampled after the invocation of its first probe, if the stream asks for each token by itself, its reader waited, and two
+more probes went round in the silence, one after the other, LONGEST_REST_S after the answer to the first one.
 
 That does not hold for a front end: the answer to a pause does not go through it, and may overtake tokens that wait in
-its sockets. Its event loop reads these within a few rounds, and they wait for their turn for a tenth of a second at
-most; on two busy cores, tokens that fit the weights of their label came 0.8 s after twenty rounds had begun. So twenty
-probes (Tokenize) must have gone round one after the other on the connection of the stream, over a second and a half at
-least: what arrives then was sampled after the invocation of the first one, whether the stream was silent or not. A
-stream whose client has chosen the front end itself has only the first bound.
+its sockets. Its event loop reads these within a few rounds; on two busy cores, tokens that fit the weights of their
+label came 0.8 s after twenty rounds had begun. So twenty probes (Tokenize) must have gone round one after the other on
+the connection of the stream, over a second and a half at least: what arrives then was sampled after the invocation of
+the first one, whether the stream was silent or not. The daemon's own streams have this bound too. A stream whose client
+has chosen the front end itself has only that of its request.
 
 **What is checked**, life by life:
 
