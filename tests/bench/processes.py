@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -129,14 +128,6 @@ async def obey(carry_out: Callable[..., Awaitable[Any]]) -> None:
     print("READY", flush=True)
     while line := await lines.readline():
         print("ANSWER " + json.dumps(await carry_out(**json.loads(line))), flush=True)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 async def serving_port(server: grpc.aio.Server) -> int:

@@ -1,14 +1,13 @@
 """Real daemons behind a real router, each in a process of its own, at addresses that outlive them."""
 
 import os
-import random
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.support.daemon_process import DaemonProcess
+from tests.support.ports import free_port
 from tests.support.router_process import RouterProcess
 
 _KV_CACHE_BYTES = 64 << 20
@@ -22,8 +21,9 @@ class FleetProcesses:
         self._directory = directory
         self._router_flags = router_flags
         self._lives = [0] * num_replicas
-        self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_replicas + 1)]
-        self.router_address = self.addresses.pop()
+        # A daemon may have ended when its port is needed again.
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_replicas)]
+        self.router_address = f"127.0.0.1:{free_port()}"
         self.daemons: list[DaemonProcess] = []
         self.router: RouterProcess | None = None
 
@@ -80,18 +80,3 @@ class FleetProcesses:
             daemon.kill()
         if self.router is not None:
             self.router.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that the kernel gives to nobody else: a daemon may have ended when its port is needed again."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in ports:
-            ports.append(port)
-    return ports

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from tests.faults.up_process import UpProcess
+from tests.support.ports import free_port
 
 NUM_CPUS = 2
 _START_TIMEOUT_S = 120.0
@@ -53,7 +53,7 @@ class RayCluster:
         options = {
             "port": 0,
             "node-ip-address": "127.0.0.1",  # which Ray replaces by another address of this host, if it has one
-            "ray-client-server-port": _free_port(),
+            "ray-client-server-port": free_port(),
             "num-cpus": NUM_CPUS,
             "num-gpus": 0,
             "object-store-memory": _OBJECT_STORE_BYTES,
@@ -175,12 +175,6 @@ class RayUpProcess(UpProcess):
         children = psutil.Process(self.process.pid).children()
         (found,) = (each for each in children if "genserve.placement.ray" in _command(each))
         return found
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def _command(process: psutil.Process) -> str:

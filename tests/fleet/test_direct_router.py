@@ -20,6 +20,7 @@ from tests.fleet.routers import QUICK, over, replica
 from tests.fleet.scripted_fleet import tokens, until
 from tests.fleet.talking_engine import let_talk
 from tests.support.breakable_link import BreakableLink
+from tests.support.ports import free_port
 
 READY = ReplicaState.READY
 
@@ -52,7 +53,7 @@ async def test_a_router_that_starts_again_is_heard_again() -> None:
     request that runs does not notice."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        config = RouteConfig([each.address for each in daemons], port=0, fleet=QUICK)
+        config = RouteConfig([each.address for each in daemons], port=free_port(), fleet=QUICK)
         first = await stack.enter_async_context(AsyncExitStack())
         router = await start_router(config, first, Stopped())
         await until(lambda: len(router.router.fleet.ready) == 2)
@@ -60,8 +61,7 @@ async def test_a_router_that_starts_again_is_heard_again() -> None:
         generating = asyncio.create_task(client.generate([1], request_id="a"))
         await until(lambda: any(daemon.engine.streams for daemon in daemons))
         await first.aclose()
-        port = int(router.address.rpartition(":")[2])
-        again = await start_router(replace(config, port=port), stack, Stopped())
+        again = await start_router(config, stack, Stopped())
         await until(lambda: len(again.router.fleet.ready) == 2)
         await until(lambda: [each.state for each in replicas_of(client).replicas()] == [READY, READY])
         (engine,) = [stream for daemon in daemons for stream in daemon.engine.streams]

@@ -8,6 +8,7 @@ import pytest
 
 from genserve.fleet.discovery import Discovery, dns_addresses
 from tests.fleet.routers import over, replica
+from tests.support.ports import free_port
 
 
 async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_there(
@@ -28,8 +29,9 @@ async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     async with over([]) as fleet:
         router = fleet.running.router
-        async with replica() as daemon:
-            address, port = daemon.address, int(daemon.address.rpartition(":")[2])
+        port = free_port()
+        async with replica(port) as daemon:
+            address = daemon.address
             looking = asyncio.create_task(Discovery(router, "", dns_addresses(f"fleet.local:{port}", 0.01)).run())
             await fleet.until_ready(1)
             await fleet.client.drain_replica(address)

@@ -98,7 +98,7 @@ async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
                 fleet.running.router.add(link.address)
             await fleet.until_ready(2)
             gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in daemons]
-            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=4))
+            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=8))
             for gate in gates:
                 await until_reached(gate)
             for link in links:

@@ -27,6 +27,7 @@ from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from genserve.weights.push.types import PushHeader
 from tests.support.breakable_link import BreakableLink
+from tests.support.ports import free_port
 from tests.support.scripted_daemon import CHECKPOINT, Daemon, serving
 
 HEADER = PushHeader("step-1", 1, manifest=CHECKPOINT.as_manifest())
@@ -111,8 +112,8 @@ async def test_leases_of_others_are_ended_only_on_purpose(daemon: Daemon) -> Non
 async def test_a_daemon_that_restarts_is_found_again() -> None:
     """Meanwhile it is shown as lost, with the reason, and what it told stays."""
     running = AsyncExitStack()
-    daemon = await running.enter_async_context(serving(ServeConfig(port=0), instance_id="one"))
-    port = int(daemon.address.rpartition(":")[2])
+    port = free_port()
+    daemon = await running.enter_async_context(serving(ServeConfig(port=port), instance_id="one"))
     async with shown(daemon.address) as (app, _):
         await until(lambda: app.state.link.state is LinkState.LIVE)
         await running.aclose()

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from genserve.change import Change
+from tests.support.ports import free_port
 
 _PIECE_BYTES = 16 << 10
 _MAX_PIECES = 64
@@ -152,7 +153,7 @@ class FaultProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: list[Connection] = []
         """Those that are open, the oldest first."""
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{free_port()}"
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -169,7 +170,6 @@ class FaultProxy:
         """Takes connections; always at the same address."""
         host, _, port = self.address.rpartition(":")
         self._server = await asyncio.start_server(self._accept, host, int(port))
-        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     def refuse(self) -> None:
         """Takes no more connections; those that are open stay."""

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -16,6 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 SCRAPE_INTERVAL_S = 2
 _START_TIMEOUT_S = 60.0
@@ -75,9 +76,7 @@ async def scraping(targets: Mapping[str, str], program: str, directory: Path) ->
     `program`: its path."""
     config = directory / "prometheus.json"  # JSON is YAML
     config.write_text(json.dumps(_config(targets)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log = directory / "prometheus.log"
     storage = f"--storage.tsdb.path={directory / 'series'}"
     command = [program, f"--config.file={config}", storage, f"--web.listen-address={address}", "--log.level=warn"]

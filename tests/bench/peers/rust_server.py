@@ -15,8 +15,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.bench import engines, rust_front_end
 from tests.bench.peers.http_calls import HttpCalls
-from tests.bench.processes import PeerProcess, free_port
+from tests.bench.processes import PeerProcess
 from tests.bench.traces import Trace, Work, closed_loop
+from tests.support.ports import free_port
 
 _FIELDS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "TokenIds": (("ids", "uint32 repeated", 1),),

@@ -11,8 +11,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.bench import engines
-from tests.bench.processes import PeerProcess, free_port, use_packages, with_packages
+from tests.bench.processes import PeerProcess, use_packages, with_packages
 from tests.bench.traces import Trace, Work, closed_loop
+from tests.support.ports import free_port
 
 
 class VllmGrpc:

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from tests.bench import engines
 from tests.bench.peers.http_calls import HttpCalls
-from tests.bench.processes import PeerProcess, free_port
+from tests.bench.processes import PeerProcess
 from tests.bench.traces import Trace, Work
+from tests.support.ports import free_port
 
 
 class VllmHttp:

@@ -13,6 +13,7 @@ from genserve.client import AsyncClient
 from genserve.client.transport import frontend_channels
 from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
 from genserve.words import FRONTEND_PORTS_KEY
+from tests.support.ports import free_port
 
 
 class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.ControlServiceServicer):
@@ -150,7 +151,8 @@ async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is
     async with AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(serving("front0", []))
         dying = AsyncExitStack()
-        second, _ = await dying.enter_async_context(serving("front1", []))
+        second = free_port()
+        await dying.enter_async_context(serving("front1", [], f"127.0.0.1:{second}"))
         port, _ = await stack.enter_async_context(serving("daemon", [first, second]))
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
         await client._frontends.find()

@@ -12,6 +12,7 @@ import pytest
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.push_channels import PushChannels
 from genserve.v1 import control_pb2, control_pb2_grpc, types_pb2
+from tests.support.ports import free_port
 
 
 class Named(control_pb2_grpc.ControlServiceServicer):
@@ -88,8 +89,7 @@ async def test_without_processes_that_can_be_reached_the_daemon_is_used(
 async def test_what_could_not_be_reached_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall would cost every stream, and every resume, its timeout."""
     monkeypatch.setattr("genserve.client.transport.push_channels.CONNECT_TIMEOUT_S", 0.2)
-    async with serving("free") as port:
-        pass
+    port = free_port()
     async with (
         serving("daemon") as daemon,
         connected(f"127.0.0.1:{daemon}", (port,)) as (_, push_channels),
