@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from genserve.client.forward.destinations import Destinations
 from genserve.errors import NoReplicaError
+from genserve.fleet.lease_turns import LeaseTurns
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
@@ -32,6 +33,7 @@ class Fleet(Destinations[Upstream]):
         self._undecided = ""
         self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
+        self.lease_turns = LeaseTurns()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
 

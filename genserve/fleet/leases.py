@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,7 +18,7 @@ from genserve.errors import PauseLeaseLostError
 from genserve.v1 import types_pb2
 
 _HOLDER: Final = re.compile(r"(?s)(.*) \[fleet lease ([0-9a-f]{32})\]")
-_MAX_ENDED: Final = 1024
+_MAX_ENDED: Final = 1 << 14
 _LEAST_S: Final = 1.0
 """A lease that ends sooner is not given to a replica that joins."""
 
@@ -68,6 +68,24 @@ class FleetLease:
         return lease
 
 
+class Grant:
+    """A lease that replicas are asked for. `before`: their leases, by address, if somebody holds it already."""
+
+    def __init__(self, before: Mapping[str, types_pb2.PauseLease]) -> None:
+        self._before = {address: lease.lease_id for address, lease in before.items()}
+        self._now: dict[str, str] = {}
+
+    def add(self, address: str, lease: types_pb2.PauseLease) -> None:
+        """A replica has granted it."""
+        self._now[address] = lease.lease_id
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody held it before. If it had expired before the router was told so, all replicas that had it have
+        granted another one."""
+        return all(self._now.get(address, own_id) != own_id for address, own_id in self._before.items())
+
+
 class Leases:
     """The leases of the fleet, as the replicas tell them."""
 
@@ -104,35 +122,29 @@ class Leases:
             self.resumed(lease.lease_id, address)
 
     @contextmanager
-    def being_granted(self, lease_id: str) -> Iterator[bool]:
-        """While replicas are asked for a lease: whether it is a new one. It counts afterwards, if they have granted
-        it."""
-        is_new = lease_id not in self._leases or lease_id in self._ended
-        if is_new:
+    def being_granted(self, lease_id: str) -> Iterator[Grant]:
+        """While replicas are asked for a lease. It has not ended, also if it was ended before, unless somebody ends it
+        meanwhile. A new one counts afterwards."""
+        held = self._leases.get(lease_id) if lease_id not in self._ended else None
+        self._ended.pop(lease_id, None)
+        if held is None:
             self._being_granted.add(lease_id)
         try:
-            yield is_new
+            yield Grant({} if held is None else held.on_replicas)
         finally:
             self._being_granted.discard(lease_id)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has granted a lease; its status will tell it too. If somebody has ended it meanwhile, it stays
-        ended until `begun`."""
+        ended."""
         self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
 
-    def begun(self, lease_id: str) -> None:
-        """Somebody holds this lease, also if it was ended before."""
-        self._ended.pop(lease_id, None)
-
     def left_over(self, address: str) -> list[tuple[str, str]]:
-        """Ended leases that a replica still has, because it was away, and what they are called there; without those
-        that are being granted again."""
+        """Ended leases that a replica still has, because it was away, and what they are called there."""
         return [
             (lease.lease_id, lease.on_replicas[address].lease_id)
             for lease in self._leases.values()
-            if lease.lease_id in self._ended
-            and lease.lease_id not in self._being_granted
-            and address in lease.on_replicas
+            if lease.lease_id in self._ended and address in lease.on_replicas
         ]
 
     def resumed(self, lease_id: str, address: str) -> None:
@@ -151,6 +163,15 @@ class Leases:
         self._ended[lease_id] = None
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
+
+    def all_ended(self) -> None:
+        """Somebody ends all leases, also those that are being granted."""
+        for lease_id in [*self._leases, *self._being_granted]:
+            self.ended(lease_id)
+
+    def is_being_granted(self, lease_id: str) -> bool:
+        """Whether replicas are asked for a lease that nobody held."""
+        return lease_id in self._being_granted
 
     def was_ended(self, lease_id: str) -> bool:
         """Whether somebody has ended a lease, not long ago."""

@@ -56,6 +56,11 @@ class Member:
     _routed: Replica | None = field(default=None, repr=False)
     _routed_state: ReplicaState = ReplicaState.CONNECTING
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it does not answer, or was removed."""
+        return bool(self.failure) or self.is_gone
+
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves."""
         self.kind = Kind(info.architecture, info.vocab_size, info.dtype)

@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
-from weakref import WeakValueDictionary
 
-from genserve.errors import DeadlineError, GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.leases import FleetLease, holder_with, new_lease_id
+from genserve.fleet.lease_turns import EVERY_LEASE
+from genserve.fleet.leases import FleetLease, Grant, holder_with, new_lease_id
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
 
@@ -19,97 +18,89 @@ MAX_HOLDER_CHARS: Final = 200
 """What is left of a daemon's limit beside the name of the fleet's lease."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Granted:
-    """A pause of all replicas: the answer, and whether this call has begun the lease."""
-
-    answer: control_pb2.PauseResponse
-    is_new: bool
-
-
 class FleetPauses:
     """Pauses and resumes all replicas that answer."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
-        """Pauses all replicas, or none: raises the error of the first one that is not paused. If the call is cancelled,
-        a lease that it has begun ends on all of them, because nobody was told its id. Calls for one lease take turns,
-        and this is a part of the turn."""
+        """Pauses all replicas, or none: raises the error of the first one that is not paused, and PauseLeaseLostError
+        if somebody ends the lease meanwhile. If the call fails or is cancelled, a lease that it has begun ends on all
+        of them: after a cancellation, nobody was told its id. Calls for one lease take turns, and this is a part of the
+        turn."""
         if len(request.holder) > MAX_HOLDER_CHARS:
             raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
         lease_id = new_lease_id(request.request_id)
-        turn = await self._take(lease_id, pause_s(request))
-        pausing = asyncio.create_task(self._pause(request, lease_id), name="pause")
+        turn = await self._fleet.lease_turns.take(lease_id, pause_s(request))
         undoing = None
         try:
-            return (await asyncio.shield(pausing)).answer
-        except asyncio.CancelledError:
-            undoing = asyncio.create_task(self._undo(pausing, lease_id, turn), name="undo a pause")
-            self._undoing.add(undoing)
-            undoing.add_done_callback(self._undoing.discard)
+            with self._fleet.leases.being_granted(lease_id) as grant:
+                try:
+                    return await self._pause(request, lease_id, grant)
+                except BaseException:
+                    if grant.is_new or self._fleet.leases.was_ended(lease_id):
+                        self._fleet.leases.ended(lease_id)
+                        undoing = self._begin_undoing(lease_id, turn)
+                    raise
+        except GenserveError:
+            if undoing is not None:
+                await asyncio.shield(undoing)
             raise
         finally:
             if undoing is None:
                 turn.release()
 
-    async def _take(self, lease_id: str, timeout_s: float) -> asyncio.Lock:
-        """Takes the turn of a lease. Whoever takes it releases it. Raises DeadlineError."""
-        turn = self._turns.setdefault(lease_id, asyncio.Lock())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await turn.acquire()
-        except TimeoutError:
-            raise DeadlineError(f"another pause or resume of this lease took {timeout_s:g} s") from None
-        return turn
+    def _begin_undoing(self, lease_id: str, turn: asyncio.Lock) -> asyncio.Task[None]:
+        undoing = asyncio.create_task(self._undo(lease_id, turn), name="undo a pause")
+        self._undoing.add(undoing)
+        undoing.add_done_callback(self._undoing.discard)
+        return undoing
 
-    async def _undo(self, pausing: asyncio.Task[_Granted], lease_id: str, turn: asyncio.Lock) -> None:
-        """Waits until the cancelled pause has finished, ends its lease if it is a new one, and then the turn."""
+    async def _undo(self, lease_id: str, turn: asyncio.Lock) -> None:
+        """Ends a lease, and then the turn. A replica that does not answer is resumed when it does."""
         try:
-            await asyncio.wait({pausing})
-            with suppress(GenserveError):  # a pause that has failed has undone what it did
-                if pausing.result().is_new:
-                    await self._end(lease_id)
+            with suppress(GenserveError):
+                await self._end(lease_id)
         finally:
             turn.release()
 
-    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str) -> _Granted:
+    async def undone(self) -> None:
+        """Returns when no pause is being undone any more."""
+        while self._undoing:
+            await asyncio.wait(self._undoing)
+
+    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str, grant: Grant) -> control_pb2.PauseResponse:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
-        limit_s = pause_s(request)
-        known = self._fleet.leases.known(lease_id)
-        before = {} if known is None else {address: each.lease_id for address, each in known.on_replicas.items()}
-        with self._fleet.leases.being_granted(lease_id) as is_new:
-            outcomes = await everywhere(
-                self._fleet.answering, lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
-            )
-            granted = {each: got for each, got in outcomes.items() if not isinstance(got, GenserveError)}
-            # A replica that is lost is paused when it is back.
-            failures = [
-                got for each, got in outcomes.items() if isinstance(got, GenserveError) and not each.member.failure
-            ]
-            # If the lease had expired before the router was told so, all that had it have granted another one.
-            now = {each.address: got.lease.lease_id for each, got in granted.items()}
-            is_new = is_new or all(now.get(address, own_id) != own_id for address, own_id in before.items())
-            if failures or not granted:
-                if is_new:
-                    self._fleet.leases.ended(lease_id)
-                    await asyncio.shield(everywhere(granted, lambda each: _resume(each, granted[each].lease.lease_id)))
-                raise failures[0].again() if failures else self._fleet.none_ready()
-        self._fleet.leases.begun(lease_id)
-        for upstream, got in granted.items():
-            self._fleet.leases.granted(lease_id, request.holder, upstream.address, got.lease)
+        limit_s, leases = pause_s(request), self._fleet.leases
+
+        async def pause_one(upstream: Upstream) -> control_pb2.PauseResponse | None:
+            try:
+                got = await upstream.ask(upstream.control.Pause, own, limit_s)
+            except GenserveError:
+                if upstream.member.is_away:  # it is paused when it is back
+                    return None
+                raise
+            grant.add(upstream.address, got.lease)
+            leases.granted(lease_id, request.holder, upstream.address, got.lease)
+            return got
+
+        outcomes = await everywhere(self._fleet.answering, pause_one)
+        _raise_first(outcomes)
+        if leases.was_ended(lease_id):
+            raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
+        if leases.known(lease_id) is None:
+            raise self._fleet.none_ready()
         self._fleet.refresh()
-        answer = control_pb2.PauseResponse(
-            lease=self._fleet.leases.get(lease_id).message(),
-            requests_kept=sum(got.requests_kept for got in granted.values()),
-            requests_aborted=sum(got.requests_aborted for got in granted.values()),
+        granted = [got for got in outcomes.values() if isinstance(got, control_pb2.PauseResponse)]
+        return control_pb2.PauseResponse(
+            lease=leases.get(lease_id).message(),
+            requests_kept=sum(got.requests_kept for got in granted),
+            requests_aborted=sum(got.requests_aborted for got in granted),
         )
-        return _Granted(answer, is_new)
 
     async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
         """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
@@ -134,43 +125,52 @@ class FleetPauses:
         return control_pb2.RenewPauseResponse(lease=self._fleet.leases.get(lease.lease_id).message())
 
     async def resume(self, request: control_pb2.ResumeRequest) -> control_pb2.ResumeResponse:
-        """Ends the lease on all replicas, or with `force` every lease on every replica."""
+        """Ends the lease on all replicas, or with `force` every lease on every replica. A replica that does not answer
+        is resumed when it does, also if the call is cancelled."""
         if request.force:
-            for lease in self._fleet.leases.active:
-                self._fleet.leases.ended(lease.lease_id)
-            own = control_pb2.ResumeRequest(force=True)
+            with self._fleet.lease_turns.ending(EVERY_LEASE):
+                await self._end_all()
+            return control_pb2.ResumeResponse()
+        if not request.lease_id:
+            raise InvalidFieldError.of("lease_id", "is required unless force is set")
+        with self._fleet.lease_turns.ending(request.lease_id):
+            return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
+
+    async def _end_all(self) -> None:
+        self._fleet.leases.all_ended()
+        own = control_pb2.ResumeRequest(force=True)
+        try:
             outcomes = await everywhere(
                 self._fleet.answering,
                 lambda upstream: upstream.ask(upstream.control.Resume, own, RESUME_S),
             )
-            _raise_first(outcomes)
-            self._fleet.refresh()
-            return control_pb2.ResumeResponse()
-        if not request.lease_id:
-            raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        turn = await self._take(request.lease_id, RESUME_S)  # a pause that it overtook would grant the lease again
-        try:
-            return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
         finally:
-            turn.release()
+            self._fleet.refresh()
+        _raise_first(outcomes)
 
     async def _end(self, lease_id: str) -> bool:
         """Ends a lease on all replicas; whether it had expired on one of them."""
-        known = self._fleet.leases.known(lease_id)
-        if known is None:
-            if self._fleet.leases.was_ended(lease_id):
+        leases = self._fleet.leases
+        known = leases.known(lease_id)
+        if known is None and not leases.is_being_granted(lease_id):
+            if leases.was_ended(lease_id):
                 return True
+            if not self._fleet.answering:  # one of them may have it
+                raise self._fleet.none_ready()
             raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known", metadata={"lease_id": lease_id})
-        on_replicas = dict(known.on_replicas)
-        self._fleet.leases.ended(lease_id)
+        leases.ended(lease_id)
+        on_replicas = {} if known is None else dict(known.on_replicas)
 
         async def resume_one(upstream: Upstream) -> bool:
             expired = await _resume(upstream, on_replicas[upstream.address].lease_id)
-            self._fleet.leases.resumed(lease_id, upstream.address)
+            leases.resumed(lease_id, upstream.address)
             return expired
 
-        outcomes = await everywhere(self._having(known), resume_one)
-        self._fleet.refresh()
+        having = [each for each in self._fleet.answering if each.address in on_replicas]
+        try:
+            outcomes = await everywhere(having, resume_one)
+        finally:
+            self._fleet.refresh()
         _raise_first(outcomes)
         return any(outcome is True for outcome in outcomes.values())
 
@@ -190,5 +190,5 @@ async def _resume(upstream: Upstream, lease_id: str) -> bool:
 
 def _raise_first(outcomes: Mapping[Upstream, object]) -> None:
     for upstream, outcome in outcomes.items():
-        if isinstance(outcome, GenserveError) and not upstream.member.failure:
+        if isinstance(outcome, GenserveError) and not upstream.member.is_away:
             raise outcome.again()

@@ -115,7 +115,7 @@ class Sync:
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
         request = control_pb2.ResumeRequest(lease_id=own_id)
-        with suppress(PauseLeaseLostError):
+        with self._fleet.lease_turns.ending(lease_id), suppress(PauseLeaseLostError):
             await self._upstream.ask(self._upstream.control.Resume, request, RESUME_S)
         self._fleet.leases.resumed(lease_id, self._member.address)
 

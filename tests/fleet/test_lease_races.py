@@ -1,14 +1,15 @@
 """Leases that end, or replicas that go, while replicas are paused or resumed."""
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from contextlib import AsyncExitStack
 
 import pytest
 
-from genserve.errors import DeadlineError, GenserveError
+from genserve.errors import DeadlineError, NoReplicaError
+from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import over, replica, routed, running, until_reached
 from tests.support.breakable_link import BreakableLink
+from tests.support.ports import free_port
 from tests.support.scripted_engine import Gate
 
 
@@ -62,95 +63,6 @@ async def test_a_resume_that_failed_on_one_replica_is_made_up_for(monkeypatch: p
         await fleet.until(lambda: running(fleet) == [True, True])
 
 
-async def test_a_pause_that_nobody_waits_for_pauses_nothing() -> None:
-    """Nobody knows its lease, and it would have no end."""
-    async with routed(3) as fleet:
-        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
-        pausing = asyncio.create_task(fleet.client.pause(ttl_s=None))
-        await until_reached(gate)
-        await fleet.until(lambda: not fleet.daemons[0].engine.running)
-        pausing.cancel()
-        with suppress(asyncio.CancelledError, GenserveError):
-            await pausing
-        await asyncio.sleep(0.3)
-        gate.open.set()
-        await fleet.until(lambda: running(fleet) == [True] * 3)
-        await asyncio.sleep(0.5)
-        assert running(fleet) == [True] * 3
-        assert not (await fleet.client.status()).state.pauses
-
-
-async def test_a_repeat_that_nobody_waits_for_leaves_the_lease_that_was_there() -> None:
-    """As with one daemon: its holder relies on it."""
-    async with routed(2) as fleet:
-        lease_id = (await fleet.client.pause(request_id="own")).lease.lease_id
-        async with fleet.daemons[1].pauses.turn.take():  # its answer does not come
-            repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
-            await asyncio.sleep(0.3)
-            repeating.cancel()
-            with suppress(asyncio.CancelledError, GenserveError):
-                await repeating
-        await asyncio.sleep(0.5)
-        assert running(fleet) == [False, False]
-        await fleet.client.renew_pause(lease_id)
-
-
-async def test_a_pause_that_is_repeated_after_its_cancellation_lasts() -> None:
-    """Who repeats it is told that it is granted: what undoes the first call must not end it."""
-    async with routed(2) as fleet:
-        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
-        pausing = asyncio.create_task(fleet.client.pause(request_id="own"))
-        await until_reached(gate)
-        pausing.cancel()
-        with suppress(asyncio.CancelledError, GenserveError):
-            await pausing
-        repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
-        await asyncio.sleep(0.3)
-        gate.open.set()
-        lease_id = (await repeating).lease.lease_id
-        await asyncio.sleep(0.5)
-        assert running(fleet) == [False, False]
-        await fleet.client.resume(lease_id)
-        assert running(fleet) == [True, True]
-
-
-async def test_a_repeat_that_is_cancelled_too_pauses_nothing() -> None:
-    """Nobody was told the lease."""
-    async with routed(2) as fleet:
-        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
-        for _ in range(2):
-            pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-            await until_reached(gate)
-            await asyncio.sleep(0.3)
-            pausing.cancel()
-            with suppress(asyncio.CancelledError, GenserveError):
-                await pausing
-        gate.open.set()
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.3)
-        assert not any(daemon.board.state().pauses for daemon in fleet.daemons)
-        # The fleet can be paused again by the same call.
-        await fleet.client.pause(request_id="own")
-        assert running(fleet) == [False, False]
-
-
-async def test_a_repeat_of_an_expired_pause_that_nobody_waits_for_pauses_nothing() -> None:
-    """The replicas grant a new lease, though the router was not told yet that the old one has expired."""
-    async with routed(2) as fleet:
-        await fleet.client.pause(request_id="own", ttl_s=1.0)
-        async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
-            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
-            repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-            await asyncio.sleep(0.3)
-            repeating.cancel()
-            with suppress(asyncio.CancelledError, GenserveError):
-                await repeating
-            await asyncio.sleep(0.1)
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.3)
-        assert running(fleet) == [True, True]
-
-
 async def test_a_lease_that_is_granted_again_while_another_is_made_up_for_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,27 +107,85 @@ async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_pass
         await fleet.until(lambda: late.engine.running)
 
 
-async def test_a_resume_overtakes_no_repeat_on_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that resumed first would grant the lease again, and nobody would end it there."""
-    async with routed(2) as fleet:
-        lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
-        pauses, gate = fleet.daemons[1].pauses, Gate()
-        pause = pauses.pause
+async def test_a_replica_that_starts_again_while_others_are_paused_is_paused() -> None:
+    """It had granted the lease, and the run that did has gone."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(AsyncExitStack())
+        port = free_port()
+        daemons = [await first.enter_async_context(replica(port)), await stack.enter_async_context(replica())]
+        async with over(daemons) as fleet:
+            await fleet.until_ready()
+            gate = daemons[1].engine.gates["pause"] = Gate()
+            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+            await until_reached(gate)
+            await fleet.until(lambda: not daemons[0].engine.running)
+            await first.aclose()
+            await fleet.until(lambda: fleet.state(daemons[0]) is ReplicaState.UNHEALTHY)
+            gate.open.set()
+            lease_id = (await pausing).lease.lease_id
+            again = await stack.enter_async_context(replica(port))
+            await fleet.until(lambda: not again.engine.running)
+            await fleet.client.resume(lease_id)
+            await fleet.until(lambda: again.engine.running and daemons[1].engine.running)
 
-        async def pause_late(*arguments: Any, **options: Any) -> Any:
-            gate.reached.set()
-            await gate.open.wait()
-            return await pause(*arguments, **options)
 
-        monkeypatch.setattr(pauses, "pause", pause_late)
-        repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+async def test_a_replica_that_is_removed_fails_neither_a_pause_nor_a_resume() -> None:
+    """What it granted is forgotten, so the lease does not outlive those of the others."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[2].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
         await until_reached(gate)
-        resuming = asyncio.create_task(fleet.client.resume(lease_id))
-        await asyncio.wait({resuming}, timeout=1.0)
+        await fleet.until(lambda: running(fleet)[:2] == [False, False])
+        for each in (fleet.daemons[0], fleet.daemons[2]):  # one that has granted the lease, and one that has not
+            await fleet.running.router.remove(each.address)
+        lease_id = (await pausing).lease.lease_id
         gate.open.set()
-        assert (await repeating).lease.lease_id == lease_id
-        await resuming
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.5)
-        assert running(fleet) == [True, True]
-        assert not (await fleet.client.status()).state.pauses
+        fleet.running.router.add(fleet.daemons[0].address)
+        await fleet.until_ready(2)
+        async with fleet.daemons[1].pauses.turn.take():
+            resuming = asyncio.create_task(fleet.client.resume(lease_id))
+            await fleet.until(lambda: fleet.daemons[0].engine.running)
+            await fleet.running.router.remove(fleet.daemons[1].address)
+            await resuming
+        assert fleet.running.router.fleet.leases.known(lease_id) is None
+
+
+async def test_a_replica_that_was_away_for_a_moment_does_not_fail_a_pause() -> None:
+    """It is paused when it is back, which may be before the others are."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            gates = [each.engine.gates.setdefault("pause", Gate()) for each in daemons]
+            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+            for gate in gates:
+                await until_reached(gate)
+            link.kill()
+            await fleet.until_ready(1)
+            gates[1].open.set()
+            await link.listen_again()
+            await fleet.until_ready(2)
+            gates[0].open.set()
+            await pausing
+            await fleet.until(lambda: not any(each.engine.running for each in daemons))
+
+
+async def test_a_resume_that_reaches_no_replica_can_be_repeated() -> None:
+    """The router does not know whether they have the lease, and does not say that it has ended."""
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(replica())
+        link = await stack.enter_async_context(BreakableLink(daemon.address))
+        async with over([]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(1)
+            lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
+            link.kill()
+            await fleet.until_ready(0)
+            with pytest.raises(NoReplicaError):
+                await fleet.client.resume(lease_id)
+            await link.listen_again()
+            await fleet.until_ready(1)
+            await fleet.client.resume(lease_id)
+            assert daemon.engine.running

@@ -81,25 +81,50 @@ def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> Non
     assert (leases.left_over("a:1"), leases.left_over("b:2")) == ([], [(L, f"own {L}")])
     with leases.being_granted(L):
         assert leases.left_over("b:2") == []
-    assert leases.left_over("b:2") == [(L, f"own {L}")]
-    leases.begun(L)
     assert (leases.left_over("b:2"), leases.get(L).lease_id) == ([], L)
 
 
 def test_a_lease_that_is_being_granted_counts_when_it_is_granted() -> None:
     """A replica that joins meanwhile is not paused by one that may still fail. A repeat of a pause counts at once."""
     leases = Leases()
-    with leases.being_granted(L) as is_new:
-        assert is_new
+    with leases.being_granted(L) as grant:
+        assert grant.is_new and leases.is_being_granted(L)
         leases.granted(L, "trainer", "a:1", pause())
         assert (leases.active, held(leases, "b:2")) == ([], [])
     assert held(leases, "b:2") == [L]
-    with leases.being_granted(L) as is_new:
-        assert not is_new
+    with leases.being_granted(L) as grant:
+        assert not grant.is_new and not leases.is_being_granted(L)
         assert held(leases, "b:2") == [L]
     leases.ended(L)
-    with leases.being_granted(L) as is_new:
-        assert is_new
+    with leases.being_granted(L) as grant:
+        assert grant.is_new
+
+
+def test_a_lease_that_had_expired_is_a_new_one_when_all_that_had_it_have_granted_another() -> None:
+    """The router is not told at once that a lease has expired. A replica that did not answer still has the old one."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause()])
+    with leases.being_granted(L) as grant:
+        for address, is_new in (("c:3", False), ("a:1", False), ("b:2", True)):
+            grant.add(address, types_pb2.PauseLease(lease_id=f"another on {address}"))
+            assert grant.is_new is is_new
+        grant.add("a:1", pause())
+        assert not grant.is_new
+
+
+@pytest.mark.parametrize("ends_all", [False, True])
+def test_a_lease_that_is_ended_while_it_is_granted_has_ended(*, ends_all: bool) -> None:
+    """Also one that no replica has granted yet. Those that grant it later are left over."""
+    leases = Leases()
+    with leases.being_granted(L):
+        if ends_all:
+            leases.all_ended()
+        else:
+            leases.ended(L)
+        leases.granted(L, "trainer", "a:1", pause())
+        assert leases.was_ended(L)
+    assert (leases.active, leases.left_over("a:1")) == ([], [(L, f"own {L}")])
 
 
 @pytest.mark.parametrize(("left_s", "expected"), [(None, [L]), (30.0, [L]), (0.5, [])])

@@ -1,0 +1,223 @@
+"""Pauses and resumes that are cancelled, or that fail, or that meet each other: what they leave behind."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import pytest
+
+from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
+from tests.fleet.routers import over, replica, routed, running, until_reached
+from tests.support.scripted_engine import Gate
+
+
+async def cancelled(call: "asyncio.Task[Any]") -> None:
+    """Ends a call, as a client that is killed does."""
+    call.cancel()
+    with suppress(asyncio.CancelledError, GenserveError):
+        await call
+
+
+async def test_a_pause_that_nobody_waits_for_pauses_nothing() -> None:
+    """Nobody knows its lease, and it would have no end."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(ttl_s=None))
+        await until_reached(gate)
+        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await cancelled(pausing)
+        await asyncio.sleep(0.3)
+        gate.open.set()
+        await fleet.until(lambda: running(fleet) == [True] * 3)
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [True] * 3
+        assert not (await fleet.client.status()).state.pauses
+
+
+async def test_a_repeat_that_nobody_waits_for_leaves_the_lease_that_was_there() -> None:
+    """As with one daemon: its holder relies on it."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own")).lease.lease_id
+        async with fleet.daemons[1].pauses.turn.take():  # its answer does not come
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
+            await asyncio.sleep(0.3)
+            await cancelled(repeating)
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+        await fleet.client.renew_pause(lease_id)
+
+
+async def test_a_pause_that_is_repeated_after_its_cancellation_lasts() -> None:
+    """Who repeats it is told that it is granted: what undoes the first call must not end it."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(request_id="own"))
+        await until_reached(gate)
+        await cancelled(pausing)
+        repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
+        await asyncio.sleep(0.3)
+        gate.open.set()
+        lease_id = (await repeating).lease.lease_id
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+        await fleet.client.resume(lease_id)
+        assert running(fleet) == [True, True]
+
+
+async def test_a_repeat_that_is_cancelled_too_pauses_nothing() -> None:
+    """Nobody was told the lease."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        for _ in range(2):
+            pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await until_reached(gate)
+            await asyncio.sleep(0.3)
+            await cancelled(pausing)
+        gate.open.set()
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.3)
+        assert not any(daemon.board.state().pauses for daemon in fleet.daemons)
+        # The fleet can be paused again by the same call.
+        await fleet.client.pause(request_id="own")
+        assert running(fleet) == [False, False]
+
+
+async def test_a_repeat_of_an_expired_pause_that_nobody_waits_for_pauses_nothing() -> None:
+    """The replicas grant a new lease, though the router was not told yet that the old one has expired."""
+    async with routed(2) as fleet:
+        await fleet.client.pause(request_id="own", ttl_s=1.0)
+        async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
+            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await asyncio.sleep(0.3)
+            await cancelled(repeating)
+            await asyncio.sleep(0.1)
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.3)
+        assert running(fleet) == [True, True]
+
+
+async def test_a_cancelled_pause_waits_for_no_replica() -> None:
+    """One that hangs would keep the others paused."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True, timeout_s=3600))
+        await until_reached(gate)
+        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await cancelled(pausing)
+        await fleet.until(lambda: fleet.daemons[0].engine.running)
+        gate.open.set()
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+async def test_a_pause_that_failed_and_could_not_be_undone_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked for it was told that nothing is paused."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        fleet.daemons[1].engine.fails["pause"] = DeadlineError("it is stuck")
+
+        async def fail(lease_id: str, *, force: bool = False) -> bool:
+            monkeypatch.undo()
+            raise DeadlineError("not now")
+
+        monkeypatch.setattr(fleet.daemons[0].pauses, "resume", fail)
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        await until_reached(gate)
+        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        gate.open.set()
+        with pytest.raises(DeadlineError, match="it is stuck"):
+            await pausing
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+async def test_a_resume_that_nobody_waits_for_is_carried_out() -> None:
+    """The router does not say any more that the fleet is paused."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
+        async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
+            resuming = asyncio.create_task(fleet.client.resume(lease_id))
+            await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+            await cancelled(resuming)
+            await asyncio.sleep(0.2)
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_resume_does_not_wait_for_a_repeat_of_its_pause(*, force: bool) -> None:
+    """That is not answered by one replica. It is told that the lease has ended, and none is left."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
+        async with fleet.daemons[1].pauses.turn.take():
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await asyncio.sleep(0.3)
+            resuming = asyncio.create_task(fleet.client.resume("" if force else lease_id, force=force))
+            await fleet.until(lambda: fleet.daemons[0].engine.running)
+        await resuming
+        with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
+            await repeating
+        await fleet.until(lambda: running(fleet) == [True, True])
+        await asyncio.sleep(0.3)
+        assert running(fleet) == [True, True]
+        assert not any(each.board.state().pauses for each in fleet.daemons)
+        await fleet.client.pause(request_id="own")
+        assert running(fleet) == [False, False]
+
+
+async def test_a_forced_resume_ends_a_pause_that_is_being_granted() -> None:
+    """Otherwise it would stand on some replicas only."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        await until_reached(gate)
+        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        resuming = asyncio.create_task(fleet.client.resume(force=True))
+        await fleet.until(lambda: fleet.daemons[0].engine.running)
+        gate.open.set()
+        await resuming
+        with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
+            await pausing
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that is yet to be resumed would take it for a repeat, and end what the others have granted anew."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
+        pauses, gate = fleet.daemons[1].pauses, Gate()
+        resume = pauses.resume
+
+        async def resume_late(lease_id: str, *, force: bool = False) -> bool:
+            gate.reached.set()
+            await gate.open.wait()
+            return await resume(lease_id, force=force)
+
+        monkeypatch.setattr(pauses, "resume", resume_late)
+        resuming = asyncio.create_task(fleet.client.resume(lease_id))
+        await until_reached(gate)
+        pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+        await asyncio.wait({pausing}, timeout=0.5)
+        gate.open.set()
+        await resuming
+        await pausing
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+
+
+async def test_a_router_that_drains_undoes_what_nobody_waits_for() -> None:
+    """The next router would find the lease, and pause the whole fleet for it."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        async with over(daemons) as fleet:
+            await fleet.until_ready()
+            gate = daemons[1].engine.gates["pause"] = Gate()
+            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+            await until_reached(gate)
+            await fleet.until(lambda: not daemons[0].engine.running)
+            async with daemons[0].pauses.turn.take():
+                await cancelled(pausing)
+                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+                await asyncio.wait({draining}, timeout=0.5)
+                assert not draining.done()
+            await draining
+            assert daemons[0].engine.running
+        gate.open.set()
