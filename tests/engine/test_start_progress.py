@@ -21,6 +21,7 @@ from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from tests.support.answers import answer_of
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.scripted_daemon import detail_of, reason_of
 
@@ -79,8 +80,9 @@ async def refusals(channel: grpc.aio.Channel) -> None:
 
     await refused(control.GetServerInfo(control_pb2.GetServerInfoRequest()))
     await refused(generation.Generate(generate).read())
-    await refused(weights.PushWeights(frames()))
-    await refused(generation.GenerateMany(requests()).read())
+    await refused(answer_of(weights.PushWeights(frames())))
+    many = generation.GenerateMany(requests())
+    await refused(answer_of(many, many.read()))
 
 
 async def stopped_core(daemon: DaemonProcess) -> psutil.Process:

@@ -10,6 +10,7 @@ import pytest
 
 from genserve.errors import InvalidFieldError
 from genserve.v1 import weights_pb2, weights_pb2_grpc
+from tests.support.answers import answer_of
 from tests.support.raw_push import RawPush
 from tests.support.subject import Subject
 
@@ -91,7 +92,7 @@ async def test_memory_of_each_piece_is_read_anew(subject: Subject) -> None:
     reading, writing = os.pipe()
     async with grpc.aio.insecure_channel(subject.process.address) as channel:
         stub = weights_pb2_grpc.WeightServiceStub(channel)
-        await stub.PushWeights(frames(reading, f"/proc/{os.getpid()}/fd/{writing}"), timeout=60)
+        await answer_of(stub.PushWeights(frames(reading, f"/proc/{os.getpid()}/fd/{writing}"), timeout=60))
     os.close(reading)
     os.close(writing)
     assert len(paths) < len(raw.data) // PIECE_BYTES, "no number came again: nothing is proven"

@@ -21,6 +21,7 @@ from genserve.errors import (
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.support import models
+from tests.support.answers import answer_of
 from tests.support.raw_push import RawPush, replaced
 from tests.support.subject import Subject
 
@@ -150,7 +151,7 @@ async def slowly(raw: RawPush, chunks: list[tuple[int, int]], pause_s: float, *,
 
     async with grpc.aio.insecure_channel(raw._address) as channel:
         try:
-            return await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=60)
+            return await answer_of(weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=60))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, raw._address) from error
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from genserve.v1 import weights_pb2
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import Daemon
 
 DATA = hashlib.sha256(b"1").digest()
@@ -34,7 +35,7 @@ def chunk(start: int, end: int, **fields: Any) -> Frame:
 
 async def push(daemon: Daemon, frames: Iterable[Frame]) -> weights_pb2.PushWeightsResponse:
     """All frames over one stream."""
-    return await daemon.weights.PushWeights(iter(frames), timeout=30)
+    return await answer_of(daemon.weights.PushWeights(iter(frames), timeout=30))
 
 
 async def refused(daemon: Daemon, frames: Iterable[Frame]) -> grpc.aio.AioRpcError:

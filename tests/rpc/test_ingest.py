@@ -29,6 +29,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header
 from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Relayed:
     async def refused(self, *frames: Frame) -> grpc.aio.AioRpcError:
         """The error with which a push ends."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.stub.PushWeights(iter(frames), timeout=30)
+            await answer_of(self.stub.PushWeights(iter(frames), timeout=30))
         return caught.value
 
 
@@ -82,7 +83,7 @@ async def test_a_push_is_applied(relayed: Relayed) -> None:
     """Chunks in any order and twice, with and without a checksum, from a client that knows nothing of it."""
     unchecked = Frame(chunk=weights_pb2.PushChunk(offset=5, data=DATA[5:9]))
     frames = [await header(relayed.daemon), chunk(20, 32), chunk(0, 7), unchecked, chunk(7, 20), chunk(3, 30), END]
-    response = await relayed.stub.PushWeights(iter(frames), timeout=30)
+    response = await answer_of(relayed.stub.PushWeights(iter(frames), timeout=30))
     assert response.applied.active_version == 1
     assert relayed.daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
@@ -144,7 +145,7 @@ async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesse
             yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}" if names_one else "")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
+            await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
     assert field_of(caught.value) == "segment.taken_path"
 
 
@@ -164,7 +165,7 @@ async def test_what_processes_pass_on_comes_to_their_own_socket_alone(
         if with_process:
             frames = [await header(daemon), chunk(0, 32), END]
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel:
-                response = await WeightServiceStub(channel).PushWeights(iter(frames), timeout=30)
+                response = await answer_of(WeightServiceStub(channel).PushWeights(iter(frames), timeout=30))
             assert response.applied.active_version == 1, "the control: the process can"
 
 
@@ -186,7 +187,7 @@ async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
         yield Frame(chunk=weights_pb2.PushChunk(offset=0, data=data, crc32c=crc32c))
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await relayed.stub.PushWeights(frames(), timeout=30)
+        await answer_of(relayed.stub.PushWeights(frames(), timeout=30))
     assert reason_of(caught.value) == "CHUNK_OUT_OF_RANGE"
 
 
@@ -208,7 +209,7 @@ async def test_a_chunk_may_be_larger_than_a_piece_of_the_ring(processes: IngestP
                 yield Frame(chunk=weights_pb2.PushChunk(offset=start, data=data, crc32c=google_crc32c.value(data)))
             yield END
 
-        response = await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
+        response = await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
         assert response.applied.active_version == 1
         assert daemon.engine.live == {"w": weights.tobytes()}
 
@@ -278,7 +279,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
                 await asyncio.Event().wait()
 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
+                await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             async with asyncio.timeout(60):  # a connection to the port of the dead one may still be taken, and reset
                 while not said or processes.pids[0] == killed:
@@ -287,7 +288,9 @@ async def test_one_that_is_killed_is_started_again() -> None:
             assert report.missing == ((20, 32),)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as another:
                 stub = WeightServiceStub(another)
-                response = await stub.PushWeights(iter([first, chunk(20, 32), END]), timeout=20, wait_for_ready=True)
+                response = await answer_of(
+                    stub.PushWeights(iter([first, chunk(20, 32), END]), timeout=20, wait_for_ready=True)
+                )
             assert response.applied.active_version == 1
     finally:
         keeping.cancel()

@@ -18,6 +18,7 @@ from genserve.metrics.process import ProcessMetrics
 from genserve.v1 import control_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from tests.rpc.frames import END, chunk, header, push, refused
+from tests.support.answers import answer_of
 from tests.support.scraped import Scrape, scrape, scraped_until
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, GeneratingEngine, serving
 
@@ -105,8 +106,10 @@ async def test_a_push_through_a_receiving_process_counts_as_the_call_that_its_tr
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = WeightServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError):
-            await stub.PushWeights(iter([await header(shown.daemon), END]), timeout=30)  # type: ignore[misc]
-        await stub.PushWeights(iter([await header(shown.daemon, push_id="2"), chunk(0, 32), END]), timeout=30)  # type: ignore[misc]
+            await answer_of(stub.PushWeights(iter([await header(shown.daemon), END]), timeout=30))
+        await answer_of(
+            stub.PushWeights(iter([await header(shown.daemon, push_id="2"), chunk(0, 32), END]), timeout=30)
+        )
     await shown.until("grpc_server_handled_total", 1, grpc_code="OK", **_PUSH)
     after = await shown.until("grpc_server_handled_total", 1, grpc_code="ABORTED", **_PUSH)
     assert after.value("grpc_server_started_total", **_PUSH) == 2

@@ -13,6 +13,7 @@ import pytest
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.rpc.segments import has_bytes, memory, pipe, segment
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 
@@ -136,7 +137,7 @@ async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
                 assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
             yield END
 
-        response = await daemon.weights.PushWeights(frames(), timeout=30)
+        response = await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert response.applied.active_version == 1
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
@@ -158,7 +159,7 @@ async def test_each_piece_may_lie_in_memory_of_its_own(daemon: Daemon, one_pipe:
                     assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
         yield END
 
-    await daemon.weights.PushWeights(frames(), timeout=30)
+    await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert len(paths) == 1
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
@@ -183,7 +184,7 @@ async def test_memory_with_a_name_may_be_made_anew(daemon: Daemon, named: Path) 
         yield segment(str(named), 16, 32, segment_offset=0)
         yield END
 
-    await daemon.weights.PushWeights(frames(), timeout=30)
+    await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
 
@@ -239,7 +240,7 @@ async def test_a_failure_is_told_to_those_who_wait_for_memory(daemon: Daemon) ->
                 await asyncio.to_thread(os.read, reading, 1)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await daemon.weights.PushWeights(frames(), timeout=30)
+            await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert reason_of(caught.value) == "CHECKSUM_MISMATCH"
     asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
     assert asked.push.received_bytes < 32
@@ -260,7 +261,7 @@ async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) ->
             yield segment(path, 16, 32)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await daemon.weights.PushWeights(frames(), timeout=30)
+            await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert field_of(caught.value) == "segment.length"
 
 

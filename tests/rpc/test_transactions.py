@@ -13,6 +13,7 @@ from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import Daemon, field_of, reason_of, serving
 
 
@@ -233,7 +234,7 @@ async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: p
         opening = Frame(header=weights_pb2.PushHeader(push_id="p1", weight_version=1, manifest=manifest))
         pieces = range(0, size_bytes, 1 << 20)
         chunks = [Frame(chunk=weights_pb2.PushChunk(offset=offset, data=bytes(1 << 20))) for offset in pieces]
-        await daemon.weights.PushWeights(iter([opening, *chunks, END]), timeout=30)
+        await answer_of(daemon.weights.PushWeights(iter([opening, *chunks, END]), timeout=30))
         served = daemon.resident.require()
         call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
         await call.read()

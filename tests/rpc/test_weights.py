@@ -11,6 +11,7 @@ from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
+from tests.support.answers import answer_of
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
 
@@ -169,7 +170,7 @@ async def test_a_push_whose_time_is_up_ends_by_itself(daemon: Daemon) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.weights.PushWeights(frames(), timeout=30)
+        await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
     assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.ABORTED, "PUSH_TRUNCATED")
 
 

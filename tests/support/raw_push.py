@@ -10,6 +10,7 @@ import torch
 
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.support import models
+from tests.support.answers import answer_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -60,6 +61,6 @@ class RawPush:
 
         async with grpc.aio.insecure_channel(self._address) as channel:
             try:
-                return await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=90)
+                return await answer_of(weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=90))
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, self._address) from error
