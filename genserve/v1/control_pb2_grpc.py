@@ -109,7 +109,8 @@ class ControlServiceServicer:
     def Pause(self, request, context):
         """Pauses generation under a lease. The engine runs again when no lease is left.
 
-        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+        lease before all replicas have granted it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

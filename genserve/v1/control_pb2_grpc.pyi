@@ -36,7 +36,8 @@ class ControlServiceStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_control_pb2.PauseRequest, _control_pb2.PauseResponse]
     """Pauses generation under a lease. The engine runs again when no lease is left.
 
-    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+    lease before all replicas have granted it.
     """
     RenewPause: _grpc.UnaryUnaryMultiCallable[_control_pb2.RenewPauseRequest, _control_pb2.RenewPauseResponse]
     """Extends a lease.
@@ -95,7 +96,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     Pause: _aio.UnaryUnaryMultiCallable[_control_pb2.PauseRequest, _control_pb2.PauseResponse]  # type: ignore[assignment]
     """Pauses generation under a lease. The engine runs again when no lease is left.
 
-    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+    Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+    lease before all replicas have granted it.
     """
     RenewPause: _aio.UnaryUnaryMultiCallable[_control_pb2.RenewPauseRequest, _control_pb2.RenewPauseResponse]  # type: ignore[assignment]
     """Extends a lease.
@@ -157,7 +159,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.PauseResponse, _abc.Awaitable[_control_pb2.PauseResponse]]:
         """Pauses generation under a lease. The engine runs again when no lease is left.
 
-        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+        Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+        lease before all replicas have granted it.
         """
 
     @_abc_1.abstractmethod
