@@ -40,6 +40,12 @@ class LeaseTurns:
             raise DeadlineError(f"another pause or resume of this lease took {timeout_s:g} s") from None
         return turn
 
+    async def over(self) -> None:
+        """Returns when everybody whose turn it was has released it."""
+        for turn in tuple(self._granting.values()):
+            async with turn:
+                pass
+
     @contextmanager
     def ending(self, lease_id: str) -> Iterator[None]:
         """While replicas are told to end a lease, it is nobody's turn to grant it."""

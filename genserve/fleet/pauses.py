@@ -38,12 +38,14 @@ class FleetPauses:
         try:
             with self._fleet.leases.being_granted(lease_id) as grant:
                 try:
-                    return await self._pause(request, lease_id, grant)
+                    answer = await self._pause(request, lease_id, grant)
                 except BaseException:
                     if grant.is_new or self._fleet.leases.was_ended(lease_id):
                         self._fleet.leases.ended(lease_id)
                         undoing = self._begin_undoing(lease_id, turn)
                     raise
+            self._fleet.refresh()  # now that the lease counts
+            return answer
         except GenserveError:
             if undoing is not None:
                 await asyncio.shield(undoing)
@@ -65,11 +67,6 @@ class FleetPauses:
                 await self._end(lease_id)
         finally:
             turn.release()
-
-    async def undone(self) -> None:
-        """Returns when no pause is being undone any more."""
-        while self._undoing:
-            await asyncio.wait(self._undoing)
 
     async def _pause(self, request: control_pb2.PauseRequest, lease_id: str, grant: Grant) -> control_pb2.PauseResponse:
         own = control_pb2.PauseRequest()
@@ -94,7 +91,6 @@ class FleetPauses:
             raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
         if leases.known(lease_id) is None:
             raise self._fleet.none_ready()
-        self._fleet.refresh()
         granted = [got for got in outcomes.values() if isinstance(got, control_pb2.PauseResponse)]
         return control_pb2.PauseResponse(
             lease=leases.get(lease_id).message(),
@@ -111,12 +107,11 @@ class FleetPauses:
             own = control_pb2.RenewPauseRequest(lease_id=on_replicas[upstream.address].lease_id)
             if request.HasField("ttl"):
                 own.ttl.CopyFrom(request.ttl)
-            return await upstream.ask(upstream.control.RenewPause, own, ASK_S)
+            got = await upstream.ask(upstream.control.RenewPause, own, ASK_S)
+            self._fleet.leases.granted(lease.lease_id, lease.holder, upstream.address, got.lease)
+            return got
 
         outcomes = await everywhere(self._having(lease), renew_one)
-        for upstream, outcome in outcomes.items():
-            if not isinstance(outcome, GenserveError):
-                self._fleet.leases.granted(lease.lease_id, lease.holder, upstream.address, outcome.lease)
         renewed = [each for each in outcomes.values() if not isinstance(each, GenserveError)]
         if not renewed:
             errors = [each for each in outcomes.values() if isinstance(each, GenserveError)]

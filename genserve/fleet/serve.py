@@ -14,7 +14,6 @@ import grpc.aio
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
 from genserve.fleet.series import RouterSeries
@@ -75,7 +74,6 @@ class RunningRouter:
     address: str
     router: Router
     pushes: FleetPushes
-    pauses: FleetPauses
     server: grpc.aio.Server
     metrics_url: str = ""
 
@@ -97,7 +95,7 @@ class RunningRouter:
         await self.server.stop(_NO_LIMIT_S)
         while self.pushes.are_live:
             await self.router.fleet.states_changed.wait()
-        await self.pauses.undone()
+        await self.router.fleet.lease_turns.over()
 
 
 async def start_router(
@@ -122,7 +120,6 @@ async def start_router(
     )
     fleet = Fleet(config.fleet, chain)
     pushes = FleetPushes(fleet)
-    pauses = FleetPauses(fleet)
     router = Router(fleet, pushes, Caller(config.peers))
     stack.push_async_callback(router.close)
     looking = {**{name: dns_addresses(name) for name in config.dns}, **({} if finding is None else finding)}
@@ -133,7 +130,7 @@ async def start_router(
     add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
     listening = ListeningFacts.of(config, config.write_timeout_s)
-    add_ControlServiceServicer_to_server(FleetControl(router, pauses, listening, stopped.stop), server)
+    add_ControlServiceServicer_to_server(FleetControl(router, listening, stopped.stop), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
@@ -148,7 +145,7 @@ async def start_router(
         say(f"metrics: {metrics_url}")
         background.append(asyncio.create_task(metrics.run(), name="measuring the event loop"))
     stack.push_async_callback(_cancel, background)
-    return RunningRouter(address, router, pushes, pauses, server, metrics_url)
+    return RunningRouter(address, router, pushes, server, metrics_url)
 
 
 async def serve(

@@ -107,6 +107,48 @@ async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_pass
         await fleet.until(lambda: late.engine.running)
 
 
+async def test_a_replica_that_joins_while_others_are_being_paused_is_paused() -> None:
+    """As soon as they all are: a pause that still fails does not concern it."""
+    async with routed(2) as fleet, replica() as late:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        await until_reached(gate)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        await asyncio.sleep(0.5)
+        assert late.engine.running
+        gate.open.set()
+        await pausing
+        await fleet.until(lambda: not late.engine.running)
+
+
+async def test_a_pause_waits_until_the_resume_of_its_lease_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica on which it failed would take the pause for a repeat, and then end what the other has granted anew."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
+        pauses, gate, failing = fleet.daemons[1].pauses, Gate(), [True]
+        resume = pauses.resume
+
+        async def resume_late(lease_id: str, *, force: bool = False) -> bool:
+            if failing:
+                failing.pop()
+                raise DeadlineError("not now")
+            gate.reached.set()
+            await gate.open.wait()
+            return await resume(lease_id, force=force)
+
+        monkeypatch.setattr(pauses, "resume", resume_late)
+        with pytest.raises(DeadlineError, match="not now"):
+            await fleet.client.resume(lease_id)
+        await until_reached(gate)
+        pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+        await asyncio.wait({pausing}, timeout=0.5)
+        gate.open.set()
+        await pausing
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [False, False]
+
+
 async def test_a_replica_that_starts_again_while_others_are_paused_is_paused() -> None:
     """It had granted the lease, and the run that did has gone."""
     async with AsyncExitStack() as stack:

@@ -179,7 +179,8 @@ async def test_a_forced_resume_ends_a_pause_that_is_being_granted() -> None:
         await fleet.until(lambda: running(fleet) == [True, True])
 
 
-async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.MonkeyPatch, *, force: bool) -> None:
     """A replica that is yet to be resumed would take it for a repeat, and end what the others have granted anew."""
     async with routed(2) as fleet:
         lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
@@ -192,7 +193,7 @@ async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.Mon
             return await resume(lease_id, force=force)
 
         monkeypatch.setattr(pauses, "resume", resume_late)
-        resuming = asyncio.create_task(fleet.client.resume(lease_id))
+        resuming = asyncio.create_task(fleet.client.resume("" if force else lease_id, force=force))
         await until_reached(gate)
         pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
         await asyncio.wait({pausing}, timeout=0.5)

@@ -29,19 +29,13 @@ T = TypeVar("T")
 class FleetControl(ControlServiceServicer):
     """Operates all replicas."""
 
-    def __init__(
-        self,
-        router: Router,
-        pauses: FleetPauses,
-        listening: ListeningFacts,
-        stop: Callable[[str, float | None], None],
-    ) -> None:
+    def __init__(self, router: Router, listening: ListeningFacts, stop: Callable[[str, float | None], None]) -> None:
         """`listening`: of the router's own ports. `stop`: ends the router, as `Stopped.stop`."""
         self._router = router
         self._listening = listening
         self._stop = stop
         self._fleet = router.fleet
-        self._pauses = pauses
+        self._pauses = FleetPauses(router.fleet)
         self._watchers = Watchers("the status")
 
     async def Pause(
