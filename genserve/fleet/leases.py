@@ -17,6 +17,7 @@ from typing import Final
 from genserve.errors import PauseLeaseLostError
 from genserve.v1 import types_pb2
 
+_LEASE_ID: Final = re.compile("[0-9a-f]{32}")
 _HOLDER: Final = re.compile(r"(?s)(.*) \[fleet lease ([0-9a-f]{32})\]")
 _MAX_ENDED: Final = 1 << 14
 _LEAST_S: Final = 1.0
@@ -26,6 +27,11 @@ _LEAST_S: Final = 1.0
 def holder_with(holder: str, lease_id: str) -> str:
     """The holder's name of a lease on a replica."""
     return f"{holder} [fleet lease {lease_id}]"
+
+
+def is_lease_id(text: str) -> bool:
+    """Whether a lease of a fleet may be called so."""
+    return _LEASE_ID.fullmatch(text) is not None
 
 
 def new_lease_id(request_id: str) -> str:
@@ -69,9 +75,10 @@ class FleetLease:
 
 
 class Grant:
-    """A lease that replicas are asked for. `before`: their leases, by address, if somebody holds it already."""
+    """The leases that replicas have granted for one of the fleet."""
 
     def __init__(self, before: Mapping[str, types_pb2.PauseLease]) -> None:
+        """`before`: the leases of the replicas, by address, if somebody holds that of the fleet already."""
         self._before = {address: lease.lease_id for address, lease in before.items()}
         self._now: dict[str, str] = {}
 
@@ -80,9 +87,14 @@ class Grant:
         self._now[address] = lease.lease_id
 
     @property
+    def addresses(self) -> Iterable[str]:
+        """The replicas that have granted it."""
+        return self._now.keys()
+
+    @property
     def is_new(self) -> bool:
-        """Whether nobody held it before. If it had expired before the router was told so, all replicas that had it have
-        granted another one."""
+        """Whether nobody held the lease of the fleet before. This is known for sure if all replicas that had it have
+        granted another one: the router is not told at once that a lease has expired."""
         return all(self._now.get(address, own_id) != own_id for address, own_id in self._before.items())
 
 
@@ -91,14 +103,14 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: dict[str, FleetLease] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._being_granted: set[str] = set()
+        self._ended: OrderedDict[str, bool] = OrderedDict()  # whether without its holder
+        self._beginning: set[str] = set()
 
     @property
     def active(self) -> list[FleetLease]:
-        """The leases that somebody holds, and nobody has ended. One that is being granted may still fail."""
+        """The leases that somebody holds, and nobody has ended. One that begins may still fail."""
         known = self._leases.values()
-        return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._being_granted]
+        return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._beginning]
 
     def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
         """A replica has told its leases: all of them. Whether it has others than before."""
@@ -108,7 +120,7 @@ class Leases:
             if (match := _HOLDER.fullmatch(pause.holder)) is not None:
                 holder, lease_id = match.groups()
                 held.add(lease_id)
-                self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = pause
+                self.granted(lease_id, holder, address, pause)
         for lease_id in before - held:
             # It had it, and somebody else has ended it there: an operator, or another router.
             self._leases[lease_id].given_up.add(address)
@@ -123,21 +135,26 @@ class Leases:
 
     @contextmanager
     def being_granted(self, lease_id: str) -> Iterator[Grant]:
-        """While replicas are asked for a lease. It has not ended, also if it was ended before, unless somebody ends it
-        meanwhile. A new one counts afterwards."""
+        """While replicas are asked for a lease. One that had ended lives again, until it is marked as ended. One that
+        nobody held counts afterwards."""
         held = self._leases.get(lease_id) if lease_id not in self._ended else None
         self._ended.pop(lease_id, None)
         if held is None:
-            self._being_granted.add(lease_id)
+            self._beginning.add(lease_id)
+        grant = Grant({} if held is None else held.on_replicas)
         try:
-            yield Grant({} if held is None else held.on_replicas)
+            yield grant
         finally:
-            self._being_granted.discard(lease_id)
+            self._beginning.discard(lease_id)
+            if (lease := self._leases.get(lease_id)) is not None:
+                # What has expired on a replica before the others had granted it was ended by nobody.
+                lease.given_up.difference_update(grant.addresses)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
-        """A replica has granted a lease; its status will tell it too. If somebody has ended it meanwhile, it stays
-        ended."""
-        self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
+        """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
+        known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
+        known.on_replicas[address] = lease
+        known.given_up.discard(address)
 
     def left_over(self, address: str) -> list[tuple[str, str]]:
         """Ended leases that a replica still has, because it was away, and what they are called there."""
@@ -158,24 +175,29 @@ class Leases:
         """The lease, also if it was ended: some replicas may still have it."""
         return self._leases.get(lease_id)
 
-    def ended(self, lease_id: str) -> None:
-        """Somebody ends a lease: it is not given to replicas any more."""
-        self._ended[lease_id] = None
+    def mark_ended(self, lease_id: str, *, by_others: bool = False) -> None:
+        """Remembers for a while that a lease has ended: it is not given to replicas any more. `by_others`: its holder
+        has not ended it, or only when it had expired."""
+        self._ended[lease_id] = by_others
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def all_ended(self) -> None:
-        """Somebody ends all leases, also those that are being granted."""
-        for lease_id in [*self._leases, *self._being_granted]:
-            self.ended(lease_id)
+    def mark_all_ended(self) -> None:
+        """The same of all leases, also those that begin."""
+        for lease_id in [*self._leases, *self._beginning]:
+            self.mark_ended(lease_id, by_others=True)
 
-    def is_being_granted(self, lease_id: str) -> bool:
+    def is_beginning(self, lease_id: str) -> bool:
         """Whether replicas are asked for a lease that nobody held."""
-        return lease_id in self._being_granted
+        return lease_id in self._beginning
 
     def was_ended(self, lease_id: str) -> bool:
         """Whether somebody has ended a lease, not long ago."""
         return lease_id in self._ended
+
+    def was_ended_by_others(self, lease_id: str) -> bool:
+        """Whether it was not its holder, so that the engine may have run."""
+        return self._ended.get(lease_id, False)
 
     def get(self, lease_id: str) -> FleetLease:
         """The lease. Raises PauseLeaseLostError."""

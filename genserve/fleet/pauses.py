@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.lease_turns import EVERY_LEASE
-from genserve.fleet.leases import FleetLease, Grant, holder_with, new_lease_id
+from genserve.fleet.leases import FleetLease, Grant, holder_with, is_lease_id, new_lease_id
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
 
@@ -26,69 +25,70 @@ class FleetPauses:
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
-        """Pauses all replicas, or none: raises the error of the first one that is not paused, and PauseLeaseLostError
-        if somebody ends the lease meanwhile. If the call fails or is cancelled, a lease that it has begun ends on all
-        of them: after a cancellation, nobody was told its id. Calls for one lease take turns, and this is a part of the
-        turn."""
+        """Pauses all replicas that answer, or none: raises the error of the first one that is not paused, and
+        PauseLeaseLostError if somebody ends the lease meanwhile.
+
+        Calls for one lease take turns. If the call fails or is cancelled, a lease that it has begun ends on all
+        replicas, because nobody was told its id, and the turn ends after that.
+        """
         if len(request.holder) > MAX_HOLDER_CHARS:
             raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
-        lease_id = new_lease_id(request.request_id)
+        leases, lease_id, deadline_s = self._fleet.leases, new_lease_id(request.request_id), _now_s() + pause_s(request)
         turn = await self._fleet.lease_turns.take(lease_id, pause_s(request))
-        undoing = None
         try:
-            with self._fleet.leases.being_granted(lease_id) as grant:
-                try:
-                    answer = await self._pause(request, lease_id, grant)
-                except BaseException:
-                    if grant.is_new or self._fleet.leases.was_ended(lease_id):
-                        self._fleet.leases.ended(lease_id)
-                        undoing = self._begin_undoing(lease_id, turn)
-                    raise
-            self._fleet.refresh()  # now that the lease counts
-            return answer
-        except GenserveError:
-            if undoing is not None:
-                await asyncio.shield(undoing)
-            raise
-        finally:
-            if undoing is None:
+            with leases.being_granted(lease_id) as grant:
+                answer = await self._pause(request, lease_id, grant, deadline_s)
+        except BaseException as error:
+            if not grant.is_new and not leases.was_ended(lease_id):
                 turn.release()
+                raise
+            leases.mark_ended(lease_id)
+            undoing = self._begin_undoing(lease_id, turn)
+            if isinstance(error, GenserveError):
+                await asyncio.wait({undoing}, timeout=ASK_S)
+            raise
+        turn.release()
+        self._fleet.refresh()  # now that the lease counts
+        return answer
 
     def _begin_undoing(self, lease_id: str, turn: asyncio.Lock) -> asyncio.Task[None]:
-        undoing = asyncio.create_task(self._undo(lease_id, turn), name="undo a pause")
+        """Ends a lease, and then the turn. A replica that does not answer is resumed when it does."""
+
+        async def undo() -> None:
+            try:
+                with suppress(GenserveError):
+                    await self._end(lease_id)
+            finally:
+                turn.release()
+
+        undoing = asyncio.create_task(undo(), name="undo a pause")
         self._undoing.add(undoing)
         undoing.add_done_callback(self._undoing.discard)
         return undoing
 
-    async def _undo(self, lease_id: str, turn: asyncio.Lock) -> None:
-        """Ends a lease, and then the turn. A replica that does not answer is resumed when it does."""
-        try:
-            with suppress(GenserveError):
-                await self._end(lease_id)
-        finally:
-            turn.release()
-
-    async def _pause(self, request: control_pb2.PauseRequest, lease_id: str, grant: Grant) -> control_pb2.PauseResponse:
+    async def _pause(
+        self, request: control_pb2.PauseRequest, lease_id: str, grant: Grant, deadline_s: float
+    ) -> control_pb2.PauseResponse:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
-        limit_s, leases = pause_s(request), self._fleet.leases
+        leases = self._fleet.leases
 
         async def pause_one(upstream: Upstream) -> control_pb2.PauseResponse | None:
             try:
-                got = await upstream.ask(upstream.control.Pause, own, limit_s)
-            except GenserveError:
-                if upstream.member.is_away:  # it is paused when it is back
-                    return None
+                got = await upstream.ask(upstream.control.Pause, own, max(0.0, deadline_s - _now_s()))
+            except GenserveError as error:
+                if upstream.member.is_away or isinstance(error, DrainingError):
+                    return None  # it is paused when it is back
                 raise
             grant.add(upstream.address, got.lease)
             leases.granted(lease_id, request.holder, upstream.address, got.lease)
             return got
 
         outcomes = await everywhere(self._fleet.answering, pause_one)
-        _raise_first(outcomes)
         if leases.was_ended(lease_id):
             raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
+        _raise_first(outcomes)
         if leases.known(lease_id) is None:
             raise self._fleet.none_ready()
         granted = [got for got in outcomes.values() if isinstance(got, control_pb2.PauseResponse)]
@@ -123,7 +123,7 @@ class FleetPauses:
         """Ends the lease on all replicas, or with `force` every lease on every replica. A replica that does not answer
         is resumed when it does, also if the call is cancelled."""
         if request.force:
-            with self._fleet.lease_turns.ending(EVERY_LEASE):
+            with self._fleet.lease_turns.ending():
                 await self._end_all()
             return control_pb2.ResumeResponse()
         if not request.lease_id:
@@ -132,7 +132,7 @@ class FleetPauses:
             return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
 
     async def _end_all(self) -> None:
-        self._fleet.leases.all_ended()
+        self._fleet.leases.mark_all_ended()
         own = control_pb2.ResumeRequest(force=True)
         try:
             outcomes = await everywhere(
@@ -144,20 +144,24 @@ class FleetPauses:
         _raise_first(outcomes)
 
     async def _end(self, lease_id: str) -> bool:
-        """Ends a lease on all replicas; whether it had expired on one of them."""
+        """Ends a lease on all replicas; whether somebody else had, or it had expired on one of them. For callers that
+        have its turn, or that say that they end it."""
         leases = self._fleet.leases
         known = leases.known(lease_id)
-        if known is None and not leases.is_being_granted(lease_id):
+        if known is None and not leases.is_beginning(lease_id):
             if leases.was_ended(lease_id):
-                return True
+                return leases.was_ended_by_others(lease_id)
             if not self._fleet.answering:  # one of them may have it
                 raise self._fleet.none_ready()
+            if is_lease_id(lease_id):
+                leases.mark_ended(lease_id, by_others=True)  # a replica may tell it later than it should
             raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known", metadata={"lease_id": lease_id})
-        leases.ended(lease_id)
+        by_others = leases.was_ended_by_others(lease_id)
+        leases.mark_ended(lease_id, by_others=by_others)
         on_replicas = {} if known is None else dict(known.on_replicas)
 
         async def resume_one(upstream: Upstream) -> bool:
-            expired = await _resume(upstream, on_replicas[upstream.address].lease_id)
+            expired = await resume_on(upstream, on_replicas[upstream.address].lease_id)
             leases.resumed(lease_id, upstream.address)
             return expired
 
@@ -167,13 +171,15 @@ class FleetPauses:
         finally:
             self._fleet.refresh()
         _raise_first(outcomes)
-        return any(outcome is True for outcome in outcomes.values())
+        by_others = by_others or any(outcome is True for outcome in outcomes.values())
+        leases.mark_ended(lease_id, by_others=by_others)
+        return by_others
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
         return [upstream for upstream in self._fleet.answering if upstream.address in lease.on_replicas]
 
 
-async def _resume(upstream: Upstream, lease_id: str) -> bool:
+async def resume_on(upstream: Upstream, lease_id: str) -> bool:
     """Ends the lease of a replica; whether it had expired."""
     try:
         request = control_pb2.ResumeRequest(lease_id=lease_id)
@@ -181,6 +187,10 @@ async def _resume(upstream: Upstream, lease_id: str) -> bool:
     except PauseLeaseLostError:
         return True
     return bool(answer.lease_expired)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _raise_first(outcomes: Mapping[Upstream, object]) -> None:

@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -79,7 +79,7 @@ class RunningRouter:
 
     async def drain(self, stopped: Stopped, flag_s: float) -> None:
         """Takes no new calls, and waits for those that run, for a push that goes on without its trainer, of which
-        replicas are told to commit it one by one, and for pauses that are undone. As long as `stopped` says, or else
+        replicas are told to commit it one by one, and for leases that end. As long as `stopped` says, or else
         `flag_s`."""
         self.router.refuse()
         ending = asyncio.create_task(self._end(), name="drain")
@@ -88,6 +88,9 @@ class RunningRouter:
                 ending.result()
             else:
                 await self.server.stop(None)  # ends the calls
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_GRACE_S):
+                        await self._leases_ended()
         finally:
             await _cancel([ending])
 
@@ -95,7 +98,15 @@ class RunningRouter:
         await self.server.stop(_NO_LIMIT_S)
         while self.pushes.are_live:
             await self.router.fleet.states_changed.wait()
-        await self.router.fleet.lease_turns.over()
+        await self._leases_ended()
+
+    async def _leases_ended(self) -> None:
+        """Replicas that answer have no lease of a pause that was undone, or that somebody has resumed: the next router
+        would take it for one that is held."""
+        fleet = self.router.fleet
+        await fleet.lease_turns.over()
+        while any(fleet.leases.left_over(each.address) for each in fleet.answering):
+            await fleet.states_changed.wait()
 
 
 async def start_router(

@@ -5,16 +5,16 @@ import logging
 import random
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from genserve.arguments import MAX_PEERS
 from genserve.backoff import Backoff
-from genserve.errors import GenserveError, NoReplicaError, PauseLeaseLostError, PushConflictError, PushNotFoundError
-from genserve.fleet.deadlines import ASK_S, FETCH_S, RESUME_S, apply_s, pause_s
+from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
+from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, pause_s
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
+from genserve.fleet.pauses import resume_on
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
@@ -114,9 +114,8 @@ class Sync:
         self._fleet.leases.granted(lease.lease_id, lease.holder, self._upstream.address, answer.lease)
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
-        request = control_pb2.ResumeRequest(lease_id=own_id)
-        with self._fleet.lease_turns.ending(lease_id), suppress(PauseLeaseLostError):
-            await self._upstream.ask(self._upstream.control.Resume, request, RESUME_S)
+        with self._fleet.lease_turns.ending(lease_id):
+            await resume_on(self._upstream, own_id)
         self._fleet.leases.resumed(lease_id, self._member.address)
 
     async def _fetch(self, committed: Version) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
+from genserve.errors import DeadlineError, DrainingError, GenserveError, PauseLeaseLostError
 from tests.fleet.routers import over, replica, routed, running, until_reached
 from tests.support.scripted_engine import Gate
 
@@ -204,7 +204,8 @@ async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.Mon
         assert running(fleet) == [False, False]
 
 
-async def test_a_router_that_drains_undoes_what_nobody_waits_for() -> None:
+@pytest.mark.parametrize("drains_first", [False, True])
+async def test_a_router_that_drains_undoes_what_nobody_waits_for(*, drains_first: bool) -> None:
     """The next router would find the lease, and pause the whole fleet for it."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
@@ -215,10 +216,73 @@ async def test_a_router_that_drains_undoes_what_nobody_waits_for() -> None:
             await until_reached(gate)
             await fleet.until(lambda: not daemons[0].engine.running)
             async with daemons[0].pauses.turn.take():
-                await cancelled(pausing)
-                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+                if drains_first:
+                    draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+                    await fleet.until(lambda: fleet.running.router.is_draining)
+                    await cancelled(pausing)
+                else:
+                    await cancelled(pausing)
+                    draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
                 await asyncio.wait({draining}, timeout=0.5)
                 assert not draining.done()
             await draining
             assert daemons[0].engine.running
         gate.open.set()
+
+
+async def test_a_router_that_must_end_undoes_what_it_can() -> None:
+    """A pause is in flight when the time of the drain is over."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        async with over(daemons) as fleet:
+            await fleet.until_ready()
+            gate = daemons[1].engine.gates["pause"] = Gate()
+            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+            await until_reached(gate)
+            await fleet.until(lambda: not daemons[0].engine.running)
+            await fleet.running.drain(fleet.stopped, 0.1)
+            assert daemons[0].engine.running
+            with pytest.raises(GenserveError):
+                await pausing
+        gate.open.set()
+
+
+async def test_a_router_that_drains_ends_the_lease_of_a_resume_that_nobody_waits_for() -> None:
+    """Its holder may have gone for good."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        async with over(daemons) as fleet:
+            await fleet.until_ready()
+            lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
+            async with daemons[0].pauses.turn.take(), daemons[1].pauses.turn.take():
+                resuming = asyncio.create_task(fleet.client.resume(lease_id))
+                await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+                await cancelled(resuming)
+                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+                await asyncio.wait({draining}, timeout=0.5)
+                assert not draining.done()
+            await draining
+            assert running(fleet) == [True, True]
+
+
+async def test_a_resume_that_is_repeated_is_answered_as_before() -> None:
+    """Whoever repeats it because an answer was lost is not told that the engine may have run."""
+    async with routed(1) as fleet:
+        lease_ids = [(await fleet.client.pause(no_expiry=True)).lease.lease_id for _ in range(2)]
+        assert [(await fleet.client.resume(lease_ids[0])).lease_expired for _ in range(2)] == [False, False]
+        await fleet.client.resume(force=True)
+        assert [(await fleet.client.resume(lease_ids[1])).lease_expired for _ in range(2)] == [True, True]
+
+
+async def test_a_replica_that_shuts_down_does_not_fail_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are paused, and so is the one that starts in its place."""
+    async with routed(2) as fleet:
+
+        async def refuse(*arguments: Any, **options: Any) -> Any:
+            raise DrainingError("it is shutting down")
+
+        monkeypatch.setattr(fleet.daemons[1].pauses, "pause", refuse)
+        await fleet.client.pause(no_expiry=True)
+        assert running(fleet) == [False, True]
+        monkeypatch.undo()
+        await fleet.until(lambda: running(fleet) == [False, False])

@@ -71,7 +71,7 @@ def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> Non
     leases = Leases()
     for address in ("a:1", "b:2"):
         leases.told(address, [pause(), pause(M)])
-    leases.ended(L)
+    leases.mark_ended(L)
     assert leases.was_ended(L) and not leases.was_ended(M)
     assert [lease.lease_id for lease in leases.active] == [M]
     assert (held(leases, "c:3"), leases.left_over("a:1"), leases.left_over("c:3")) == ([M], [(L, f"own {L}")], [])
@@ -84,18 +84,18 @@ def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> Non
     assert (leases.left_over("b:2"), leases.get(L).lease_id) == ([], L)
 
 
-def test_a_lease_that_is_being_granted_counts_when_it_is_granted() -> None:
+def test_a_lease_that_is_beginning_counts_when_it_is_granted() -> None:
     """A replica that joins meanwhile is not paused by one that may still fail. A repeat of a pause counts at once."""
     leases = Leases()
     with leases.being_granted(L) as grant:
-        assert grant.is_new and leases.is_being_granted(L)
+        assert grant.is_new and leases.is_beginning(L)
         leases.granted(L, "trainer", "a:1", pause())
         assert (leases.active, held(leases, "b:2")) == ([], [])
     assert held(leases, "b:2") == [L]
     with leases.being_granted(L) as grant:
-        assert not grant.is_new and not leases.is_being_granted(L)
+        assert not grant.is_new and not leases.is_beginning(L)
         assert held(leases, "b:2") == [L]
-    leases.ended(L)
+    leases.mark_ended(L)
     with leases.being_granted(L) as grant:
         assert grant.is_new
 
@@ -113,15 +113,49 @@ def test_a_lease_that_had_expired_is_a_new_one_when_all_that_had_it_have_granted
         assert not grant.is_new
 
 
+def test_a_lease_that_a_replica_has_after_all_is_not_given_up() -> None:
+    """A status that was written before it was granted may be read later."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause()])
+    leases.told("a:1", [])
+    leases.told("a:1", [pause()])
+    assert leases.get(L).given_up == set()
+
+
+def test_a_lease_that_expires_before_all_have_granted_it_is_given_up_by_nobody() -> None:
+    """The replica is paused again."""
+    leases = Leases()
+    with leases.being_granted(L) as grant:
+        for address in ("a:1", "b:2"):
+            grant.add(address, pause())
+            leases.granted(L, "trainer", address, pause())
+        leases.told("a:1", [])
+    assert held(leases, "a:1") == [L]
+
+
+def test_who_has_ended_a_lease_is_remembered() -> None:
+    """Its holder is told once more what he was told."""
+    leases = Leases()
+    for each in (L, M):
+        leases.told("a:1", [pause(each)])
+    leases.mark_ended(L)
+    leases.mark_ended(M, by_others=True)
+    assert (leases.was_ended_by_others(L), leases.was_ended_by_others(M)) == (False, True)
+    assert not leases.was_ended_by_others("another")
+    leases.mark_all_ended()
+    assert leases.was_ended_by_others(M)
+
+
 @pytest.mark.parametrize("ends_all", [False, True])
 def test_a_lease_that_is_ended_while_it_is_granted_has_ended(*, ends_all: bool) -> None:
     """Also one that no replica has granted yet. Those that grant it later are left over."""
     leases = Leases()
     with leases.being_granted(L):
         if ends_all:
-            leases.all_ended()
+            leases.mark_all_ended()
         else:
-            leases.ended(L)
+            leases.mark_ended(L)
         leases.granted(L, "trainer", "a:1", pause())
         assert leases.was_ended(L)
     assert (leases.active, leases.left_over("a:1")) == ([], [(L, f"own {L}")])
@@ -161,5 +195,5 @@ def test_leases_that_ended_long_ago_are_forgotten() -> None:
     """Only so many are known: the last ones."""
     leases = Leases()
     for number in range(_MAX_ENDED + 1):
-        leases.ended(str(number))
+        leases.mark_ended(str(number))
     assert [leases.was_ended(str(number)) for number in (0, 1, _MAX_ENDED)] == [False, True, True]

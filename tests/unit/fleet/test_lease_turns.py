@@ -1,0 +1,90 @@
+"""The turns in which a lease of the fleet is granted, and those who end it."""
+
+import asyncio
+import gc
+
+import pytest
+
+from genserve.errors import DeadlineError
+from genserve.fleet.lease_turns import LeaseTurns
+
+
+@pytest.fixture
+def turns() -> LeaseTurns:
+    return LeaseTurns()
+
+
+async def is_waiting(task: "asyncio.Task[asyncio.Lock]") -> bool:
+    await asyncio.wait({task}, timeout=0.05)
+    return not task.done()
+
+
+async def test_a_lease_is_granted_by_one_call_at_a_time(turns: LeaseTurns) -> None:
+    """Other leases are not concerned."""
+    first = await turns.take("a", 10)
+    (await turns.take("b", 10)).release()
+    second = asyncio.create_task(turns.take("a", 10))
+    assert await is_waiting(second)
+    first.release()
+    (await second).release()
+
+
+@pytest.mark.parametrize("ended", ["a", None], ids=["of this lease", "of all"])
+async def test_a_lease_is_granted_when_nobody_ends_it_any_more(turns: LeaseTurns, ended: str | None) -> None:
+    """Also not those who begin to while the call waits."""
+    with turns.ending("b"):
+        (await turns.take("a", 10)).release()
+    first, second = turns.ending(ended), turns.ending("a")
+    with second:
+        with first:
+            taking = asyncio.create_task(turns.take("a", 10))
+            assert await is_waiting(taking)
+            late = turns.ending("a")
+            late.__enter__()
+        assert await is_waiting(taking)
+    assert await is_waiting(taking)
+    late.__exit__(None, None, None)
+    (await taking).release()
+
+
+@pytest.mark.parametrize("waits_for", ["turn", "end"])
+async def test_a_wait_for_a_turn_ends(turns: LeaseTurns, waits_for: str) -> None:
+    """In time, or when it is cancelled; the turn is free then."""
+    if waits_for == "turn":
+        held = await turns.take("a", 10)
+        release = held.release
+    else:
+        ending = turns.ending("a")
+        ending.__enter__()
+
+        def release() -> None:
+            ending.__exit__(None, None, None)
+
+    with pytest.raises(DeadlineError, match=r"took 0\.01 s"):
+        await turns.take("a", 0.01)
+    taking = asyncio.create_task(turns.take("a", 10))
+    assert await is_waiting(taking)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    release()
+    (await turns.take("a", 10)).release()
+
+
+async def test_they_are_over_when_all_turns_are(turns: LeaseTurns) -> None:
+    await turns.over()
+    held = [await turns.take(each, 10) for each in "ab"]
+    over = asyncio.create_task(turns.over())
+    for turn in held:
+        assert await is_waiting(over)
+        turn.release()
+    await over
+
+
+async def test_nothing_is_left_of_leases_that_have_ended(turns: LeaseTurns) -> None:
+    for number in range(10):
+        with turns.ending(str(number)), turns.ending(None):
+            pass
+        (await turns.take(str(number), 10)).release()
+    gc.collect()
+    assert not turns._ending and not turns._granting
