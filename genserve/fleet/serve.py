@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc.aio
@@ -88,9 +88,7 @@ class RunningRouter:
                 ending.result()
             else:
                 await self.server.stop(None)  # ends the calls
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_CLOSE_GRACE_S):
-                        await self._leases_ended()
+                await asyncio.wait({ending}, timeout=_CLOSE_GRACE_S)  # for what the calls have to undo
         finally:
             await _cancel([ending])
 

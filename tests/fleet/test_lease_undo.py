@@ -230,8 +230,9 @@ async def test_a_router_that_drains_undoes_what_nobody_waits_for(*, drains_first
         gate.open.set()
 
 
-async def test_a_router_that_must_end_undoes_what_it_can() -> None:
-    """A pause is in flight when the time of the drain is over."""
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_router_that_must_end_undoes_what_it_can(*, answers: bool) -> None:
+    """A pause is in flight when the time of the drain is over. A replica that does not answer does not keep it."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
         async with over(daemons) as fleet:
@@ -240,8 +241,12 @@ async def test_a_router_that_must_end_undoes_what_it_can() -> None:
             pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
             await until_reached(gate)
             await fleet.until(lambda: not daemons[0].engine.running)
-            await fleet.running.drain(fleet.stopped, 0.1)
-            assert daemons[0].engine.running
+            async with daemons[0].pauses.turn.take():
+                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 0.1))
+                await asyncio.wait({draining}, timeout=0.5 if answers else 30.0)
+                assert draining.done() is not answers
+            await draining
+            assert daemons[0].engine.running is answers
             with pytest.raises(GenserveError):
                 await pausing
         gate.open.set()
