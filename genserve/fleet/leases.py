@@ -17,8 +17,8 @@ from typing import Final
 from genserve.errors import PauseLeaseLostError
 from genserve.v1 import types_pb2
 
-_LEASE_ID: Final = re.compile("[0-9a-f]{32}")
-_HOLDER: Final = re.compile(r"(?s)(.*) \[fleet lease ([0-9a-f]{32})\]")
+_LEASE_ID: Final = "[0-9a-f]{32}"
+_HOLDER: Final = re.compile(rf"(?s)(.*) \[fleet lease ({_LEASE_ID})\]")
 _MAX_ENDED: Final = 1 << 14
 _LEAST_S: Final = 1.0
 """A lease that ends sooner is not given to a replica that joins."""
@@ -31,7 +31,7 @@ def holder_with(holder: str, lease_id: str) -> str:
 
 def is_lease_id(text: str) -> bool:
     """Whether a lease of a fleet may be called so."""
-    return _LEASE_ID.fullmatch(text) is not None
+    return re.fullmatch(_LEASE_ID, text) is not None
 
 
 def new_lease_id(request_id: str) -> str:
@@ -93,8 +93,8 @@ class Grant:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody held the lease of the fleet before. This is known for sure if all replicas that had it have
-        granted another one: the router is not told at once that a lease has expired."""
+        """Whether nobody held the lease of the fleet before, or it had expired. The router may not have been told that
+        yet, but then all replicas that had it have granted another one."""
         return all(self._now.get(address, own_id) != own_id for address, own_id in self._before.items())
 
 
@@ -103,7 +103,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: dict[str, FleetLease] = {}
-        self._ended: OrderedDict[str, bool] = OrderedDict()  # whether without its holder
+        self._ended: OrderedDict[str, bool] = OrderedDict()  # the id -> whether by others
         self._beginning: set[str] = set()
 
     @property
