@@ -21,6 +21,7 @@ from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from tests.faults.bystander import Bystander
 from tests.faults.limits import limited
+from tests.support.answers import answer_of
 from tests.support.footprint import reset_peak, resident_bytes
 from tests.support.http2 import (
     CONTINUATION,
@@ -159,9 +160,9 @@ async def test_a_compressed_message_is_not_unpacked_beyond_the_limit(subject: Su
     """256 MiB of zeros are 256 KiB on the wire; --max-message-bytes is 64 MiB."""
     async with bounded(subject, 160 << 20), grpc.aio.insecure_channel(subject.process.address) as channel:
         call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/genserve.v1.{method}")
+        answers = call(iter([bytes(256 << 20)]), compression=grpc.Compression.Gzip, timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            async for _ in call(iter([bytes(256 << 20)]), compression=grpc.Compression.Gzip, timeout=60):
-                pass
+            await answer_of(answers, answers.read())
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -9,6 +9,7 @@ import pytest
 from genserve.client.transport.errors import error_of
 from genserve.errors import GenserveError, InvalidFieldError, ManifestMismatchError, MessageTooLargeError
 from genserve.tensors.varint import to_varint
+from tests.support.answers import answer_of
 from tests.support.footprint import reset_peak, resident_bytes
 from tests.support.subject import Subject
 
@@ -100,7 +101,7 @@ async def send_header(subject: Subject, manifest: bytes) -> None:
             "/genserve.v1.WeightService/PushWeights"
         )
         try:
-            await call(requests(), timeout=120)
+            await answer_of(call(requests(), timeout=120))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, subject.process.address) from error
 

@@ -21,6 +21,7 @@ from genserve.security import watched_files
 from genserve.security.roles import METHODS, ROLE_NAMES, Role
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from tests.rpc.served import weights
+from tests.support.answers import answer_of
 from tests.support.credentials import Callers, one_each
 from tests.support.scripted_daemon import Daemon, reason_of, serving
 
@@ -69,10 +70,10 @@ async def code_of(channel: grpc.aio.Channel, method: str, token: str | None) -> 
     call = call_of(iter([request]) if declared.client_streaming else request, metadata=metadata, timeout=30)
     try:
         if declared.server_streaming:
-            await call.read()
+            await answer_of(call, call.read())
             call.cancel()
         else:
-            await call
+            await answer_of(call)
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return reason_of(error)

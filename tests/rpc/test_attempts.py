@@ -13,6 +13,7 @@ from genserve.client import AsyncClient
 from genserve.errors import PushConflictError
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import Daemon, reason_of
 
 OTHER = hashlib.sha256(b"other").digest()
@@ -44,7 +45,7 @@ class Rank:
     async def _answered(self) -> str:
         """APPLIED, STAGED, or the reason of the error."""
         try:
-            response = await self.call
+            response = await answer_of(self.call)
         except grpc.aio.AioRpcError as error:
             return reason_of(error)
         return weights_pb2.PushState.Name(response.push.state).removeprefix("PUSH_STATE_")

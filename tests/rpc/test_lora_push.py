@@ -12,6 +12,7 @@ from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.wire import manifest_message
 from tests.rpc.frames import END, Frame, push, refused
+from tests.support.answers import answer_of
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
@@ -82,7 +83,7 @@ async def test_an_adapter_is_not_loaded_into_an_engine_that_has_gone_to_sleep(da
         await go_on.wait()
         yield END
 
-    pushing = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=30))
+    pushing = asyncio.ensure_future(answer_of(daemon.weights.PushWeights(requests(), timeout=30)))
     async with asyncio.timeout(30):
         while not daemon.registry._pushes or not daemon.registry.report("p1").push.received_bytes:
             await asyncio.sleep(0.005)
@@ -111,7 +112,7 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
             yield late
             yield END
 
-        late = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=30))
+        late = asyncio.ensure_future(answer_of(daemon.weights.PushWeights(requests(), timeout=30)))
         async with asyncio.timeout(30):  # its header waits for the push, beside the task that drops what is idle
             while len(daemon.registry._pushes.changed._next._waiters) < 2:
                 await asyncio.sleep(0.005)

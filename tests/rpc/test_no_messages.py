@@ -6,6 +6,7 @@ import grpc.aio
 import pytest
 
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import Daemon, field_of
 
 METHODS = [
@@ -22,9 +23,10 @@ async def test_what_is_no_message_is_the_fault_of_the_client(
     daemon: Daemon, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """INVALID_ARGUMENT, whatever the kind of the method."""
-    call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = daemon.channel.stream_stream(method)
+    make: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = daemon.channel.stream_stream(method)
+    call = make(iter([b"\x0a\xff"]), timeout=30)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call(iter([b"\x0a\xff"]), timeout=30).read()
+        await answer_of(call, call.read())
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field_of(refused.value) == "frame"
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

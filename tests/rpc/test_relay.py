@@ -11,6 +11,7 @@ from google.rpc import status_pb2
 
 from genserve.ingest.protocol import FAILED, METHOD, OUTCOME, SERVICE
 from genserve.ingest.relay import Relay
+from tests.support.answers import answer_of
 
 
 async def served(service: str, method: str, handler: "grpc.RpcMethodHandler[bytes, bytes]") -> tuple[Any, str]:
@@ -52,10 +53,10 @@ async def test_the_call_to_the_daemon_is_not_cancelled_after_its_answer(fails: b
             push: Any = channel.stream_unary("/s/Push")
             if fails:
                 with pytest.raises(grpc.aio.AioRpcError, match="truncated") as caught:
-                    await push(endless(), timeout=30)
+                    await answer_of(push(endless(), timeout=30))
                 assert caught.value.code() is grpc.StatusCode.ABORTED
             else:
-                assert await push(endless(), timeout=30) == b"applied"
+                assert await answer_of(push(endless(), timeout=30)) == b"applied"
         assert await asyncio.wait_for(ends.get(), 30) == "done"
         await outer.stop(None)
     await inner.stop(None)

@@ -23,6 +23,7 @@ from genserve.rpc.server import SERVICE_NAMES, SERVICES, DaemonServer
 from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.weights.push.types import PushHeader
+from tests.support.answers import answer_of
 from tests.support.scripted_daemon import CHECKPOINT, serving
 
 CONFIG = ServeConfig(port=0)
@@ -58,7 +59,7 @@ async def test_every_method_but_the_status_is_refused(starting: Starting) -> Non
             for method in service.methods:
                 call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=30)
                 try:
-                    await call.read()
+                    await answer_of(call, call.read())
                 except grpc.aio.AioRpcError as error:
                     assert error.code() is grpc.StatusCode.UNAVAILABLE, method.full_name
                     assert error.details() == "the engine is starting: loading weights"

@@ -117,7 +117,7 @@ async def test_a_frame_that_is_no_message_is_refused(daemon: Daemon) -> None:
     """Rather than an internal error."""
     method = daemon.channel.stream_unary("/genserve.v1.WeightService/PushWeights")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await method(iter([b"\xff\xff\xff"]), timeout=30)
+        await answer_of(method(iter([b"\xff\xff\xff"]), timeout=30))
     assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "frame")
 
 

@@ -14,6 +14,7 @@ from genserve.errors import QueueFullError
 from genserve.metrics.calls import CallSeries
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import Method, ObservedCalls
+from tests.support.answers import answer_of
 
 Sample = Callable[..., float]
 _KINDS = {
@@ -162,8 +163,9 @@ async def test_a_generator_that_ends_its_call_counts_with_its_status() -> None:
         yield b"1"
 
     async with counted("bidi_stream", behavior) as (channel, sample):
+        call = channel.stream_stream("/s/m")(iter([b""]))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.stream_stream("/s/m")(iter([b""])).read()
+            await answer_of(call, call.read())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         await until(lambda: sample(what="count") == 1)
         assert sample(code="UNAUTHENTICATED") == 1

@@ -3456,7 +3456,8 @@ export const ControlServiceService = {
   /**
    * Pauses generation under a lease. The engine runs again when no lease is left.
    *
-   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+   * lease before all replicas have granted it.
    */
   pause: {
     path: "/genserve.v1.ControlService/Pause" as const,
@@ -3625,7 +3626,8 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /**
    * Pauses generation under a lease. The engine runs again when no lease is left.
    *
-   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+   * lease before all replicas have granted it.
    */
   pause: handleUnaryCall<PauseRequest, PauseResponse>;
   /**
@@ -3689,7 +3691,8 @@ export interface ControlServiceClient extends Client {
   /**
    * Pauses generation under a lease. The engine runs again when no lease is left.
    *
-   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING.
+   * Errors: QUEUE_FULL if too many leases are held; ENGINE_SLEEPING. Of a router: PAUSE_LEASE_LOST if somebody ends the
+   * lease before all replicas have granted it.
    */
   pause(
     request: PauseRequest,
