@@ -22,7 +22,8 @@ class FleetProcesses:
         self._router_flags = router_flags
         self._lives = [0] * num_replicas
         # A daemon may have ended when its port is needed again.
-        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_replicas)]
+        # In order, because a push goes from the first one to the last.
+        self.addresses = sorted(f"127.0.0.1:{free_port()}" for _ in range(num_replicas))
         self.router_address = f"127.0.0.1:{free_port()}"
         self.daemons: list[DaemonProcess] = []
         self.router: RouterProcess | None = None
