@@ -50,7 +50,6 @@ class Runtime:
         finally:
             self.log.append(f"leave {name}")
 
-
     @contextlib.contextmanager
     def _within_pool(self, device: torch.device) -> Iterator[None]:
         """Refuses what torch's allocator refuses."""
