@@ -174,7 +174,7 @@ class Buffer:
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether a part of it may have the tensor's contents."""
-        return tensor.nbytes <= self._sizes.get(tensor.device, 0)
+        return int(tensor.nbytes) <= self._sizes.get(tensor.device, 0)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A part of it with the tensor's shape, type and device."""
@@ -289,7 +289,7 @@ def pairs(entries: list[Entry]) -> list[Pair]:
 def _equal(pair: Pair) -> bool:
     """Whether all bits of a pair on the host are equal."""
     live, new = (each.contiguous().view(-1).view(torch.uint8) for each in (pair.live, pair.new))
-    return torch.equal(live, new)
+    return bool(torch.equal(live, new))
 
 
 def _covers(larger: Pair, pair: Pair) -> bool:
