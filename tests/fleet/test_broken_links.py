@@ -16,8 +16,8 @@ PROMPTS = [[number, 7] for number in range(24)]
 
 
 async def break_links(router: ScriptedFleet, engines: list[Made], rng: random.Random) -> None:
-    """One at a time; the replica is back soon after. Counts tokens and not seconds: however slow the machine is, answers
-    get on between two cuts."""
+    """One at a time; the replica is back soon after. Counts tokens and not seconds, so that answers get on between two
+    cuts, however slow the machine is."""
     while True:
         next_cut = sum(made.num_tokens for made in engines) + rng.randrange(1000, 1600)
         while sum(made.num_tokens for made in engines) < next_cut:
