@@ -47,8 +47,8 @@ from tests.support.signatures import parameters
 
 def test_a_pause_of_the_scheduler_still_takes_requests_that_come_meanwhile() -> None:
     """engine.vllm.scheduling pauses by pause_scheduler, as vLLM's sleep does. AsyncLLM.pause_generation is the same
-    call and a fixed sleep in 0.32. From 0.33 on its "abort" and "wait" also refuse new requests until the engine is resumed,
-    and genserve keeps those in vLLM's queue."""
+    call and a fixed sleep in 0.32. From 0.33 on its "abort" and "wait" also refuse new requests until the engine is
+    resumed, and genserve keeps those in vLLM's queue."""
     assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
     assert 'call_utility_async("pause_scheduler", mode, clear_cache)' in inspect.getsource(
         AsyncMPClient.pause_scheduler_async
