@@ -42,7 +42,11 @@ AT_A_TIME = "-n auto --dist loadfile --no-loadscope-reorder"
 
 def run(checkout: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """scripts/test, from elsewhere."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE", "PYTHONPATH")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE", "PYTHONPATH")
+    }
     return subprocess.run(
         [checkout / "scripts" / "test", *arguments],
         env={**inherited, **environment},

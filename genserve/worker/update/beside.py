@@ -9,7 +9,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from genserve.worker.model.audit import Constants, audit
-from genserve.worker.model.tree import Holding, holdings, sizes_of
+from genserve.worker.model.tree import Holding, holdings, owners, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.update.protocol import Reserving
@@ -55,8 +55,14 @@ class BesideUpdate:
         self._buffer.take()
         try:
             prepared = self._shadow.load(Cancellable(tensors, cancelled))
-            untouched = self._shadow.untouched
-            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer, untouched=untouched)
+            self._exchange = exchange(
+                holdings(self._live),
+                prepared,
+                self._device,
+                self._buffer,
+                untouched=self._shadow.untouched,
+                loaded=lambda: owners(self._shadow.model),
+            )
         finally:
             self._shadow.strip()
         self.audit()  # and again, because the bytes may have taken minutes to arrive

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from genserve.worker.model import step_made
+from genserve.worker.model.contents import address_of
 from genserve.worker.model.tree import Holding
+from genserve.worker.model.unlisted import MISSING, Fate, as_loaded, fates
 from genserve.worker.update.device import Device
 
 _CPU = torch.device("cpu")
@@ -37,26 +39,32 @@ def exchange(
     buffer: "Buffer | None" = None,
     *,
     untouched: Collection[str] = (),
+    loaded: Callable[[], Mapping[str, Any]] = dict,
 ) -> "PointerExchange | ContentExchange":
     """The exchange of a prepared version with the live one, of the kind that the device needs.
 
-    `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
-    differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.
+    `untouched`: names of what preparing found and did not write; `prepared` lacks them. `loaded` returns the prepared
+    model's objects (`tree.owners`). Raises ValueError, naming what differs, unless both have the same structure; what
+    steps have made on the live model since is `step_made`'s and `unlisted`'s.
     """
-    entries = matched(live, prepared, untouched)
+    entries = matched(live, prepared, untouched, copied=device.keeps_addresses, loaded=loaded)
     return ContentExchange(entries, device, buffer) if device.keeps_addresses else PointerExchange(entries)
 
 
 def matched(
-    live: Mapping[str, Holding], prepared: Mapping[str, Holding], untouched: Collection[str] = ()
+    live: Mapping[str, Holding],
+    prepared: Mapping[str, Holding],
+    untouched: Collection[str] = (),
+    *,
+    copied: bool = False,
+    loaded: Callable[[], Mapping[str, Any]] = dict,
 ) -> list[Entry]:
-    """The entries to change. Raises as `exchange`."""
+    """The entries to change. `copied`: contents are exchanged, and not references. Raises as `exchange`."""
     only_prepared = sorted(prepared.keys() - live.keys())
     if only_prepared:
         raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
     only_live = {name: live[name] for name in live.keys() - prepared.keys() - set(untouched)}
-    step_made.refuse_unknown(only_live)
-    entries: list[Entry] = []
+    entries = _renewed(live, only_live, copied, loaded)
     new_by_live: dict[int, int] = {}
     for name, place in live.items():
         if name not in prepared:
@@ -83,6 +91,27 @@ def matched(
     return entries
 
 
+def _renewed(
+    live: Mapping[str, Holding],
+    only_live: Mapping[str, Holding],
+    copied: bool,
+    loaded: Callable[[], Mapping[str, Any]],
+) -> list[Entry]:
+    """Entries that take away what the next step must make of the new weights. Raises ValueError for what steps have
+    made that a push may neither leave nor renew."""
+    unlisted = step_made.unlisted(only_live)
+    if not unlisted:
+        return []
+    kept = (place.value for name, place in live.items() if name not in only_live) if copied else ()
+    memory = {address_of(value) for value in kept if isinstance(value, torch.Tensor)}
+    found = fates(unlisted, copied=copied, memory=[each for each in memory if each is not None])
+    renewed = sorted(name for name, fate in found.items() if fate is Fate.RENEWED)
+    objects = loaded() if renewed else {}
+    return [
+        Entry(name, live[name], as_loaded(name, live[name], objects.get(name.rpartition(".")[0]))) for name in renewed
+    ]
+
+
 class PointerExchange:
     """After a commit the live model's parameters and attributes point at the prepared tensors. Nothing is copied."""
 
@@ -91,7 +120,8 @@ class PointerExchange:
         self._entries = entries
         for entry in entries:
             present = content(entry.live.value)
-            if isinstance(present, torch.Tensor) and present.device != entry.new.device:
+            is_tensor = isinstance(present, torch.Tensor) and isinstance(entry.new, torch.Tensor)
+            if is_tensor and present.device != entry.new.device:
                 raise ValueError(f"{entry.name} is on {present.device} live and on {entry.new.device} prepared")
 
     def commit(self) -> None:
@@ -124,7 +154,10 @@ class PointerExchange:
 
     def _put(self, entry: Entry, value: Any) -> None:
         place = entry.live
-        if place.table == "__dict__":
+        if value is MISSING:
+            place.owner.__dict__.pop(place.key, None)
+            place.value = value
+        elif place.table == "__dict__":
             place.owner.__dict__[place.key] = value
             place.value = value
         else:

@@ -10,6 +10,7 @@ needs memory for the largest layer.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -135,7 +136,9 @@ class InPlaceUpdate:
     ) -> PointerExchange | ContentExchange:
         try:
             prepared = shadow.load(tensors, in_pause=in_pause)
-            return exchange(live, prepared, self._device, untouched=shadow.untouched)
+            # Objects by their path in the whole model, not in the layer's.
+            objects = partial(owners, self._model)
+            return exchange(live, prepared, self._device, untouched=shadow.untouched, loaded=objects)
         finally:
             shadow.strip()
 
