@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import torch
-from vllm.config import CompilationConfig
+from vllm.config import CompilationConfig, VllmConfig
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
@@ -271,6 +271,13 @@ def test_the_gpu_worker_still_loads_the_model_before_it_counts_what_is_left() ->
     assert "self.requested_memory = request_memory(" in inspect.getsource(Worker.init_device)
     starting = inspect.getsource(core.EngineCore.__init__)
     assert starting.index("executor_class(vllm_config)") < starting.index("self._initialize_kv_caches(")
+
+
+def test_a_configuration_and_a_worker_still_say_which_model_runner_it_is() -> None:
+    """worker.contract.runners reads it of both. A worker decides once, and makes its runner accordingly."""
+    assert isinstance(inspect.getattr_static(VllmConfig, "use_v2_model_runner"), property)
+    assert "self.use_v2_model_runner = vllm_config.use_v2_model_runner" in inspect.getsource(Worker.__init__)
+    assert issubclass(CPUWorker, Worker)
 
 
 def test_the_rank_still_has_a_name() -> None:
