@@ -210,3 +210,15 @@ void leave_capture(struct graph *graph) {
     for (int i = 0; i < num_streams; i++)
         if (streams[i]->capture == graph) streams[i]->capture = NULL;
 }
+
+/* For operators that the host computes at once: does what the stream has before them, and checks the memory. */
+EXPORT void fake_cuda_use(cudaStream_t handle, const void *address, size_t size, int writes) {
+    if (size == 0) return;
+    lock();
+    struct stream *stream = stream_of(handle);
+    const char *why = is_device_address(address) ? why_not_device_memory(address, size) : NULL;
+    if (why != NULL) complain("an operator uses %zu bytes at %p: that memory %s", size, address, why);
+    run_stream(stream);
+    check_order(stream, address, size, writes != 0);
+    unlock();
+}
