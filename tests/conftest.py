@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import daemon_process, known_secrets
+from tests.support import daemon_process, failure_evidence, known_secrets, once_more, standstills
 from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
@@ -17,6 +17,15 @@ settings.load_profile("genserve")
 
 NUM_AT_A_TIME = 2
 """Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
+
+
+FLAKY_RECORD = Path(__file__).with_name("flaky.tsv")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of .ci/run and scripts/flaky."""
+    parser.addoption("--once-more", action="store_true", help="try failed tests once more, alone (three at most)")
+    parser.addoption("--standstills", metavar="SEED", help="let the event loop of each test stand still once")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -31,6 +40,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives the engines of each process of pytest a core of their own: vLLM would bind all to the first."""
+    config.pluginmanager.register(failure_evidence.FailureEvidence())
+    config.pluginmanager.register(once_more)
+    if config.option.once_more and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(once_more.OnceMore(config, FLAKY_RECORD))
+    if config.option.standstills is not None:
+        config.pluginmanager.register(standstills.Standstills(config.option.standstills))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
         cores = sorted(os.sched_getaffinity(0))

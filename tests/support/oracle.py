@@ -35,6 +35,11 @@ class OracleError(AssertionError):
         super().__init__("; ".join(f"{name}: {finding}" for name, finding in findings.items()))
         self.findings = dict(findings)
 
+    @property
+    def is_evidence(self) -> bool:
+        """Whether wrong weights, tokens or labels were seen, which no busy machine explains: never tried once more."""
+        return bool(self.findings.keys() & {"baseline", "version", "committed", "digests", "outputs"})
+
 
 @dataclass
 class Oracle:

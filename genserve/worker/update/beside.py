@@ -56,7 +56,14 @@ class BesideUpdate:
         try:
             prepared = self._shadow.load(Cancellable(tensors, cancelled))
             untouched = self._shadow.untouched
-            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer, untouched=untouched)
+            self._exchange = exchange(
+                holdings(self._live),
+                prepared,
+                self._device,
+                self._buffer,
+                built_at=self._place,
+                untouched=untouched,
+            )
         finally:
             self._shadow.strip()
         self.audit()  # and again, because the bytes may have taken minutes to arrive

@@ -9,6 +9,7 @@ On the CPU there is nothing to select, to wait for or to reserve. On CUDA
 """
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -40,7 +41,7 @@ class Device:
     @contextmanager
     def work(self) -> Iterator[None]:
         """A context for a thread that works on a version that is not live. Its allocations use the memory reserved for
-        pushes; its work is complete at the end."""
+        pushes; its work is complete at the end. May be nested within one thread."""
         yield
 
     def loading(self) -> AbstractContextManager[object]:
@@ -87,7 +88,8 @@ class CudaDevice(Device):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._pool: Any = None
-        self._in_pool: list[ExitStack] = []  # one for each `work` in progress: they nest
+        self._in_pool = ExitStack()  # of the thread that works
+        self._worker = 0  # the identifier of that thread, 0 = none
         # vLLM gives a thread a stream of its own when it first asks for the current one, unless somebody has set one.
         # `work` sets back what there was: the default stream, in which no CUDA graph can be captured.
         current_stream()
@@ -106,16 +108,30 @@ class CudaDevice(Device):
         """The device, the stream and the pool. torch keeps the memory of a pool for whoever uses that pool,
         whatever empties its caches, and for the stream that allocated it: so both always come together.
 
-        The model's thread cannot empty torch's cache meanwhile, which it does before it runs out of memory."""
+        The model's thread cannot empty torch's cache meanwhile, which it does before it runs out of memory.
+
+        Nested work, of an update that reserves memory along with another one, stays in the pool of the outer one:
+        torch's allocator refuses a pool within itself."""
+        if self._worker == threading.get_ident():
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+            return
         torch.cuda.set_device(self.device)
         if self._pool is None:
             self._pool = torch.cuda.MemPool()
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(self._stream))
             stack.callback(self._stream.synchronize)
-            stack.callback(self._leave_pool)
             self._enter_pool()
+            stack.callback(self._leave_pool)
+            self._worker = threading.get_ident()
+            stack.callback(self._forget_worker)
             yield
+
+    def _forget_worker(self) -> None:
+        self._worker = 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -129,11 +145,13 @@ class CudaDevice(Device):
     def _enter_pool(self) -> None:
         """This thread's allocations use the pool from now on."""
         in_pool = ExitStack()
-        self._in_pool.append(in_pool)  # before it can fail: `work` leaves one for each
         in_pool.enter_context(torch.cuda.use_mem_pool(self._pool, self.device))
+        self._in_pool = in_pool
 
     def _leave_pool(self) -> None:
-        self._in_pool.pop().close()
+        """Does nothing if the pool could not be entered again."""
+        in_pool, self._in_pool = self._in_pool, ExitStack()
+        in_pool.close()
 
     def loading(self) -> AbstractContextManager[object]:
         """The pinned ring."""

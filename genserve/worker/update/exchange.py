@@ -5,6 +5,9 @@ Only what they point at changes. Where addresses must not change (CUDA graphs, k
 exchanged instead: tensor by tensor through a buffer of the largest one's size, or through pinned memory
 (`ring_exchange`) if the prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold
 the previous contents, so it can be undone.
+
+Where a tensor lies is part of what is compared. Layers on a GPU keep some tensors in the host's memory, such as copies
+of the scales of keys and values. These are exchanged there, in the same way.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,14 +39,18 @@ def exchange(
     device: Device,
     buffer: "Buffer | None" = None,
     *,
+    built_at: torch.device | None = None,
     untouched: Collection[str] = (),
 ) -> "PointerExchange | ContentExchange":
     """The exchange of a prepared version with the live one, of the kind that the device needs.
 
-    `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
-    differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.
+    `built_at`: where the version was built, None = on the live model's device. `untouched`: names of what preparing
+    found and did not write; `prepared` lacks them. Raises ValueError, naming what differs, unless both have the same
+    structure on the same devices; what steps have made on the live model since is `step_made`'s.
     """
     entries = matched(live, prepared, untouched)
+    for entry in entries:
+        _refuse_other_device(entry, device.device, device.device if built_at is None else built_at)
     return ContentExchange(entries, device, buffer) if device.keeps_addresses else PointerExchange(entries)
 
 
@@ -83,16 +90,26 @@ def matched(
     return entries
 
 
+def _refuse_other_device(entry: Entry, model_device: torch.device, built_at: torch.device) -> None:
+    """Raises ValueError for a tensor that is not where vLLM's own loading puts it: what is on the model's device must
+    have been built at `built_at`, and what a layer keeps on the host, on the host."""
+    live = content(entry.live.value)
+    if not isinstance(live, torch.Tensor):
+        return
+    if live.device not in (model_device, _CPU):
+        raise ValueError(f"{entry.name} is on {live.device}, and the model on {model_device}")
+    expected = built_at if live.device == model_device else _CPU
+    if entry.new.device != expected:
+        raise ValueError(
+            f"{entry.name} is on {live.device} live and on {entry.new.device} prepared: {expected} was expected"
+        )
+
+
 class PointerExchange:
     """After a commit the live model's parameters and attributes point at the prepared tensors. Nothing is copied."""
 
     def __init__(self, entries: list[Entry]) -> None:
-        """Raises ValueError for a tensor that was prepared on another device."""
         self._entries = entries
-        for entry in entries:
-            present = content(entry.live.value)
-            if isinstance(present, torch.Tensor) and present.device != entry.new.device:
-                raise ValueError(f"{entry.name} is on {present.device} live and on {entry.new.device} prepared")
 
     def commit(self) -> None:
         """Puts the prepared values in place and keeps the previous ones. Raises RuntimeError if a value did not stay in
@@ -132,28 +149,36 @@ class PointerExchange:
 
 
 class Buffer:
-    """Memory on the live model's device of the size of its largest tensor, through which contents are exchanged."""
+    """Memory through which contents are exchanged: on each device that has tensors of the live model, as much as the
+    largest one takes there."""
 
     def __init__(self, live: Mapping[str, Holding], device: Device) -> None:
         """Allocates the memory, if the device needs it."""
-        tensors = [place.value for place in live.values() if isinstance(place.value, torch.Tensor)]
-        self.size_bytes = max((each.nbytes for each in tensors), default=0) if device.keeps_addresses else 0
-        self._device = device.device
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._sizes: dict[torch.device, int] = {}
+        self._bytes: dict[torch.device, torch.Tensor] = {}
+        for place in live.values() if device.keeps_addresses else ():
+            if isinstance(place.value, torch.Tensor):
+                at = place.value.device
+                self._sizes[at] = max(self._sizes.get(at, 0), place.value.nbytes)
         self.take()
 
     def take(self) -> None:
         """Allocates the memory, unless it is allocated."""
-        if self._bytes.numel() < self.size_bytes:
-            self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
+        for at, size in self._sizes.items():
+            if at not in self._bytes:
+                self._bytes[at] = torch.empty(size, dtype=torch.uint8, device=at)
 
     def release_memory(self) -> None:
         """Frees it, until it is taken again."""
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = {}
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether a part of it may have the tensor's contents."""
+        return int(tensor.nbytes) <= self._sizes.get(tensor.device, 0)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A part of it with the tensor's shape and type."""
-        return self._bytes[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        """A part of it with the tensor's shape, type and device."""
+        return self._bytes[tensor.device][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +192,8 @@ class Pair:
 
 class ContentExchange:
     """The live tensors stay at their addresses. A prepared one, on the same device or on the host, gets the live
-    contents.
+    contents. Tensors that the live model keeps on the host are exchanged there, unless both are equal: mostly they are
+    constants that loading writes again.
 
     Copies are not read back, because this would double the pause. The device reports a failed copy when it is
     synchronized.
@@ -175,8 +201,8 @@ class ContentExchange:
 
     def __init__(self, entries: list[Entry], device: Device, buffer: "Buffer | None") -> None:
         """`buffer` is only needed without `overwrite`. Raises ValueError for values whose change captured code would
-        not see, and for a tensor that was prepared on a third device."""
-        self._pairs = pairs(entries)
+        not see."""
+        self._pairs = [pair for pair in pairs(entries) if pair.live.device == device.device or not _equal(pair)]
         self._device = device
         # Large tensors on the host do not use the buffer.
         by_ring = [pair for pair in self._pairs if device.can_exchange(pair.live, pair.new)]
@@ -186,11 +212,7 @@ class ContentExchange:
         self._num_exchanged = 0
         self._undo: Callable[[], None] | None = None  # of the exchange in progress
         for pair in self._pairs:
-            if pair.live.device != device.device:
-                raise ValueError(f"{pair.name} is on {pair.live.device}, and the model on {device.device}")
-            if pair.new.device not in (device.device, _CPU):
-                raise ValueError(f"{pair.name} is on {pair.live.device} live and on {pair.new.device} prepared")
-            if buffer is not None and pair.live.nbytes > buffer.size_bytes:
+            if buffer is not None and not buffer.fits(pair.live):
                 raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
@@ -262,6 +284,12 @@ def pairs(entries: list[Entry]) -> list[Pair]:
                 kept.append(pair)
         found += kept
     return found
+
+
+def _equal(pair: Pair) -> bool:
+    """Whether all bits of a pair on the host are equal."""
+    live, new = (each.contiguous().view(-1).view(torch.uint8) for each in (pair.live, pair.new))
+    return bool(torch.equal(live, new))
 
 
 def _covers(larger: Pair, pair: Pair) -> bool:

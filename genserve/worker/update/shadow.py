@@ -93,8 +93,9 @@ class Shadow:
         model_config = self._structure.model_config
         with self._as_vllm_loads():
             online = [module for module in self._model.modules() if _is_quantised_online(module)]
-            for module in online:
-                initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
+            with self._place:
+                for module in online:
+                    initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
             expected = self._expected()
             with self._copying():
                 load = self._model.load_weights if online else partial(self._loading.load, in_pause=in_pause)
@@ -134,11 +135,12 @@ class Shadow:
 
     @contextmanager
     def _as_vllm_loads(self) -> Iterator[None]:
-        """The context in which vLLM loads and post-processes weights, for this thread only."""
+        """The context in which vLLM loads and post-processes weights, for this thread only. It builds a model within
+        the device, and leaves that before it loads: what post-processing makes without naming a device, such as copies
+        of scales for attention, is in the host's memory."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._structure.config))
-            stack.enter_context(self._place)
             stack.enter_context(_default_dtype_here(self._structure.model_config.dtype))
             yield
 

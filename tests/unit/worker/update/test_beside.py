@@ -45,6 +45,7 @@ def test_what_a_step_hides_while_the_bytes_arrive_is_refused() -> None:
     live = model()
     update = object.__new__(BesideUpdate)
     fields: dict[str, Any] = {"_live": live, "_loaded": frozenset(holdings(live)), "_device": CPU, "_exchange": None}
+    fields["_place"] = CPU.device
     vars(update).update(fields, _shadow=Shadow(), _buffer=Buffer({}, CPU))
     update.audit()
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ class Runtime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, pins: bool) -> None:
         self.log: list[str] = []
+        self._in_pool = False
         for name in ("set_device", "synchronize", "empty_cache"):
             monkeypatch.setattr(
                 torch.cuda, name, lambda *args, name=name: self.log.append(" ".join([name, *map(str, args)]))
@@ -30,7 +32,7 @@ class Runtime:
         monkeypatch.setattr(torch.cuda, "MemPool", Pool)
         monkeypatch.setattr("genserve.worker.update.device.current_stream", lambda: self.log.append("vllm's stream"))
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: self._within("stream"))
-        monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: self._within(f"pool {device}"))
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: self._within_pool(device))
 
         def allocate() -> PinnedRing:
             if not pins:
@@ -43,8 +45,22 @@ class Runtime:
     @contextlib.contextmanager
     def _within(self, name: str) -> Iterator[None]:
         self.log.append(f"enter {name}")
-        yield
-        self.log.append(f"leave {name}")
+        try:
+            yield
+        finally:
+            self.log.append(f"leave {name}")
+
+    @contextlib.contextmanager
+    def _within_pool(self, device: torch.device) -> Iterator[None]:
+        """Refuses what torch's allocator refuses."""
+        if self._in_pool:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self._in_pool = True
+        try:
+            with self._within(f"pool {device}"):
+                yield
+        finally:
+            self._in_pool = False
 
 
 class Stream:
@@ -111,12 +127,53 @@ def test_a_wait_for_bytes_is_out_of_the_pool(monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("cancelled")
     pool = [each for each in runtime.log if "pool" in each or each == "wait"]
     enter, leave = "enter pool cuda:1", "leave pool cuda:1"
-    assert pool == [enter, enter, leave, "wait", enter, leave, leave]
+    assert pool == [enter, leave, "wait", enter, leave]
+
+
+def test_nested_work_enters_the_pool_once_and_is_complete_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates reserve memory together, and torch refuses a pool within itself. An error in the inner work leaves
+    the outer one its pool."""
+    runtime = Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    runtime.log.clear()
+    with device.work():
+        with contextlib.suppress(ValueError), device.work():
+            raise ValueError("ordered")
+        runtime.log.append("outer work")
+    expected = [
+        "set_device cuda:1", "enter stream", "enter pool cuda:1", "synchronize stream", "outer work",
+        "leave pool cuda:1", "synchronize stream", "leave stream",
+    ]  # fmt: skip
+    assert runtime.log == expected
+    with device.work():
+        pass
+    assert runtime.log.count("enter pool cuda:1") == 2, "work that follows enters it again"
+
+
+def test_two_threads_do_not_share_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested is the work of one thread: another one enters by itself, and torch refuses it."""
+    Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    refused: list[str] = []
+
+    def other() -> None:
+        try:
+            with device.work():
+                pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with device.work():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with device.work():
+            pass
+    assert refused == ["beginAllocateToPool: already recording to mempool_id"]
 
 
 def test_a_pool_that_cannot_be_entered_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a wait, and when work begins: the push is refused with the device's error, and outer work keeps its
-    pool."""
+    """After a wait, and when work begins: the push is refused with the device's error. The next one may enter."""
     runtime = Runtime(monkeypatch, pins=True)
     device = CudaDevice(SECOND)
     enter = torch.cuda.use_mem_pool
@@ -126,13 +183,12 @@ def test_a_pool_that_cannot_be_entered_says_why(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(RuntimeError, match="unspecified launch failure"), device.work(), device.waiting():
         monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"), device.work():
+        pass
     monkeypatch.setattr(torch.cuda, "use_mem_pool", enter)
     runtime.log.clear()
     with device.work():
-        monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
-        with pytest.raises(RuntimeError, match="unspecified launch failure"), device.work():
-            pass
-        assert "leave pool cuda:1" not in runtime.log
+        pass
     assert runtime.log.count("leave pool cuda:1") == 1
 
 

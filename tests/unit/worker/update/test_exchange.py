@@ -158,13 +158,15 @@ class Allocated(TorchDispatchMode):
 def test_a_commit_and_a_rollback_allocate_nothing() -> None:
     """The buffer, as large as the largest tensor, is there before the KV cache is."""
     live, device = Plain(1.0), KeptDevice()
-    assert Buffer(holdings(live), device).size_bytes == live.fused.nbytes
+    buffer = Buffer(holdings(live), device)
+    larger = torch.zeros(live.fused.nbytes + 1, dtype=torch.uint8)
+    assert buffer.fits(live.fused) and not buffer.fits(larger)
     exchanged = exchange_of(live, Plain(2.0), device)
     with torch.no_grad(), Allocated() as allocated:
         exchanged.commit()
         exchanged.rollback()
     assert allocated.num_bytes == 0
-    assert Buffer(holdings(live), CPU).size_bytes == 0
+    assert not Buffer(holdings(live), CPU).fits(live.norm)
 
 
 def test_overwriting_needs_no_buffer() -> None:
@@ -200,11 +202,79 @@ def test_a_tensor_on_a_third_device_is_refused() -> None:
         exchange_of(live, prepared, KeptDevice())
 
 
+class Scaled(nn.Module):
+    """A layer on a device, which keeps numbers on the host, as attention does. Nothing is computed on torch's meta
+    device, and a tensor is on it or not, as on a GPU."""
+
+    def __init__(self, value: float, on_host: str = "cpu") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, device="meta"))
+        self.k_scale_cpu = torch.full((3,), value, device=on_host)
+        self.v_scale_cpu = torch.full((2,), -value, device=on_host)
+
+    def seen(self) -> list[float]:
+        """The numbers on the host."""
+        return [*self.k_scale_cpu.tolist(), *self.v_scale_cpu.tolist()]
+
+
+class Gpu(KeptDevice):
+    """Torch's meta device in the place of a GPU."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__(fails_at)
+        self.device = torch.device("meta")
+
+
+def test_tensors_on_the_host_are_exchanged_there_and_put_back() -> None:
+    """At their addresses, beside a model on a device. The prepared version keeps what was live."""
+    live, prepared = Scaled(1.0), Scaled(2.0)
+    before = live.k_scale_cpu.data_ptr()
+    exchanged = exchange_of(live, prepared, Gpu())
+    exchanged.commit()
+    assert (live.seen(), prepared.seen()) == (Scaled(2.0).seen(), Scaled(1.0).seen())
+    assert live.k_scale_cpu.data_ptr() == before
+    exchanged.rollback()
+    assert live.seen() == Scaled(1.0).seen()
+
+
+@pytest.mark.parametrize("fails_at", range(6))
+def test_a_copy_on_the_host_that_fails_is_undone(fails_at: int) -> None:
+    """Three copies for each of the two tensors; the device takes part in none."""
+    live = Scaled(1.0)
+    exchanged = exchange_of(live, Scaled(2.0), Gpu(fails_at))
+    with pytest.raises(torch.OutOfMemoryError):
+        exchanged.commit()
+    exchanged.rollback()
+    assert live.seen() == Scaled(1.0).seen()
+
+
+def test_equal_tensors_on_the_host_are_left_alone() -> None:
+    """Loading makes such constants again for each version. NaN is equal to itself: bits are compared."""
+    for value in (1.0, float("nan")):
+        device = Gpu()
+        exchange_of(Scaled(value), Scaled(value), device).commit()
+        assert device.copies == 0
+
+
+@pytest.mark.parametrize("built_at", [None, torch.device("cpu")])
+def test_a_tensor_on_the_wrong_side_is_refused(built_at: torch.device | None) -> None:
+    """What vLLM leaves on the host must have been built there, wherever the rest was."""
+    live, prepared = Scaled(1.0), Scaled(2.0, on_host="meta")
+    device = Gpu()
+    with pytest.raises(ValueError, match="k_scale_cpu is on cpu live and on meta prepared: cpu was expected"):
+        exchange(holdings(live), holdings(prepared), device, Buffer(holdings(live), device), built_at=built_at)
+    prepared = Scaled(2.0)
+    prepared.weight = nn.Parameter(torch.empty(2))
+    with pytest.raises(ValueError, match="weight is on meta live and on cpu prepared: meta was expected"):
+        exchange(holdings(live), holdings(prepared), device, Buffer(holdings(live), device))
+
+
 def test_the_buffer_is_given_up_and_taken_again() -> None:
     """Around a sleep."""
     live = Plain(1.0)
     buffer = Buffer(holdings(live), KeptDevice())
     buffer.release_memory()
-    assert buffer._bytes.numel() == 0
+    with pytest.raises(KeyError):
+        buffer.like(live.fused)
     buffer.take()
     assert buffer.like(live.fused).shape == live.fused.shape

@@ -1,0 +1,161 @@
+"""A second try for failed tests: alone, in a new process of pytest, after all others have ended.
+
+A test may fail because the machine stood still for seconds, and one such failure among thousands must not turn a run
+red. So the controller runs each failed test again when xdist's workers and their daemons have ended. The tests of its
+file that ran before it run before it again: what an earlier test spoilt, such as an engine that both share, is spoilt
+again. A repetition at once, beside the other worker and on the same engine, would tell nothing.
+
+What passes then is reported as FLAKY and recorded in tests/flaky.tsv. Some failures are final: see `_final_reason`.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support import flaky_record
+from tests.support.failure_evidence import STANDSTILL
+
+MAX_FAILED: Final = 3
+"""More failures than these have a cause that a second try would hide."""
+_LIMIT_S: Final = 900.0
+_MIN_STANDSTILL_S: Final = 0.5
+"""A test that failed without one, and passes later, may have found a race of the product."""
+_FINAL: Final = "final"
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Notes in a test's report if its failure is final: random tests, and findings that no busy machine explains."""
+    is_random = item.get_closest_marker("evidence") or item.get_closest_marker("hypothesis")
+    is_evidence = call.excinfo is not None and getattr(call.excinfo.value, "is_evidence", False)
+    if (is_random or is_evidence) and _properties(item).get(_FINAL) is None:
+        item.user_properties.append((_FINAL, "what it found counts, however often it passes"))
+
+
+class OnceMore:
+    """A plugin of the process that receives all reports."""
+
+    def __init__(self, config: pytest.Config, record: Path) -> None:
+        self._config = config
+        self._record = record
+        self._first: dict[str, pytest.TestReport] = {}
+        self._final: dict[str, str] = {}
+        self._order: defaultdict[str, dict[str, None]] = defaultdict(
+            dict
+        )  # by file, which one worker runs in its order
+        self._lines: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes what runs, what fails, and why a failure is final."""
+        self._order[_file(report.nodeid)].setdefault(report.nodeid)
+        if report.failed:
+            self._first.setdefault(report.nodeid, report)
+            if reason := _final_reason(report):
+                self._final[report.nodeid] = reason
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Notes files that cannot be collected: their tests did not run."""
+        if report.failed:
+            self._final[report.nodeid] = "it cannot be collected"
+
+    @pytest.hookimpl(trylast=True)  # after xdist has ended its workers
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Tries failed tests again. The run passes if all of them do."""
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:
+            return  # passed, or interrupted
+        self._lines += [f"FINAL  {nodeid}: {reason}" for nodeid, reason in self._final.items()]
+        if self._final or not self._first:
+            return
+        if len(self._first) > MAX_FAILED:
+            self._lines.append(f"{len(self._first)} tests failed, more than {MAX_FAILED}: none is tried once more")
+        elif all([self._passes(nodeid, report) for nodeid, report in self._first.items()]):
+            session.exitstatus = pytest.ExitCode.OK
+
+    def _passes(self, nodeid: str, first: pytest.TestReport) -> bool:
+        ran = list(self._order[_file(nodeid)])
+        before = ran[: ran.index(nodeid)]
+        began_s = time.monotonic()
+        status, output = self._run([*before, nodeid])
+        said = _last_line(first)
+        where = f"{nodeid} (alone, after {len(before)} of its file, {time.monotonic() - began_s:.0f} s)"
+        if status != 0:
+            self._lines += [f"FAILED AGAIN  {where}; first: {said}", *output.splitlines()[-60:]]
+            return False
+        standstill_s = _properties(first).get(STANDSTILL, 0.0)
+        what = "FLAKY" if standstill_s >= _MIN_STANDSTILL_S else "FLAKY, SUSPECT (no standstill explains it)"
+        row = flaky_record.Row(
+            when=datetime.now(UTC).date(),
+            commit=_commit(self._config.rootpath),
+            test=nodeid,
+            said=said,
+            standstill_s=standstill_s,
+        )
+        flaky_record.append(self._record, row)
+        self._lines += [f"{what}  {where}; first: {said}", f"  for {self._record.name}: {row.line()}"]
+        return True
+
+    def _run(self, nodeids: list[str]) -> tuple[int, str]:
+        # pytest's variables are for this process: options of the user, and which worker it is.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        command = [sys.executable, "-m", "pytest", "-n0", "-q", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
+        try:
+            done = subprocess.run(
+                [*command, f"--rootdir={self._config.rootpath}", *nodeids],
+                cwd=self._config.rootpath,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 124, f"it did not end within {_LIMIT_S:g} s"
+        return done.returncode, done.stdout + done.stderr
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Prints what was tried, and how that ended."""
+        if self._lines:
+            terminalreporter.section("once more, alone")
+            for line in self._lines:
+                terminalreporter.write_line(line)
+
+
+def _final_reason(report: pytest.TestReport) -> str | None:
+    """Why a second try cannot excuse a failure; None = it can."""
+    text = str(report.longrepr)
+    if report.when not in ("setup", "call", "teardown"):
+        return "its process crashed"  # xdist reports it so
+    if "from pytest-timeout" in text:
+        return "it hung"
+    if report.when == "teardown":
+        return "it left something behind that its end could not undo"
+    reason = _properties(report).get(_FINAL)
+    return None if reason is None else str(reason)
+
+
+def _properties(of: pytest.Item | pytest.TestReport) -> dict[str, Any]:
+    return {str(name): value for name, value in of.user_properties}
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.split("::", 1)[0]
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(report.longrepr) if crash is None else f"{Path(crash.path).name}:{crash.lineno}: {crash.message}"
+    lines = text.strip().splitlines() or ["it said nothing"]
+    return (lines[-1] if crash is None else lines[0])[:300]
+
+
+def _commit(root: Path) -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,189 @@
+"""The second try of failed tests, in runs of pytest of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import flaky_record
+from tests.support.flaky_record import Row, faults
+
+ROOT = Path(__file__).parents[3]
+RECORD = ROOT / "tests" / "flaky.tsv"
+
+CONFTEST = """
+from pathlib import Path
+import pytest
+from tests.support import failure_evidence, once_more
+
+def pytest_addoption(parser):
+    parser.addoption("--once-more", action="store_true")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "evidence: random")
+    config.pluginmanager.register(failure_evidence.FailureEvidence())
+    config.pluginmanager.register(once_more)
+    if config.option.once_more and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(once_more.OnceMore(config, Path("flaky.tsv").absolute()))
+"""
+FIRST_TIME = """
+import time
+from pathlib import Path
+import pytest
+
+def is_first(name):
+    path = Path(name).absolute()
+    found = path.exists()
+    path.touch()
+    return not found
+
+"""
+FLAKY = FIRST_TIME + "def test_flaky():\n    assert not is_first('one'), 'too late'\n"
+# A call that keeps the global interpreter lock stops every thread, as a machine does that runs something else.
+STOOD_STILL = FIRST_TIME + (
+    "import ctypes\n\n"
+    "def test_flaky():\n"
+    "    if is_first('one'):\n"
+    "        ctypes.PyDLL(None).usleep(900_000)\n"
+    "        assert 0, 'too late'\n"
+)
+REAL = "def test_real():\n    assert 1 == 2\n"
+# What an earlier test does to an engine that both use: alone, the second one would pass.
+SPOILED = "engine = []\n\ndef test_spoils():\n    engine.append(1)\n\ndef test_is_spoiled():\n    assert not engine\n"
+
+
+def run(directory: Path, *options: str, **files: str) -> "subprocess.CompletedProcess[str]":
+    """pytest over these files."""
+    (directory / "conftest.py").write_text(CONFTEST)
+    for name, text in files.items():
+        (directory / f"{name}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", f"--rootdir={directory}"]
+    return subprocess.run(
+        [*command, "-c", "pytest.ini", "--once-more", *options],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path) -> None:
+    """The second try finds them by itself, as that of the project does."""
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath={ROOT}\n")
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str) -> None:
+    """The run passes, and prints the first failure in full."""
+    done = run(tmp_path, "-n", workers, test_flaky=FLAKY)
+    assert done.returncode == 0, done.stdout
+    assert "FLAKY, SUSPECT" in done.stdout and "assert not is_first('one'), 'too late'" in done.stdout
+    (row,) = flaky_record.read(tmp_path / "flaky.tsv")
+    assert (row.test, row.mended) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
+
+
+def test_a_process_that_stood_still_explains_a_flaky_test(tmp_path: Path) -> None:
+    """The clock runs in a thread: it stands still when the whole process does."""
+    done = run(tmp_path, "-n0", test_flaky=STOOD_STILL)
+    assert done.returncode == 0, done.stdout
+    assert "\nFLAKY  test_flaky.py::test_flaky" in done.stdout
+    assert flaky_record.read(tmp_path / "flaky.tsv")[0].standstill_s >= 0.5
+
+
+@pytest.mark.parametrize(("text", "name"), [(REAL, "test_real"), (SPOILED, "test_is_spoiled")])
+def test_a_real_failure_and_a_spoiled_engine_fail_again(tmp_path: Path, text: str, name: str) -> None:
+    """The tests of the file that ran before run again before it."""
+    done = run(tmp_path, "-n2", "--dist=loadfile", test_it=text)
+    assert done.returncode == 1
+    assert f"FAILED AGAIN  test_it.py::{name}" in done.stdout
+    assert not (tmp_path / "flaky.tsv").exists()
+
+
+OTHERS = {
+    "evidence": (FLAKY.replace("def test", "@pytest.mark.evidence\ndef test"), "what it found counts"),
+    "finding": (
+        FIRST_TIME
+        + "class Wrong(AssertionError):\n    is_evidence = True\n\n"
+        + "def test_flaky():\n    if is_first('one'): raise Wrong\n",
+        "what it found counts",
+    ),
+    "hypothesis": (
+        FIRST_TIME
+        + "from hypothesis import given, settings, strategies as st\n\n"
+        + "@settings(max_examples=1, database=None)\n@given(st.just(1))\n"
+        + "def test_flaky(one):\n    assert not is_first('one')\n    assert not is_first('two')\n",
+        "what it found counts",
+    ),
+    "crash": (FIRST_TIME + "def test_flaky():\n    if is_first('one'): __import__('os').abort()\n", "crashed"),
+    "hang": (
+        FIRST_TIME + "@pytest.mark.timeout(1)\ndef test_flaky():\n    if is_first('one'): time.sleep(60)\n",
+        "it hung",
+    ),
+    "teardown": (
+        FIRST_TIME
+        + "@pytest.fixture\ndef leaving():\n    yield\n    assert not is_first('one')\n\n"
+        + "def test_flaky(leaving):\n    pass\n",
+        "left something behind",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_no_second_try_may_excuse_is_final(tmp_path: Path, kind: str) -> None:
+    """Each of them would pass."""
+    text, reason = OTHERS[kind]
+    done = run(tmp_path, "-n2", "--max-worker-restart=1", test_flaky=text)
+    assert done.returncode == 1, done.stdout
+    assert "FINAL  test_flaky.py::test_flaky" in done.stdout and reason in done.stdout
+    assert "FLAKY" not in done.stdout
+
+
+def test_more_than_three_failures_are_not_tried_again(tmp_path: Path) -> None:
+    """They have one cause."""
+    text = FIRST_TIME + "@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    assert not is_first(str(n))\n"
+    done = run(tmp_path, "-n2", test_it=text)
+    assert done.returncode == 1 and "4 tests failed, more than 3" in done.stdout
+
+
+def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
+    """Nothing is tried again."""
+    done = run(tmp_path, "-n2", test_flaky=FLAKY, test_broken="import nothing_of_this_name\n")
+    assert done.returncode not in (0, 5) and "FLAKY" not in done.stdout
+
+
+def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path) -> None:
+    """And how the machine was."""
+    text = "def test_it(tmp_path):\n    (tmp_path / 'stderr').write_text('the daemon: why')\n    assert 0\n"
+    done = run(tmp_path, "-n2", test_it=text)
+    assert "the daemon: why" in done.stdout and "this process did not run for" in done.stdout
+
+
+def row(test: str, day: int, mended: str = "") -> Row:
+    """A row of a day."""
+    when = flaky_record.date(2026, 11, day)
+    return Row(when, "0123abcd", test, "assert False", 0.0, mended)
+
+
+def test_the_record_holds_nobody_twice_who_was_not_mended() -> None:
+    """And no more than ten that are open."""
+    assert faults([row("a", 1), row("b", 2), row("a", 15)]) == []
+    assert faults([row("a", 1, mended="1234abcd"), row("a", 3)]) == []
+    assert faults([row("a", 1), row("a", 14)]) == ["a is listed twice, and was not mended in between"]
+    assert faults([row(str(number), 1) for number in range(11)]) == ["11 tests are flaky and not mended, more than 10"]
+
+
+def test_the_projects_record_is_in_order() -> None:
+    """tests/flaky.tsv."""
+    assert faults(flaky_record.read(RECORD)) == []
+
+
+def test_a_row_is_one_line(tmp_path: Path) -> None:
+    """Whatever the failure said."""
+    path = tmp_path / "flaky.tsv"
+    written = Row(flaky_record.date(2026, 11, 1), "0123abcd", "t[a\tb]", "two\nlines", 1.25)
+    flaky_record.append(path, written)
+    flaky_record.append(path, written)
+    assert [each.said for each in flaky_record.read(path)] == ["two lines", "two lines"]
