@@ -66,8 +66,11 @@ class _OnHost:
         written = [each.alias_info is not None and each.alias_info.is_write for each in operator._schema.arguments]
         self._written = written
         self._names = [each.name for each in operator._schema.arguments]
+        self._tensors = [str(each.type) == "Tensor" for each in operator._schema.arguments]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # torch passes numbers in place of tensors that it has made of them.
+        args = tuple(_tensor(each) if is_one else each for each, is_one in zip(args, self._tensors, strict=False))
         tensors = [each for each in _tensors([args, kwargs]) if each.is_cuda]
         device = tensors[0].device if tensors else torch.device("cuda", torch.cuda.current_device())
         stream = torch.cuda.current_stream(device)
@@ -143,12 +146,18 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for item in value for each in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
+def _tensor(value: Any) -> Any:
+    """A number as a tensor."""
+    return torch.tensor(value) if isinstance(value, bool | int | float | complex) else value
+
+
 def _copying(within: Any, convert: _OnHost) -> Callable[..., Any]:
     """`copy_` for CUDA tensors. `within` is torch's own."""
     rows_of = ctypes.CDLL("libcudart.so.13").cudaMemcpy2DAsync
     rows_of.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2 + [ctypes.c_size_t] * 2 + [ctypes.c_int, ctypes.c_void_p]
 
     def copy_(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        source = _tensor(source)
         is_inside = target.device == source.device and target.is_cuda
         if not is_inside or (target.is_contiguous() and source.is_contiguous() and target.dtype == source.dtype):
             return within.call_boxed(keys, target, source, non_blocking)
