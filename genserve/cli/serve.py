@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import genserve.interpreter  # noqa: F401
 from genserve.cli.config_file import with_config_file
+from genserve.installed_engine import EngineNotUsableError, InstalledEngine, installed_engine
 
 if TYPE_CHECKING:
     from genserve.config import ServeConfig
@@ -37,37 +38,35 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"genserve serve: error: {error}", file=sys.stderr)
         return 2
+    try:
+        engine = installed_engine()
+    except EngineNotUsableError as error:
+        return _failed(str(error))
     if "--check" in args.flags:
-        return _check(args.flags)
+        return _check(args.flags, engine)
     config = check_flags(args.flags, "genserve serve")
     try:
         _require_free(config)
     except OSError as error:
-        print(f"genserve: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
     _quiet()
     try:
         from genserve import daemon
-    except ModuleNotFoundError as error:
-        return _not_installed(error)
+    except ImportError as error:
+        return _failed(engine.broken(error))
     return daemon.main(args.flags)
 
 
-def _not_installed(error: ModuleNotFoundError) -> int:
-    extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
-    print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
+def _failed(message: str) -> int:
+    print(f"genserve: {message}", file=sys.stderr)
     return 1
 
 
-def _check(flags: Sequence[str]) -> int:
+def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
     """Prints a line for each check; the exit status."""
     from genserve.config import ServeConfig
+    from genserve.doctor.finding import Finding
 
-    _quiet()
-    try:
-        from genserve.doctor.start_checks import Finding, Start, findings
-    except ModuleNotFoundError as error:
-        return _not_installed(error)
     said, status = io.StringIO(), 0
     try:
         with contextlib.redirect_stderr(said):
@@ -75,6 +74,11 @@ def _check(flags: Sequence[str]) -> int:
     except SystemExit:
         print(Finding("flags", False, said.getvalue().removeprefix("genserve serve: error: ")))
         return 1
+    _quiet()
+    try:  # imports vLLM, which takes seconds
+        from genserve.doctor.start_checks import Start, findings
+    except ImportError as error:
+        return _failed(engine.broken(error))
     for finding in findings(Start(config, tuple(flags), _model_of(flags))):
         print(finding, flush=True)
         status = status if finding.is_ok else 1

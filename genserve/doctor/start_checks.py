@@ -16,6 +16,7 @@ from genserve.addresses import joined
 from genserve.config import ServeConfig
 from genserve.demo_model import built_demo_model
 from genserve.doctor.children import Children
+from genserve.doctor.finding import Finding
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.host import nvidia_driver
 from genserve.doctor.room.size import Memory, ModelSize, fits, room
@@ -47,18 +48,6 @@ class Start:
         if self.model is None:
             return built_demo_model()
         return Path(self.model) if Path(self.model).is_dir() else None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check, as a line."""
-
-    name: str
-    is_ok: bool
-    text: str
-
-    def __str__(self) -> str:
-        return f"{'ok' if self.is_ok else 'failed':<7} {self.name:<10} {' '.join(self.text.split())}"
 
 
 def findings(start: Start) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ class EngineInfo:
     for pushes, the most of any worker; `pinned_host_bytes`: through which they reach the device, the least of any;
     `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
-    it; `can_sleep`: it can give its memory back."""
+    it; `can_sleep`: it can give its memory back; `model_runner`: the one of vLLM's that its workers have, v1 or v2."""
 
     model: str
     architecture: str
@@ -65,6 +65,7 @@ class EngineInfo:
     weight_transfer: str = ""
     logprobs_mode: str = ""
     can_sleep: bool = True
+    model_runner: str = ""
 
     @property
     def max_request_bytes(self) -> int:

@@ -629,6 +629,7 @@ class GetServerInfoResponse(_message.Message):
     NUM_FRONTENDS_DOWN_FIELD_NUMBER: _builtins.int
     OPENAI_PORT_FIELD_NUMBER: _builtins.int
     PROTECTION_FIELD_NUMBER: _builtins.int
+    MODEL_RUNNER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -668,6 +669,10 @@ class GetServerInfoResponse(_message.Message):
     """Front ends that ended again and again and are not started any more. Their ports are not listed."""
     openai_port: _builtins.int
     """Port of the same host where vLLM's OpenAI server serves the same weights over HTTP (--openai-port); 0 = none."""
+    model_runner: _builtins.str
+    """vLLM's model runner, the part of a worker that turns what was scheduled into tokens: "v2", which vLLM takes wherever
+    Triton is, so on GPUs, or "v1".
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Limits of requests."""
@@ -734,10 +739,11 @@ class GetServerInfoResponse(_message.Message):
         num_frontends_down: _builtins.int = ...,
         openai_port: _builtins.int = ...,
         protection: Global___Protection | None = ...,
+        model_runner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "protection", b"protection", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "protection", b"protection", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "model_runner", b"model_runner", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "protection", b"protection", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

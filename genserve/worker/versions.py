@@ -19,6 +19,7 @@ from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.background import Background
 from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
 from genserve.worker.contract.lifetime import end_with_address, end_with_process
+from genserve.worker.contract.runners import runner_of
 from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
@@ -74,6 +75,7 @@ class Versions:
             pinned_host_bytes=self._device.pinned_bytes,
             other_host=self._other_host,
             model_memory=self._model_memory,
+            model_runner=runner_of(self._worker),
         )
 
     def fetch(self, request: Fetch) -> None:

@@ -45,13 +45,31 @@ from genserve.worker.update.reserving import ReservingWorker
 from tests.support.signatures import parameters
 
 
-def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
-    """engine.vllm.scheduling.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
-    source = inspect.getsource(AsyncLLM.pause_generation)
-    assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
-    assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
-    assert "await self.renderer.clear_mm_cache_async()" in source
+def test_a_pause_of_the_scheduler_still_takes_requests_that_come_meanwhile() -> None:
+    """engine.vllm.scheduling pauses by pause_scheduler, as vLLM's sleep does. AsyncLLM.pause_generation is the same
+    call and a fixed sleep in 0.32. From 0.33 on its "abort" and "wait" also refuse new requests until the engine is
+    resumed, and genserve keeps those in vLLM's queue."""
     assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
+    assert 'call_utility_async("pause_scheduler", mode, clear_cache)' in inspect.getsource(
+        AsyncMPClient.pause_scheduler_async
+    )
+    assert "self.pause_scheduler(mode=mode, clear_cache=clear_prefix_cache)" in inspect.getsource(core.EngineCore.sleep)
+    assert "Requests are still accepted" in str(core.EngineCore.sleep.__doc__)
+    for each in (core.EngineCore, core.EngineCoreProc, core.DPEngineCoreProc):
+        assert "reject" not in inspect.getsource(each.pause_scheduler), each
+    public = inspect.getsource(AsyncLLM.pause_generation)
+    assert "await self.renderer.clear_mm_cache_async()" in public
+    if hasattr(core.EngineCoreProc, "pause_generation"):  # 0.33
+        assert "self.engine_core.pause_generation_async(" in public
+        refusing = inspect.getsource(core.EngineCoreProc.pause_generation)
+        assert "future = self.pause_scheduler(mode, clear_cache)" in refusing
+        assert 'self.reject_new_requests = mode != "keep"' in refusing
+        # Nothing else turns it on.
+        written = re.findall(r"self\.reject_new_requests = (.+)", inspect.getsource(core))
+        assert sorted(written) == ["False", "False", 'mode != "keep"']
+    else:
+        assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in public
+        assert "reject_new_requests" not in inspect.getsource(core)
 
 
 def test_the_caches_that_a_pause_drops_are_still_these() -> None:
@@ -120,7 +138,9 @@ def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
 def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:
     """engine.vllm.scheduling.resume waits for such a pause; others resume at once."""
     assert "raise RuntimeError" in inspect.getsource(core.DPEngineCoreProc.resume_scheduler)
-    assert "resume_scheduler" not in vars(core.EngineCoreProc)
+    if "resume_scheduler" in vars(core.EngineCoreProc):  # 0.33, where it also takes new requests again
+        assert "raise" not in inspect.getsource(core.EngineCoreProc.resume_scheduler)
+    assert "raise" not in inspect.getsource(core.EngineCore.resume_scheduler)
     assert "if data_parallel and vllm_config.model_config.is_moe" in inspect.getsource(core.EngineCoreProc)
 
 

@@ -35,10 +35,17 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
+class Made:
+    """Counts the tokens that an engine has made."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+
 class TalkingStream:
     """Gains a token a step, and merges what is not taken, as an engine's stream does."""
 
-    def __init__(self, request: GenerationRequest, version: int) -> None:
+    def __init__(self, request: GenerationRequest, version: int, made: Made) -> None:
         assert isinstance(request.prompt, TokenPrompt) and request.stop.max_tokens is not None
         self.request_id = request.request_id
         self.is_finished = False
@@ -46,6 +53,7 @@ class TalkingStream:
         self._prompt = list(request.prompt.ids)
         self._output = continued(self._prompt, request.stop.max_tokens)
         self._made = 0
+        self._made_by_engine = made
         self._taken = 0
         self._ready: Callable[[], None] = lambda: None
         self._talking = asyncio.create_task(self._talk())
@@ -54,6 +62,7 @@ class TalkingStream:
         while self._made < len(self._output):
             await asyncio.sleep(STEP_S)
             self._made += 1
+            self._made_by_engine.num_tokens += 1
             self._ready()
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
@@ -83,8 +92,9 @@ class TalkingStream:
         self._talking.cancel()
 
 
-def let_talk(engine: GeneratingEngine, version: int) -> None:
-    """Makes an engine talk, under a version of its own."""
+def let_talk(engine: GeneratingEngine, version: int) -> Made:
+    """Makes an engine talk, under a version of its own. Returns the count of its tokens."""
+    made = Made()
 
     async def submit(request: GenerationRequest) -> TalkingStream:
         if request.min_weight_version is not None and request.min_weight_version > engine.weight_version:
@@ -92,7 +102,8 @@ def let_talk(engine: GeneratingEngine, version: int) -> None:
                 f"version {engine.weight_version} is served, the request needs {request.min_weight_version}"
             )
         engine.requests.append(request)
-        return TalkingStream(request, version)
+        return TalkingStream(request, version, made)
 
     engine.max_model_len = 4096
     engine.submit = submit  # type: ignore[method-assign, assignment]
+    return made

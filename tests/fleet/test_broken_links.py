@@ -9,16 +9,19 @@ import pytest
 from genserve.client import AsyncClient, Generation
 from genserve.errors import ReplicaLostError
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
-from tests.fleet.talking_engine import continued, let_talk
+from tests.fleet.talking_engine import Made, continued, let_talk
 
 NUM_TOKENS = 250
 PROMPTS = [[number, 7] for number in range(24)]
 
 
-async def break_links(router: ScriptedFleet, rng: random.Random) -> None:
-    """One at a time; the replica is back soon after."""
+async def break_links(router: ScriptedFleet, engines: list[Made], rng: random.Random) -> None:
+    """One at a time; the replica is back soon after. Counts tokens and not seconds, so that answers get on between two
+    cuts, however slow the machine is."""
     while True:
-        await asyncio.sleep(rng.uniform(0.3, 0.5))
+        next_cut = sum(made.num_tokens for made in engines) + rng.randrange(1000, 1600)
+        while sum(made.num_tokens for made in engines) < next_cut:
+            await asyncio.sleep(0.01)
         rng.choice(router.links).cut()
 
 
@@ -42,9 +45,8 @@ async def test_answers_are_exact(*, many: bool, resume: bool) -> None:
     settings = replace(SETTINGS, wait_ready_s=20.0)
     # All serve version 2: a request goes on with weights that are not older than those of its last token.
     async with scripted_fleet(settings=settings, versions=(2, 2, 2)) as router, AsyncClient(router.address) as client:
-        for version, daemon in enumerate(router.daemons):
-            let_talk(daemon.engine, version)
-        breaking = asyncio.create_task(break_links(router, random.Random(5)))
+        engines = [let_talk(daemon.engine, version) for version, daemon in enumerate(router.daemons)]
+        breaking = asyncio.create_task(break_links(router, engines, random.Random(5)))
         try:
             if many:
                 options = {"max_tokens": NUM_TOKENS, "text": False, "resume": resume, "stream_interval": 1}

@@ -12,7 +12,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
 # Says how it was called, and what it finds first under its name.
 PYTHON = """#!/usr/bin/env bash
 if [ "$1" = -c ]; then exit "${LACKS:-0}"; fi
+if [ "$1" = scripts/vllm_next.py ]; then exec echo /next/site; fi
 echo "$0 $* offline=$HF_HUB_OFFLINE python=$(command -v python)"
+if [ -n "$PYTHONPATH" ]; then echo "path=$PYTHONPATH"; fi
 """
 SETUP = """#!/usr/bin/env bash
 echo setup
@@ -40,7 +42,11 @@ AT_A_TIME = "-n auto --dist loadfile --no-loadscope-reorder"
 
 def run(checkout: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """scripts/test, from elsewhere."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE", "PYTHONPATH")
+    }
     return subprocess.run(
         [checkout / "scripts" / "test", *arguments],
         env={**inherited, **environment},
@@ -91,3 +97,12 @@ def test_quick_tests_are_those_without_an_engine(checkout: Path) -> None:
     """Options may follow."""
     assert f"{AT_A_TIME} tests/unit tests/rpc tests/fleet -x offline" in run(checkout, "--quick", "-x").stdout
     assert f"{AT_A_TIME} -x --quick offline" in run(checkout, "-x", "--quick").stdout, "it is the first argument"
+
+
+def test_the_newest_vllm_is_put_in_front_of_the_installed_one(checkout: Path) -> None:
+    """For those who have only a CPU. Options may follow; what is on the path stays on it."""
+    done = run(checkout, "--vllm-next", "-x", PYTHONPATH="/mine")
+    assert f"{AT_A_TIME} -x offline" in done.stdout
+    assert done.stdout.endswith("\npath=/next/site:/mine\n")
+    assert run(checkout, "--vllm-next").stdout.endswith("\npath=/next/site\n")
+    assert "path=" not in run(checkout).stdout

@@ -20,6 +20,7 @@ _OF_THE_DAEMON: Final = {
     "frontendPorts": "frontend_ports",
     "numFrontendsDown": "num_frontends_down",
     "openaiPort": "openai_port",
+    "modelRunner": "model_runner",
 }
 """What GetServerInfo tells, under its names in JSON, and their names in ServerInfo."""
 
@@ -70,9 +71,9 @@ def state_line(state: "EngineState") -> str:
 
 
 def status_table(status: "Status", info: "ServerInfo | None", now: datetime) -> str:
-    """One line for each of phase, model, load and how new weights are taken, one for front ends, for the OpenAI server
-    and for what is asleep if there are any, one for each pause and each push in flight. `now` counts if the daemon does
-    not tell its own time."""
+    """One line for each of phase, model, load and how new weights are taken, one for vLLM's model runner if the daemon
+    tells it, one for front ends, for the OpenAI server and for what is asleep if there are any, one for each pause and
+    each push in flight. `now` counts if the daemon does not tell its own time."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
     if info is None:
@@ -82,6 +83,7 @@ def status_table(status: "Status", info: "ServerInfo | None", now: datetime) -> 
         ("phase", state.phase),
         ("version", str(state.weight_version)),
         ("model", info.model),
+        *([("runner", f"{info.model_runner}, of vLLM's model runners")] if info.model_runner else []),
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
         ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} prefix hits"),
         ("updates", f"{info.weight_update}: {info.weight_update_reason}"),

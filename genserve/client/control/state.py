@@ -267,6 +267,7 @@ class ServerInfo:
     (beside, host or inplace), and `weight_update_reason` is why; `reserved_device_bytes` and `pinned_host_bytes` are
     the memory reserved for it. `model_memory`: what the model reaches. `weight_transfer`: backend of vLLM's own
     transfer, "" without one. `logprobs_mode`: what log-probabilities mean, as vLLM's --logprobs-mode names it.
+    `model_runner`: the part of vLLM that computes steps, v1 or v2; "" from an older daemon.
     `frontend_ports`: of the processes that serve requests beside the daemon, and `num_frontends_down` those that ended
     again and again. `openai_port`: of vLLM's OpenAI server on the daemon's host, 0 without one. `protection`: of the
     ports of gRPC.
@@ -290,6 +291,7 @@ class ServerInfo:
     model_memory: ModelMemory
     weight_transfer: str
     logprobs_mode: str
+    model_runner: str
     frontend_ports: list[int]
     num_frontends_down: int
     openai_port: int
@@ -318,6 +320,7 @@ class ServerInfo:
             model_memory=ModelMemory.of(message.model_memory),
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
+            model_runner=message.model_runner,
             frontend_ports=list(message.frontend_ports),
             openai_port=message.openai_port,
             num_frontends_down=message.num_frontends_down,

@@ -120,6 +120,7 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_device_bytes=how.reserved_device_bytes,
                 pinned_host_bytes=how.pinned_host_bytes,
+                model_runner=how.model_runner,
                 model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.model_memory.items()}),
             )
             # vLLM asks the environment about something for every token, in this process only.

@@ -44,7 +44,9 @@ class Scheduling:
         )
 
     async def _pause(self, mode: PauseMode, clear_cache: bool) -> None:
-        # internal: AsyncLLM.pause_generation does the same and then sleeps for 20 ms.
+        # internal: as vLLM's sleep, which keeps what comes meanwhile in the queue. AsyncLLM.pause_generation sleeps for
+        # 20 ms more, and from vLLM 0.33 on it also refuses new requests until the engine is resumed, unless mode is
+        # "keep".
         if clear_cache and self._multimodal:
             # EngineCore forgets its processed images, and would get only the names of those that are known here.
             await self._llm.renderer.clear_mm_cache_async()

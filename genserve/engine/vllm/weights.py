@@ -22,6 +22,7 @@ from genserve.memory.host import ProcessIdentity
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
 from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
+from genserve.worker.contract.runners import runner_of
 
 _ROLLBACK_TIMEOUT_S = 30.0
 GRACE_S = 10.0
@@ -66,6 +67,13 @@ class LiveWeights:
                 "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
                 "writes on its own [adapters-on-other-hosts]"
             )
+        runner = runner_of(self._llm.vllm_config)
+        for each in attached:
+            if each.model_runner != runner:
+                raise RuntimeError(
+                    f"worker {each.rank} has vLLM's model runner {each.model_runner}, and the daemon expects {runner}: "
+                    "set VLLM_USE_V2_MODEL_RUNNER to the same value on all hosts, or nowhere"
+                )
         self._can_roll_back = all(each.can_roll_back for each in attached)
         ways = sorted({each.weight_update for each in attached})
         return Attached(
@@ -77,6 +85,7 @@ class LiveWeights:
             reserved_device_bytes=max(each.reserved_device_bytes for each in attached),
             pinned_host_bytes=min(each.pinned_host_bytes for each in attached),
             model_memory=dict(sum((Counter(each.model_memory) for each in attached), Counter())),
+            model_runner=runner,
         )
 
     def close(self) -> None:

@@ -175,6 +175,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         ),
         weight_transfer=info.weight_transfer,
         logprobs_mode=info.logprobs_mode,
+        model_runner=info.model_runner,
         host_id=facts.host_id,
         ingest_ports=facts.ingest_ports,
         frontend_ports=facts.frontend_ports,

@@ -242,6 +242,16 @@ async def test_status_shows_where_else_the_daemon_serves(daemon: ScriptedDaemon,
     assert output.splitlines()[-2:] == ["serving  2 front ends, on ports 4001, 4002", "openai   HTTP on port 8000"]
 
 
+async def test_status_shows_the_model_runner_of_a_daemon_that_tells_it(
+    daemon: ScriptedDaemon, genserve: Command
+) -> None:
+    """What a bug report about tokens needs to say. Older daemons do not tell it."""
+    assert "runner" not in (await genserve("status"))[1]
+    daemon.info.model_runner = "v2"
+    assert "runner   v2, of vLLM's model runners" in (await genserve("status"))[1].splitlines()
+    assert json.loads((await genserve("status", "--json"))[1])["modelRunner"] == "v2"
+
+
 async def test_status_as_json_and_on_every_change(daemon: ScriptedDaemon, genserve: Command) -> None:
     """A line a status, and in each how new weights are taken and where else the daemon serves."""
     daemon.info.frontend_ports.extend([4001, 4002])
@@ -255,6 +265,7 @@ async def test_status_as_json_and_on_every_change(daemon: ScriptedDaemon, genser
             0,
             8000,
         )
+        assert line.pop("modelRunner") == ""
     messages = [ParseDict(line, control_pb2.WatchStatusResponse()) for line in lines]
     assert [message.load.running for message in messages] == [0, 1]
 

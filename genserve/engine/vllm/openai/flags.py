@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from genserve.config import OPENAI_FLAGS, ServeConfig
+from genserve.engine.vllm.openai.moved import NAMES, moved
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds vLLM's flags in OPENAI_FLAGS, with vLLM's help and defaults."""
+    """Adds vLLM's flags in OPENAI_FLAGS, with vLLM's help and defaults. Adds none for a vLLM that does not tell them
+    where it is expected to: a daemon without the OpenAI port needs none, and `check_flags` says what is wrong."""
+    try:
+        declared = moved("FrontendArgs")
+    except ImportError:
+        return
     # internal: as FrontendArgs.add_cli_args, which adds all of them. Some would set what the daemon sets.
-    kwargs = FrontendArgs._customize_cli_kwargs(get_kwargs(FrontendArgs))
+    kwargs = declared._customize_cli_kwargs(get_kwargs(declared))
     group = parser.add_argument_group("openai", "vLLM's OpenAI server, with --openai-port.")
     for name in OPENAI_FLAGS:
         group.add_argument(f"--{name.replace('_', '-')}", **kwargs[name])
@@ -39,7 +44,12 @@ def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
             f"--openai-port: HTTP knows nothing of --auth-file: give it a key of its own in ${API_KEY_VARIABLE}"
         )
     try:
-        validate_parsed_serve_args(_with(flags, make_arg_parser(FlexibleArgumentParser()).parse_args([])))
+        for name in NAMES:
+            moved(name)
+    except ImportError as error:
+        raise ValueError(f"--openai-port: the installed vLLM is not one that it runs with: {error}") from error
+    try:
+        moved("validate_parsed_serve_args")(_with(flags, _defaults()))
         _check_parsers(flags)
     except (KeyError, TypeError) as error:
         raise ValueError(str(error.args[0])) from error
@@ -62,7 +72,7 @@ def server_flags(
     flags: argparse.Namespace, args: AsyncEngineArgs, config: ServeConfig, environment: Mapping[str, str] = os.environ
 ) -> argparse.Namespace:
     """What `vllm serve` would have parsed. `flags`: of the daemon; `args`: of the engine that runs."""
-    parsed = _with(flags, make_arg_parser(FlexibleArgumentParser()).parse_args([]))
+    parsed = _with(flags, _defaults())
     for each in fields(args):
         if each.name != "profiler_config":  # it would open routes that start and stop a profiler
             setattr(parsed, each.name, getattr(args, each.name))
@@ -78,6 +88,12 @@ def server_flags(
     parsed.shutdown_timeout = round(config.drain_timeout_s)
     if parsed.api_key is None and (key := environment.get(API_KEY_VARIABLE)):
         parsed.api_key = [key]
+    return parsed
+
+
+def _defaults() -> argparse.Namespace:
+    """What `vllm serve` parses without a flag."""
+    parsed: argparse.Namespace = moved("make_arg_parser")(FlexibleArgumentParser()).parse_args([])
     return parsed
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.entrypoints.serve.utils.api_utils import jsonify_non_default_args
 
 from genserve.engine.vllm.openai import python_server, rust_server
 from genserve.engine.vllm.openai.choice import ServerChoice
 from genserve.engine.vllm.openai.link import ServerPlace
+from genserve.engine.vllm.openai.moved import moved
 from genserve.engine.vllm.openai.python_server import PythonServer
 from genserve.engine.vllm.openai.rust_server import RustServer
 from genserve.engine.vllm.start.clients import ClientPlace
@@ -64,7 +64,7 @@ class Launch:
             # Everybody on the machine can read a command line. Several keys have been on the daemon's already.
             variables[_KEY_VARIABLE] = keys[0]
             excluded.add("api_key")
-        shared = jsonify_non_default_args(self.flags, exclude=excluded)
+        shared = moved("jsonify_non_default_args")(self.flags, exclude=excluded)
         shared |= {
             "model_tag": self.flags.model,
             "engine_ready_timeout_secs": envs.VLLM_ENGINE_READY_TIMEOUT_S,

@@ -27,6 +27,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
+from genserve.engine.vllm import runners
 from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
@@ -75,18 +76,21 @@ class RequestBuilder:
     ) -> EngineCoreRequest:
         """The request for EngineCore. Raises InvalidFieldError."""
         try:
+            params = self._sampling_params(request)
             build = partial(
                 self._llm.input_processor.process_inputs,
                 request.request_id,
                 tokens_input(ids, cache_salt=request.cache_salt or None),
-                self._sampling_params(request),
+                params,
                 supported_tasks=await self._llm.get_supported_tasks(),
                 lora_request=lora,
                 trace_headers=trace.headers() if self.is_traced else None,
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
+            runners.check(params, self._info.model_runner)
             built = await self._built(build, request)
+            self._complete(built)
         except TimeoutError:
             raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
         except Exception as error:
@@ -99,6 +103,18 @@ class RequestBuilder:
         if request.constraint is None and not request.sampling.bad_words:
             return build()
         return await self._checks.run(build)
+
+    def _complete(self, built: EngineCoreRequest) -> None:
+        # vLLM has made token ids of words by now.
+        params = built.sampling_params
+        if params is None:
+            raise TypeError("vLLM made a request for tokens without sampling parameters")
+        runners.check(params, self._info.model_runner)
+        # No sequence is longer than the context. Model Runner V2 adds the prompt's length to these in 32 bits, and an
+        # overflow would end the engine.
+        limit = self._info.max_model_len
+        params.max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
 
     def _check_crossing(self, built: EngineCoreRequest) -> None:
         # The prompt's ids are integers of the vocabulary, and there may be very many.

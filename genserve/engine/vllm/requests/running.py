@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -177,4 +178,6 @@ def _stream_failure(error: Exception) -> GenserveError:
     """What ended a stream that had begun."""
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError("the engine has died")
+    if isinstance(error, VLLMValidationError):  # from vLLM 0.33 on its engine checks some requests when they arrive
+        return translated(error)
     return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

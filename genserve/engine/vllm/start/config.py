@@ -23,6 +23,7 @@ from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
 from genserve.log_lines import JsonFormatter, is_json
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
+from genserve.worker.contract.runners import runner_of
 from genserve.worker.contract.vllm_settings import (
     EXTENSION,
     RANKS_HERE_KEY,
@@ -200,6 +201,7 @@ def info(config: VllmConfig) -> EngineInfo:
         versions={"vllm": vllm.__version__, "torch": installed_version("torch")},
         logprobs_mode=model.logprobs_mode,
         can_sleep=current_platform.is_cpu() or model.enable_sleep_mode,
+        model_runner=runner_of(config),
         weight_transfer=config.weight_transfer_config.backend if config.weight_transfer_config is not None else "",
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai import environment, setup
@@ -17,6 +16,7 @@ from genserve.engine.vllm.openai.choice import ServerChoice
 from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.link import ServerPlace
+from genserve.engine.vllm.openai.moved import moved
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import ClientPlace
 
@@ -45,7 +45,7 @@ def made(*given: str, environment: dict[str, str] | None = None) -> argparse.Nam
 
 def test_the_flags_are_vllms_and_none_of_them_is_the_daemons() -> None:
     """A flag that a new vLLM renames is found here."""
-    assert set(OPENAI_FLAGS) <= {each.name for each in fields(FrontendArgs)}
+    assert set(OPENAI_FLAGS) <= {each.name for each in fields(moved("FrontendArgs"))}
     assert not CONTROL & set(OPENAI_FLAGS)
 
 

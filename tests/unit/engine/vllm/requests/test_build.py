@@ -9,12 +9,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from genserve import trace
-from genserve.engine.generation import GenerationRequest, Sampling, TokenPrompt
+from genserve.engine.generation import GenerationRequest, Sampling, Stop, TokenPrompt
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
 
-INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
+INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {}, model_runner="v2")
 LORA = LoRARequest("policy", 1, "/nowhere")
 
 
@@ -42,20 +42,23 @@ async def supported_tasks() -> tuple[str, ...]:
     return ("generate",)
 
 
+def llm_with(processor: InputProcessor, observability: Any = UNTRACED) -> Any:
+    """As much of AsyncLLM as a builder uses."""
+    return SimpleNamespace(
+        input_processor=processor,
+        get_supported_tasks=supported_tasks,
+        vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(enable_chunked_prefill=False)),
+        observability_config=observability,
+    )
+
+
 @pytest.mark.parametrize(("observability", "headers"), [(TRACED, HEADERS), (UNTRACED, None)])
 async def test_what_a_request_says_of_its_scheduling_reaches_vllm(observability: Any, headers: Any) -> None:
     """Its priority, its data-parallel engine, whom it shares its cache with, and its adapter; and its trace, where vLLM
     exports one."""
     trace.use_headers(HEADERS)
     processor = InputProcessor()
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(enable_chunked_prefill=False))
-    llm: Any = SimpleNamespace(
-        input_processor=processor,
-        get_supported_tasks=supported_tasks,
-        vllm_config=config,
-        observability_config=observability,
-    )
-    builder = RequestBuilder(llm, INFO, 4)
+    builder = RequestBuilder(llm_with(processor, observability), INFO, 4)
     request = GenerationRequest(
         "r", TokenPrompt([1, 2]), Sampling(temperature=0.5), priority=-3, data_parallel_rank=2, cache_salt="salt"
     )
@@ -87,3 +90,49 @@ def test_what_cannot_be_is_refused_before_the_prompt_is_read(fields: dict[str, A
         builder.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
     assert caught.value.violations[0].field == path
     builder.close()
+
+
+@pytest.mark.parametrize(
+    ("stop", "max_tokens", "min_tokens"),
+    [
+        (Stop(), 64, 0),
+        (Stop(max_tokens=63, min_tokens=63), 63, 63),
+        (Stop(max_tokens=2**31 - 1), 64, 0),
+        (Stop(max_tokens=2**31 - 1, min_tokens=2**31 - 1), 64, 64),
+    ],
+)
+async def test_no_more_tokens_are_asked_for_than_the_context_holds(
+    stop: Stop, max_tokens: int, min_tokens: int
+) -> None:
+    """vLLM's Model Runner V2 adds the prompt's length to both in 32 bits, and ends its engine when they overflow."""
+    builder = RequestBuilder(llm_with(InputProcessor()), INFO, 4)
+    try:
+        built = await builder.engine_request(GenerationRequest("r", TokenPrompt([1, 2]), stop=stop), [1, 2], None)
+    finally:
+        builder.close()
+    assert built.sampling_params is not None
+    assert (built.sampling_params.max_tokens, built.sampling_params.min_tokens) == (max_tokens, min_tokens)
+
+
+class AddsEos(InputProcessor):
+    """Completes parameters as vLLM does: with the checkpoint's EOS token."""
+
+    def process_inputs(self, request_id: str, prompt: Any, params: SamplingParams, **asked: Any) -> EngineCoreRequest:
+        params.update_from_generation_config({}, 500)
+        return super().process_inputs(request_id, prompt, params, **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"sampling": Sampling(allowed_token_ids=[3] * 1025)}, "sampling.allowed_token_ids"),
+        ({"stop": Stop(token_ids=[*range(128)], min_tokens=1)}, "stop.token_ids"),
+    ],
+)
+async def test_what_the_model_runner_cannot_serve_is_refused(asked: dict[str, Any], field: str) -> None:
+    """Before vLLM adds what it knows, such as EOS tokens, and afterwards."""
+    builder = RequestBuilder(llm_with(AddsEos()), INFO, 4)
+    with pytest.raises(InvalidFieldError) as caught:
+        await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
+    builder.close()
+    assert [each.field for each in caught.value.violations] == [field]

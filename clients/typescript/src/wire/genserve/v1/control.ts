@@ -312,7 +312,14 @@ export interface GetServerInfoResponse {
   /** Port of the same host where vLLM's OpenAI server serves the same weights over HTTP (--openai-port); 0 = none. */
   openaiPort: number;
   /** What protects the ports of gRPC. */
-  protection?: Protection | undefined;
+  protection?:
+    | Protection
+    | undefined;
+  /**
+   * vLLM's model runner, the part of a worker that turns what was scheduled into tokens: "v2", which vLLM takes wherever
+   * Triton is, so on GPUs, or "v1".
+   */
+  modelRunner: string;
 }
 
 /**
@@ -1940,6 +1947,7 @@ function createBaseGetServerInfoResponse(): GetServerInfoResponse {
     numFrontendsDown: 0,
     openaiPort: 0,
     protection: undefined,
+    modelRunner: "",
   };
 }
 
@@ -2027,6 +2035,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     }
     if (message.protection !== undefined) {
       Protection.encode(message.protection, writer.uint32(194).fork()).join();
+    }
+    if (message.modelRunner !== "") {
+      writer.uint32(202).string(message.modelRunner);
     }
     return writer;
   },
@@ -2248,6 +2259,14 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
             message.protection = Protection.decode(reader, reader.uint32());
             continue;
           }
+          case 25: {
+            if (tag !== 202) {
+              break;
+            }
+
+            message.modelRunner = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2302,6 +2321,7 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     message.protection = (object.protection !== undefined && object.protection !== null)
       ? Protection.fromPartial(object.protection)
       : undefined;
+    message.modelRunner = object.modelRunner ?? "";
     return message;
   },
 };
