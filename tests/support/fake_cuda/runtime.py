@@ -1,0 +1,77 @@
+"""The fake runtime of this process, for tests: what it complains about, what it counts, and what it shall refuse."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+_MOST_BYTES = 1 << 16
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL("libcudart.so.13")
+    for name in ("fake_cuda_num_allocations", "fake_cuda_num_frees", "fake_cuda_num_pinned"):
+        getattr(library, name).restype = ctypes.c_uint64
+    library.fake_cuda_fail_after.argtypes = [ctypes.c_int64]
+    library.fake_cuda_take_complaints.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return library
+
+
+def is_here() -> bool:
+    """Whether CUDA is fake in this process."""
+    try:
+        return hasattr(ctypes.CDLL("libcudart.so.13"), "fake_cuda_collect")
+    except OSError:
+        return False
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """Complaints within the block do not end the process: they are in the list when the block has ended."""
+    complaints: list[str] = []
+    take_complaints()
+    _library().fake_cuda_collect(1)
+    try:
+        yield complaints
+    finally:
+        _library().fake_cuda_collect(0)
+        complaints += take_complaints()
+
+
+def take_complaints() -> list[str]:
+    """Those since the last call."""
+    text = ctypes.create_string_buffer(_MOST_BYTES)
+    _library().fake_cuda_take_complaints(text, _MOST_BYTES)
+    return text.value.decode().splitlines()
+
+
+def num_allocations() -> int:
+    """How often memory of a device was asked for."""
+    return int(_library().fake_cuda_num_allocations())
+
+
+def num_pinned() -> int:
+    """How often memory of the host was to be pinned."""
+    return int(_library().fake_cuda_num_pinned())
+
+
+@contextmanager
+def failing_after(count: int) -> Iterator[None]:
+    """Within the block so many allocations of a device succeed, and the ones after them do not."""
+    _library().fake_cuda_fail_after(count)
+    try:
+        yield
+    finally:
+        _library().fake_cuda_fail_after(-1)
+
+
+@contextmanager
+def without_allocations() -> Iterator[None]:
+    """Within the block each allocation of a device, and each pinning of host memory, is a complaint."""
+    _library().fake_cuda_ban_allocations(1)
+    try:
+        yield
+    finally:
+        _library().fake_cuda_ban_allocations(0)

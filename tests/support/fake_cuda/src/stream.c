@@ -1,0 +1,224 @@
+/* Streams and events. What is queued is done when somebody waits for it, in the order of its stream, after all that the
+ * stream was told to wait for. Each stream knows how much of each other one happens before its own next operation. */
+#include "fake.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct stream *streams[MAX_STREAMS];
+static int num_streams;
+static struct stream *defaults[MAX_DEVICES];
+static __thread struct stream *own_default[MAX_DEVICES]; /* cudaStreamPerThread */
+static unsigned long long num_launches;
+
+void perform(struct operation *operation); /* copy.c */
+bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes); /* copy.c */
+void record_in(struct graph *graph, struct operation operation);                                      /* graph.c */
+
+struct stream *new_stream(int device, int priority) {
+    if (num_streams == MAX_STREAMS) {
+        complain("more than %d streams", MAX_STREAMS);
+        abort();
+    }
+    struct stream *stream = calloc(1, sizeof *stream);
+    stream->device = device;
+    stream->priority = priority;
+    stream->index = num_streams;
+    streams[num_streams++] = stream;
+    return stream;
+}
+
+struct stream *stream_of(cudaStream_t handle) {
+    if (handle != NULL && handle != cudaStreamLegacy && handle != cudaStreamPerThread) return (struct stream *)handle;
+    struct stream **stream = handle == cudaStreamPerThread ? own_default : defaults;
+    int device = current_device();
+    if (stream[device] == NULL) stream[device] = new_stream(device, 0);
+    return stream[device];
+}
+
+void enqueue(struct stream *stream, struct operation operation) {
+    if (stream->capture != NULL) {
+        record_in(stream->capture, operation);
+        return;
+    }
+    struct operation *queued = malloc(sizeof *queued);
+    *queued = operation;
+    queued->next = NULL;
+    queued->number = ++stream->num_queued;
+    stream->clock[stream->index] = queued->number;
+    if (stream->last != NULL) stream->last->next = queued;
+    else stream->first = queued;
+    stream->last = queued;
+    stream->num_polls = 0;
+}
+
+/* Does what is queued here up to this number. */
+static void run_until(struct stream *stream, uint64_t number) {
+    while (stream->first != NULL && stream->first->number <= number) {
+        struct operation *operation = stream->first;
+        stream->first = operation->next;
+        if (stream->first == NULL) stream->last = NULL;
+        stream->num_done = operation->number;
+        if (operation->kind == WAIT) run_until(operation->of, operation->until);
+        else perform(operation);
+        free(operation);
+    }
+}
+void run_stream(struct stream *stream) { run_until(stream, stream->num_queued); }
+void run_device(int device) {
+    for (int i = num_streams - 1; i >= 0; i--) /* the newest first: what forgot to wait for an older one is found */
+        if (streams[i]->device == device) run_stream(streams[i]);
+}
+void run_all(void) {
+    for (int device = 0; device < num_devices(); device++) run_device(device);
+}
+
+bool is_pending(const void *address, size_t size, bool only_writes) {
+    for (int i = 0; i < num_streams; i++)
+        for (struct operation *each = streams[i]->first; each != NULL; each = each->next)
+            if (touches(each, address, size, only_writes)) return true;
+    return false;
+}
+
+/* Finds two operations at the same memory in two streams, one of which writes, that nothing puts in order. */
+void check_order(struct stream *stream, const void *address, size_t size, bool writes) {
+    for (int i = 0; i < num_streams; i++) {
+        if (streams[i] == stream) continue;
+        for (struct operation *each = streams[i]->first; each != NULL; each = each->next)
+            if (each->number > stream->clock[i] && touches(each, address, size, !writes))
+                complain("two streams use %p at a time: %s it in stream %d, while stream %d %s it, and neither waits",
+                         address, writes ? "writes" : "reads", stream->index, i,
+                         touches(each, address, size, true) ? "writes" : "reads");
+    }
+}
+
+void launch(struct stream *stream) {
+    num_launches++;
+    if (stream->capture != NULL) stream->capture->num_nodes++;
+}
+EXPORT unsigned long long fake_cuda_num_launches(void) { return num_launches; }
+
+/* Not all at once: who polls sees it unfinished the first time, and finished the second. */
+static cudaError_t poll(struct stream *stream, uint64_t number, int *num_polls) {
+    if (stream == NULL || stream->num_done >= number || stream->first == NULL || stream->first->number > number)
+        return cudaSuccess;
+    if ((*num_polls)++ == 0) return cudaErrorNotReady;
+    run_until(stream, number);
+    return cudaSuccess;
+}
+
+#define LOCKED(statements) \
+    do { lock(); statements; unlock(); return cudaSuccess; } while (0)
+
+EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *handle, unsigned flags, int priority) {
+    (void)flags;
+    LOCKED(*handle = (cudaStream_t)new_stream(current_device(), priority));
+}
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *handle, unsigned flags) {
+    return cudaStreamCreateWithPriority(handle, flags, 0);
+}
+EXPORT cudaError_t cudaStreamCreate(cudaStream_t *handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
+EXPORT cudaError_t cudaStreamDestroy(cudaStream_t handle) { LOCKED(run_stream(stream_of(handle))); }
+EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t handle, int *priority) {
+    LOCKED(*priority = stream_of(handle)->priority);
+}
+EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    cudaError_t error = cudaSuccess;
+    lock();
+    struct stream *stream = stream_of(handle);
+    if (stream->capture != NULL) error = cudaErrorStreamCaptureUnsupported;
+    else run_stream(stream);
+    unlock();
+    return fail(error);
+}
+EXPORT cudaError_t cudaDeviceSynchronize(void) { LOCKED(run_device(current_device())); }
+EXPORT CUresult cuCtxSynchronize(void) { return (CUresult)cudaDeviceSynchronize(); }
+EXPORT CUresult cuStreamSynchronize(CUstream handle) { return (CUresult)cudaStreamSynchronize(handle); }
+EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
+    lock();
+    struct stream *stream = stream_of(handle);
+    cudaError_t error = poll(stream, stream->num_queued, &stream->num_polls);
+    unlock();
+    return error;
+}
+EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t call, void *argument) {
+    LOCKED(enqueue(stream_of(handle), (struct operation){.kind = CALL, .call = call, .argument = argument}));
+}
+
+/* ---- Events. */
+
+EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *handle, unsigned flags) {
+    (void)flags;
+    *handle = (cudaEvent_t)calloc(1, sizeof(struct event));
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventCreate(cudaEvent_t *handle) { return cudaEventCreateWithFlags(handle, 0); }
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+    free(handle);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t in, unsigned flags) {
+    (void)flags;
+    struct event *event = (struct event *)handle;
+    lock();
+    struct stream *stream = stream_of(in);
+    event->stream = stream;
+    event->number = stream->num_queued;
+    memcpy(event->clock, stream->clock, sizeof event->clock);
+    event->capture = stream->capture;
+    event->num_polls = 0;
+    unlock();
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t in) {
+    return cudaEventRecordWithFlags(handle, in, 0);
+}
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t awaited, unsigned flags) {
+    (void)flags;
+    struct event *event = (struct event *)awaited;
+    lock();
+    struct stream *stream = stream_of(handle);
+    if (event->capture != NULL) {
+        stream->capture = event->capture; /* the stream joins the capture */
+    } else if (event->stream != NULL && event->stream != stream && stream->capture == NULL) {
+        for (int i = 0; i < num_streams; i++)
+            if (stream->clock[i] < event->clock[i]) stream->clock[i] = event->clock[i];
+        enqueue(stream, (struct operation){.kind = WAIT, .of = event->stream, .until = event->number});
+    }
+    unlock();
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+    struct event *event = (struct event *)handle;
+    LOCKED(if (event->stream != NULL) run_until(event->stream, event->number));
+}
+EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
+    struct event *event = (struct event *)handle;
+    lock();
+    cudaError_t error = poll(event->stream, event->number, &event->num_polls);
+    unlock();
+    return error;
+}
+EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+    (void)begin, (void)end;
+    *milliseconds = 1.0f; /* nothing takes time here */
+    return cudaSuccess;
+}
+
+/* The streams of a capture that ends. */
+void leave_capture(struct graph *graph) {
+    for (int i = 0; i < num_streams; i++)
+        if (streams[i]->capture == graph) streams[i]->capture = NULL;
+}
+
+/* For operators that the host computes at once: does what the stream has before them, and checks the memory. */
+EXPORT void fake_cuda_use(cudaStream_t handle, const void *address, size_t size, int writes) {
+    if (size == 0) return;
+    lock();
+    struct stream *stream = stream_of(handle);
+    const char *why = is_device_address(address) ? why_not_device_memory(address, size) : NULL;
+    if (why != NULL) complain("an operator uses %zu bytes at %p: that memory %s", size, address, why);
+    run_stream(stream);
+    check_order(stream, address, size, writes != 0);
+    unlock();
+}

@@ -1,0 +1,108 @@
+"""Workers of vLLM that have loaded a model on the (fake) GPU, in this process and without an engine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.support import models
+from tests.support.matrix import Kind
+from tests.support.on_cpu import Digests, _config, _digests, _loaded
+
+_UTILIZATION = 0.92
+_OPTIONS = {"--moe-backend": "moe_backend", "--quantization": "quantization"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A kind of model: `worker` serves checkpoint a, and `cold` is what a cold start of each checkpoint has."""
+
+    kind: Kind
+    worker: Any
+    checkpoints: dict[str, Path]
+    cold: dict[str, Digests]
+
+    @classmethod
+    def of(cls, kind: Kind, directory: Path) -> "Loaded":
+        """Writes the checkpoints and loads both."""
+        checkpoints = dict(zip("ab", kind.make(directory), strict=True))
+        config = _config(checkpoints["a"], **_options(kind))
+        workers = {name: _worker(config, checkpoints[name]) for name in "ba"}  # the configuration stays that of a
+        return cls(kind, workers["a"], checkpoints, {name: _digests(worker) for name, worker in workers.items()})
+
+    def update(self, way: str) -> "Updated":
+        """What takes new versions in this way."""
+        from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
+        from genserve.worker.update.choice import make_update
+
+        self.worker.vllm_config.additional_config = {WEIGHT_UPDATE_KEY: way}
+        update, chosen = make_update(self.worker)
+        update.audit()
+        return Updated(self, update, chosen)
+
+    def differing(self, name: str) -> list[str]:
+        """The live tensors that are not those of a cold start of this checkpoint."""
+        live, cold = _digests(self.worker), self.cold[name]
+        return sorted(each for each in live | cold if live.get(each) != cold.get(each))
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """A loaded model that takes new versions."""
+
+    loaded: Loaded
+    update: Any
+    chosen: Any
+
+    def prepare(self, name: str) -> None:
+        """As a worker's background thread does it."""
+        tensors = list(models.load_tensors(self.loaded.checkpoints[name]).items())
+        with self.chosen.device.work():
+            self.update.prepare(tensors, Event())
+
+    def push(self, name: str) -> list[str]:
+        """Prepares, exchanges and frees; the live tensors that differ from a cold start then."""
+        self.prepare(name)
+        self.update.commit()
+        self.update.discard()
+        return self.loaded.differing(name)
+
+
+@contextmanager
+def engine(directory: Path) -> Iterator[None]:
+    """What vLLM needs of a process before it loads models."""
+    from vllm.distributed import init_distributed_environment
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    torch.cuda.set_device(0)
+    init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
+    try:
+        yield
+    finally:
+        cleanup_dist_env_and_memory()
+
+
+def _options(kind: Kind) -> dict[str, Any]:
+    flags = dict(zip(kind.flags[::2], kind.flags[1::2], strict=True))
+    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in flags.items() if name in _OPTIONS}
+    if "--speculative-config" in flags:
+        options["speculative_config"] = json.loads(flags["--speculative-config"])
+    return options
+
+
+def _worker(config: Any, checkpoint: Path) -> Any:
+    """With what vLLM's GPU worker has before it sizes its KV cache."""
+    worker = _loaded(config, checkpoint)
+    _, total = torch.cuda.mem_get_info()
+    worker.device = torch.device("cuda", 0)
+    worker.cache_config = config.cache_config
+    worker.requested_memory = int(_UTILIZATION * total)
+    worker.init_snapshot = SimpleNamespace(free_memory=total)
+    worker.model_runner.kv_caches = []
+    return worker
