@@ -17,9 +17,9 @@ _MAX_BYTES: Final = 64 << 20
 
 
 class SecretToldError(AssertionError):
-    """A secret stands where it must not. `is_evidence`: this is never tried once more."""
+    """A secret is where it must not be. `is_final`: the test gets no second try."""
 
-    is_evidence = True
+    is_final = True
 
 
 def known_token() -> str:
