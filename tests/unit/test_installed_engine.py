@@ -126,12 +126,12 @@ def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, f
 def test_a_package_that_is_missing_beside_the_engine_is_named() -> None:
     """vLLM is not to blame for it."""
     engine = InstalledEngine("vllm", "0.33.0", Path("/site/vllm"))
-    said = engine.broken(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
+    said = engine.import_failure(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
     assert said == (
         "vllm 0.33.0 (/site/vllm) is installed, but a package beside it is missing (No module named 'uvloop'): "
         'pip install "genserve[cpu]" or "genserve[cuda]"'
     )
-    said = engine.broken(ImportError("libcudart.so.13: cannot open shared object file"))
+    said = engine.import_failure(ImportError("libcudart.so.13: cannot open shared object file"))
     assert "cannot be imported (ImportError: libcudart.so.13" in said and "--force-reinstall" in said
 
 
