@@ -132,7 +132,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_no_second_try_may_excuse_is_final(tmp_path: Path, kind: str) -> None:
+def test_a_final_failure_gets_no_second_try(tmp_path: Path, kind: str) -> None:
     """Each of them would pass."""
     text, reason = OTHERS[kind]
     done = run(tmp_path, "-n2", "--max-worker-restart=1", test_flaky=text)
