@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from genserve.worker.model.step_source import Making, makings
+from genserve.worker.model.step_source import Assignment, assignments
 
 _CONSTRUCTORS: Final = frozenset({"arange", "eye", "full", "linspace", "ones", "tensor", "zeros"})
 _METHODS: Final = frozenset(
@@ -35,9 +35,9 @@ def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
     """What the assignments to attribute `key` in the source of `owner` give, on the CPU, for a tensor of the type of
     `like`. Empty if there are none, or if one of them may have a weight among its inputs."""
     found = []
-    for making in makings(type(owner), key):
+    for assignment in assignments(type(owner), key):
         try:
-            value = _Evaluation(owner, making, like).of(making.value)
+            value = _Evaluation(owner, assignment, like).of(assignment.value)
         except (_NotEvaluatedError, TypeError, ValueError, RuntimeError, AttributeError):  # others: torch's
             return []
         if not isinstance(value, torch.Tensor):
@@ -49,11 +49,11 @@ def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
 class _Evaluation:
     """Evaluates an expression of a method, in which only what is allowed here has a meaning."""
 
-    def __init__(self, owner: Any, making: Making, like: torch.Tensor) -> None:
+    def __init__(self, owner: Any, assignment: Assignment, like: torch.Tensor) -> None:
         self._owner = owner
-        self._own = making.own
+        self._own = assignment.own
         self._like = like
-        kinds = [kind for kind in type(owner).__mro__ if making.method in vars(kind)]
+        kinds = [kind for kind in type(owner).__mro__ if assignment.method in vars(kind)]
         self._globals = vars(sys.modules[kinds[0].__module__]) if kinds else {}
 
     def of(self, node: ast.expr | None) -> Any:

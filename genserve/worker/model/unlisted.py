@@ -66,8 +66,8 @@ def _is_equal(value: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _refusal(names: list[str], first: Holding) -> str:
-    made = step_source.makings(type(first.owner), first.key)
-    where = f", the first in {type(first.owner).__name__}.{made[0].method}" if made else ""
+    found = step_source.assignments(type(first.owner), first.key)
+    where = f", the first in {type(first.owner).__name__}.{found[0].method}" if found else ""
     return (
         f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all{where}) since the model was loaded: a "
         "push would not renew it, and it may depend on weights"
