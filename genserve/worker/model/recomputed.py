@@ -1,7 +1,7 @@
-"""Makes a tensor anew that steps have made without any weight, to prove that this is what it is.
+"""Computes a tensor that steps have made again, by vLLM's source, to show that no weight went into it.
 
-Only expressions are evaluated that have no tensor among their inputs: torch's constructors, over numbers, types and
-devices. Whatever they result in, no weight is in it.
+It evaluates only expressions without a tensor among their inputs: torch's constructors, over numbers, types and
+devices. No weight can be in their results.
 """
 
 import ast
@@ -32,8 +32,8 @@ class _NotEvaluatedError(Exception):
 
 
 def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
-    """What the assignments to attribute `key` in the source of `owner` give, on the CPU, for a tensor of the type of
-    `like`. Empty if there are none, or if one of them may have a weight among its inputs."""
+    """The results of all assignments to attribute `key` in the source of `owner`, on the CPU; `like` gives the dtype.
+    Empty if there are none, or if one of them may have a weight among its inputs."""
     found = []
     for assignment in assignments(type(owner), key):
         try:
@@ -81,7 +81,7 @@ class _Evaluation:
         raise _NotEvaluatedError
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        # The type and the place of an argument of the step are those of what was made of them.
+        # Of whatever object: the dtype of a step's argument is that of the tensor, and the result is on the CPU.
         if node.attr == "device":
             return torch.device("cpu")
         match node:
