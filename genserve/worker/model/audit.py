@@ -8,9 +8,9 @@ every tensor that the live model refers to must belong to one of these kinds:
   whole, or, where contents are copied, a view of the memory of an exchanged tensor.
 - It is the KV cache.
 - No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`, `unlisted`); or the model's
-  construction made it, before anything was loaded, and the bare structure in which pushes are built has one of the same type in the
-  same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever a version is
-  prepared.
+  construction made it, before anything was loaded, and the bare structure in which pushes are built has one of the same
+  type in the same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever
+  a version is prepared.
 
 Every other tensor is refused.
 """

@@ -98,7 +98,12 @@ WEIGHT_FREE: tuple[Row, ...] = (
     ),
     Row(_MODELS + "qwen3_xpress.py", "XPressRefinerHead", ("_scratch",), since=(0, 33)),
     Row("models/step5/nvidia/mega_moe.py", "Step5MegaMoEExperts", ("pool",), in_steps=False, since=(0, 33)),
-    Row("models/qwen4_exp/amd/qsa.py", "Qwen4ExpQSAFlashAttentionImpl", ("_octave_mid_o", "_octave_signs"), since=(0, 33)),
+    Row(
+        "models/qwen4_exp/amd/qsa.py",
+        "Qwen4ExpQSAFlashAttentionImpl",
+        ("_octave_mid_o", "_octave_signs"),
+        since=(0, 33),
+    ),
     Row(_ATTENTION + "rocm_octave_attn.py", "RocmOctaveAttentionImpl", ("_k_signs", "_mid_o"), since=(0, 33)),
     Row(_ATTENTION + "mla/rocm_aiter_mla.py", "AiterMLAImpl", ("_fp8_prefill_one_scale",), since=(0, 33)),
     # Tables: of positions, of columns and experts, of rotations for a quantised KV cache.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 STEPS = ("forward", "apply", "__call__")
 """Beginnings of the names of methods that run in each step that uses the object."""
@@ -83,11 +84,14 @@ def _of_class(kind: type) -> dict[str, list[Making]]:
     if file is None:
         return {}
     for node in ast.walk(_parsed(file)):
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
-            # inspect counts from the first decorator.
-            if first in (node.lineno, min([node.lineno, *(each.lineno for each in node.decorator_list)])):
-                return _in_class(node, file)
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__ and first in _first_lines(node):
+            return _in_class(node, file)
     return {}
+
+
+def _first_lines(node: ast.ClassDef) -> tuple[int, int]:
+    """Of the class, and of its first decorator, from which inspect counts."""
+    return node.lineno, min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 @cache
@@ -164,7 +168,7 @@ def _assigned(statement: ast.stmt, own: str) -> Iterator[tuple[str, ast.expr | N
                 yield key, value
 
 
-def _is_own(node: ast.AST, own: str) -> bool:
+def _is_own(node: ast.AST, own: str) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
 
 

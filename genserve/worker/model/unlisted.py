@@ -1,9 +1,9 @@
 """What becomes of a number or a tensor that steps have made, and that no table of `step_made` has.
 
-It may be computed from weights. A push that leaves it would then serve a mix of two versions. So it must be one of these,
-and the log names it once:
+It may be computed from weights. A push that leaves it would then serve a mix of two versions. So it must be one of
+these, and the log names all but views once:
 
-- A view of the memory of an exchanged tensor, where contents are copied: the push changes it too.
+- `VIEW`: of the memory of an exchanged tensor, where contents are copied. The push changes it too.
 - `FRESH`: by vLLM's source, each step makes it anew before it reads it.
 - `PROVEN`: by vLLM's source, it is made without any tensor, and making it again gives the same contents, by digest.
 - `RENEWED`: by vLLM's source, a step makes it where it is absent. Where references are exchanged, and no captured code
@@ -14,7 +14,6 @@ The push is refused for any other.
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -53,7 +52,7 @@ def fates(places: Mapping[str, Holding], *, copied: bool, memory: Collection[int
     known = {name: fate for name, fate in found.items() if fate is not None}
     for name, fate in known.items():
         if fate is not Fate.VIEW:
-            _warn(name, type(places[name].owner).__name__, fate)
+            _warn(name, places[name], fate)
     return known
 
 
@@ -103,25 +102,12 @@ def _refusal(names: list[str], first: Holding) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A class and an attribute: a model has one in each layer."""
-
-    owner: str
-    key: str
-    fate: Fate
+_warned: set[tuple[str, str, Fate]] = set()
+"""Classes and attributes that the log has named: a model has one in each layer."""
 
 
-def _warn(name: str, owner: str, fate: Fate) -> None:
-    _warn_once(_Said(owner, name.rpartition(".")[2], fate), name)
-
-
-_warned: set[_Said] = set()
-
-
-def _warn_once(said: _Said, name: str) -> None:
-    if said not in _warned:
-        _warned.add(said)
-        log.warning(
-            "steps of this vLLM make %s (%s), which genserve does not know: %s", name, said.owner, said.fate.value
-        )
+def _warn(name: str, place: Holding, fate: Fate) -> None:
+    owner = type(place.owner).__name__
+    if (owner, place.key, fate) not in _warned:
+        _warned.add((owner, place.key, fate))
+        log.warning("steps of this vLLM make %s (%s), which genserve does not know: %s", name, owner, fate.value)

@@ -4,7 +4,6 @@ The layers below stand for those of a new vLLM. A push must never leave what one
 """
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -183,10 +182,9 @@ def pushed(kind: type[Layer], device: Device) -> tuple[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def unwarned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
     monkeypatch.setattr(unlisted, "_warned", set())
-    yield
 
 
 @pytest.mark.parametrize("kind", RENEWED)
