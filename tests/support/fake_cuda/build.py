@@ -66,8 +66,11 @@ def _build(directory: Path, libraries: list[Path]) -> None:
 
 
 def _generated(names: Iterable[str]) -> str:
-    lines = ['extern void complain(const char *format, ...);', "extern void abort(void);", "#define EXPORT "
-             '__attribute__((visibility("default")))']
+    lines = [
+        "extern void complain(const char *format, ...);",
+        "extern void abort(void);",
+        '#define EXPORT __attribute__((visibility("default")))',
+    ]
     for name in names:
         if not _SYMBOLS.fullmatch(name):
             continue
