@@ -251,3 +251,12 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAcce
     (void)address, (void)size, (void)access, (void)count;
     return CUDA_SUCCESS;
 }
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
+    lock();
+    struct block *block = is_device_address((void *)address) ? block_of((void *)address) : NULL;
+    bool is_found = block != NULL && block->is_live;
+    if (is_found && base != NULL) *base = block->base;
+    if (is_found && size != NULL) *size = block->size;
+    unlock();
+    return is_found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
