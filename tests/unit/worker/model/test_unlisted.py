@@ -12,6 +12,7 @@ from torch import nn
 
 from genserve.worker.model import unlisted
 from genserve.worker.model.audit import audit
+from genserve.worker.model.made_since import MadeSince
 from genserve.worker.model.step_source import is_made_every_step, is_made_where_absent
 from genserve.worker.model.tree import holdings, owners
 from genserve.worker.update.device import Device
@@ -266,6 +267,27 @@ def test_a_view_of_a_weight_changes_with_it_where_contents_are_copied() -> None:
         live, exchanged = pushed(View, device)
         exchanged.overwrite()
         assert live(X).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("kind", [Cached, Unset])
+def test_what_a_step_makes_of_weights_while_a_version_waits_for_its_commit_is_found(kind: type[Layer]) -> None:
+    """The exchange would not renew it."""
+    live = model(kind, 1.0)
+    since = MadeSince(live)
+    since.check()
+    live(X)
+    with pytest.raises(RuntimeError, match=r"push it again: steps have made 0\.kept"):
+        since.check()
+    MadeSince(live).check()
+
+
+@pytest.mark.parametrize("kind", [Table, Fresh])
+def test_what_is_harmless_may_be_made_meanwhile(kind: type[Layer]) -> None:
+    """It only warns, as ever."""
+    live = model(kind, 1.0)
+    since = MadeSince(live)
+    live(X)
+    since.check()
 
 
 def test_nothing_is_renewed_that_the_prepared_model_does_not_show() -> None:
