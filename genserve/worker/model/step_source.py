@@ -35,8 +35,6 @@ class Making:
     `every_step`: each step that uses the object does it before it reads the attribute. `where_absent`: it is done if
     the object lacks the attribute, or if that is None."""
 
-    file: str
-    line: int
     method: str
     own: str
     """The method's name for `self`."""
@@ -69,7 +67,7 @@ def classes_of(file: Path) -> Iterator[tuple[str, dict[str, list[Making]]]]:
     """The classes of a file by name, each with its attributes that are made outside of construction and loading."""
     for node in ast.walk(_parsed(str(file))):
         if isinstance(node, ast.ClassDef):
-            yield node.name, _in_class(node, str(file))
+            yield node.name, _in_class(node)
 
 
 @cache
@@ -83,7 +81,7 @@ def _of_class(kind: type) -> dict[str, list[Making]]:
         return {}
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ClassDef) and node.name == kind.__name__ and first in (node.lineno, _first_line(node)):
-            return _in_class(node, file)
+            return _in_class(node)
     return {}
 
 
@@ -97,16 +95,16 @@ def _parsed(file: str) -> ast.Module:
     return ast.parse(Path(file).read_text())
 
 
-def _in_class(node: ast.ClassDef, file: str) -> dict[str, list[Making]]:
+def _in_class(node: ast.ClassDef) -> dict[str, list[Making]]:
     found: dict[str, list[Making]] = {}
     for method in node.body:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name not in _NOT_STEPS:
-            for key, making in _in_method(method, file):
+            for key, making in _in_method(method):
                 found.setdefault(key, []).append(making)
     return found
 
 
-def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[tuple[str, Making]]:
+def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, Making]]:
     arguments = [*method.args.posonlyargs, *method.args.args]
     if not arguments:
         return
@@ -119,7 +117,7 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             absent = any(_asks_for_absence(test, own, key) for test in around) or any(
                 _leaves_if_present(each, own, key) for each in before
             )
-            yield key, Making(file, statement.lineno, method.name, own, value, every_step, absent)
+            yield key, Making(method.name, own, value, every_step, absent)
 
 
 def _statements(
