@@ -32,8 +32,8 @@ class Member:
     `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
-    it. `is_gone`: it was removed. `holds_leases`: whether it is paused where the fleet is. `inflight`: sequences that
-    were sent to it by this router and have not ended.
+    it. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the
+    fleet is. `inflight`: sequences that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -50,16 +50,16 @@ class Member:
     lora_names: frozenset[str] | None = None
     is_draining: bool = False
     is_gone: bool = False
+    num_losses: int = 0
     holds_leases: bool = True
     inflight: int = 0
     _inflight_at_report: int = 0
     _routed: Replica | None = field(default=None, repr=False)
     _routed_state: ReplicaState = ReplicaState.CONNECTING
 
-    @property
-    def is_away(self) -> bool:
-        """Whether it does not answer, or was removed."""
-        return bool(self.failure) or self.is_gone
+    def was_lost_since(self, num_losses: int) -> bool:
+        """Whether it was lost or removed since it had been lost so often. It may be back."""
+        return self.is_gone or self.num_losses != num_losses
 
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves."""
@@ -112,6 +112,7 @@ class Member:
     def lost(self, failure: str) -> None:
         """It does not answer, or answers that it is not healthy."""
         self.failure = failure
+        self.num_losses += 1
         self.version = None
         self.engine = None
         self.load = None

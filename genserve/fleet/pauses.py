@@ -1,17 +1,20 @@
 """Pauses of all replicas under one lease."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError, UnavailableError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.leases import FleetLease, Grant, holder_with, is_lease_id, new_lease_id
+from genserve.fleet.leases import FleetLease, Grant, Leases, holder_with, is_lease_id, new_lease_id
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
+
+T = TypeVar("T")
+LeasingT = TypeVar("LeasingT", control_pb2.PauseResponse, control_pb2.RenewPauseResponse)
 
 MAX_HOLDER_CHARS: Final = 200
 """What is left of a daemon's limit beside the name of the fleet's lease."""
@@ -75,17 +78,15 @@ class FleetPauses:
         leases = self._fleet.leases
 
         async def pause_one(upstream: Upstream) -> control_pb2.PauseResponse | None:
+            call, timeout_s = upstream.control.Pause, max(0.0, deadline_s - _now_s())
             try:
-                got = await upstream.ask(upstream.control.Pause, own, max(0.0, deadline_s - _now_s()))
-            except GenserveError as error:
-                if upstream.member.is_away or isinstance(error, DrainingError):
-                    return None  # it is paused when it is back
-                raise
+                got = await leased_by(upstream, leases, lease_id, request.holder, call, own, timeout_s)
+            except DrainingError:
+                return None  # the next run at its address is paused when it is there
             grant.add(upstream.address, got.lease)
-            leases.granted(lease_id, request.holder, upstream.address, got.lease)
             return got
 
-        outcomes = await everywhere(self._fleet.answering, pause_one)
+        outcomes = await _unless_lost(self._fleet.answering, pause_one)
         if leases.was_ended(lease_id):
             raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
         _raise_first(outcomes)
@@ -107,9 +108,8 @@ class FleetPauses:
             own = control_pb2.RenewPauseRequest(lease_id=on_replicas[upstream.address].lease_id)
             if request.HasField("ttl"):
                 own.ttl.CopyFrom(request.ttl)
-            got = await upstream.ask(upstream.control.RenewPause, own, ASK_S)
-            self._fleet.leases.granted(lease.lease_id, lease.holder, upstream.address, got.lease)
-            return got
+            call, leases = upstream.control.RenewPause, self._fleet.leases
+            return await leased_by(upstream, leases, lease.lease_id, lease.holder, call, own, ASK_S)
 
         outcomes = await everywhere(self._having(lease), renew_one)
         renewed = [each for each in outcomes.values() if not isinstance(each, GenserveError)]
@@ -135,7 +135,7 @@ class FleetPauses:
         self._fleet.leases.mark_all_ended()
         own = control_pb2.ResumeRequest(force=True)
         try:
-            outcomes = await everywhere(
+            outcomes = await _unless_lost(
                 self._fleet.answering,
                 lambda upstream: upstream.ask(upstream.control.Resume, own, RESUME_S),
             )
@@ -167,7 +167,7 @@ class FleetPauses:
 
         having = [each for each in self._fleet.answering if each.address in on_replicas]
         try:
-            outcomes = await everywhere(having, resume_one)
+            outcomes = await _unless_lost(having, resume_one)
         finally:
             self._fleet.refresh()
         _raise_first(outcomes)
@@ -177,6 +177,28 @@ class FleetPauses:
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
         return [upstream for upstream in self._fleet.answering if upstream.address in lease.on_replicas]
+
+
+async def leased_by(
+    upstream: Upstream,
+    leases: Leases,
+    lease_id: str,
+    holder: str,
+    call: Callable[..., Awaitable[LeasingT]],
+    request: Any,
+    timeout_s: float,
+) -> LeasingT:
+    """The answer of a replica that grants a lease of the fleet, or renews it, which is noted.
+
+    Raises UnavailableError if the replica is lost before the answer is taken, though it had come: the next run at that
+    address lacks the lease, and would be taken for one where somebody has ended it.
+    """
+    num_losses = upstream.member.num_losses
+    got = await upstream.ask(call, request, timeout_s)
+    if upstream.member.was_lost_since(num_losses):
+        raise UnavailableError(f"replica {upstream.address} was lost when it had answered")
+    leases.granted(lease_id, holder, upstream.address, got.lease)
+    return got
 
 
 async def resume_on(upstream: Upstream, lease_id: str) -> bool:
@@ -193,7 +215,21 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def _unless_lost(
+    replicas: Iterable[Upstream], ask: Callable[[Upstream], Awaitable[T]]
+) -> dict[Upstream, T | GenserveError]:
+    """As `everywhere`, without those that fail and are lost meanwhile, whichever is noticed first. When they are back,
+    as they may be already, they are paused or resumed as the fleet is."""
+    num_losses = {each: each.member.num_losses for each in replicas}
+    outcomes = await everywhere(num_losses, ask)
+    return {
+        each: outcome
+        for each, outcome in outcomes.items()
+        if not (isinstance(outcome, GenserveError) and each.member.was_lost_since(num_losses[each]))
+    }
+
+
 def _raise_first(outcomes: Mapping[Upstream, object]) -> None:
-    for upstream, outcome in outcomes.items():
-        if isinstance(outcome, GenserveError) and not upstream.member.is_away:
+    for outcome in outcomes.values():
+        if isinstance(outcome, GenserveError):
             raise outcome.again()

@@ -14,7 +14,7 @@ from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, pause_s
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
-from genserve.fleet.pauses import resume_on
+from genserve.fleet.pauses import leased_by, resume_on
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
@@ -110,8 +110,8 @@ class Sync:
             request.no_expiry = True
         else:
             request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
-        answer = await self._upstream.ask(self._upstream.control.Pause, request, pause_s(request))
-        self._fleet.leases.granted(lease.lease_id, lease.holder, self._upstream.address, answer.lease)
+        upstream, leases, call = self._upstream, self._fleet.leases, self._upstream.control.Pause
+        await leased_by(upstream, leases, lease.lease_id, lease.holder, call, request, pause_s(request))
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
         with self._fleet.lease_turns.ending(lease_id):

@@ -23,7 +23,7 @@ from genserve.errors import (
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.engine.outputs import greedy_outputs, next_version, outputs_of
-from tests.support import models
+from tests.support import models, on_runner_v2
 from tests.support.daemon_process import DaemonProcess
 from tests.support.plain_vllm import PROMPTS, Reference
 from tests.support.raw_push import RawPush, replaced
@@ -66,12 +66,12 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
     first = await next_version(client)
     names = {first - 1: "a", first: "b", first + 1: "a", first + 2: "b"}
     deltas: list[GeneratedSequence] = []
-    nums_tokens = [0] * 16
+    nums_tokens, num_tokens = [0] * 16, on_runner_v2.fewer(1500)
 
     async def one(i: int) -> tuple[list[int], Generation]:
         prompt, generation = [i + 1, 2 * i + 5, 77], Generation()
         live = GeneratedSequence(0)
-        async for delta in client.stream(prompt, temperature=0.0, max_tokens=1500, ignore_eos=True):
+        async for delta in client.stream(prompt, temperature=0.0, max_tokens=num_tokens, ignore_eos=True):
             generation.add(delta)
             nums_tokens[i] = len(generation.token_ids)
             for output in delta.outputs:
@@ -101,7 +101,7 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
             logprobs = scored.prompt.logprobs
             spans = generation.sequences[0].weight_spans
             assert [s.start for s in spans] == [0, *[s.end for s in spans][:-1]]
-            assert spans[-1].end == len(tokens) == 1500
+            assert spans[-1].end == len(tokens) == num_tokens
             for span in spans:
                 for position in range(span.start, span.end):
                     row = len(prompt) - 1 + position
@@ -126,19 +126,19 @@ async def test_seeded_streams_survive_a_push_that_recomputes_them_all_at_once(
     client: AsyncClient, restored: None, checkpoints: dict[str, Path]
 ) -> None:
     """Their keys and values do not fit one step of the engine, and vLLM dies of a seeded prefill in pieces."""
-    nums_tokens = [0] * 16
+    nums_tokens, num_tokens = [0] * 16, on_runner_v2.fewer(900)
 
     async def one(i: int) -> None:
-        async for delta in client.stream([i + 1, 9], temperature=1.0, seed=i, max_tokens=900, ignore_eos=True):
+        async for delta in client.stream([i + 1, 9], temperature=1.0, seed=i, max_tokens=num_tokens, ignore_eos=True):
             nums_tokens[i] += sum(len(output.token_ids) for output in delta.outputs)
 
     streams = [asyncio.create_task(one(i)) for i in range(16)]
-    await gained(nums_tokens, 150)
+    await gained(nums_tokens, num_tokens // 6)
     pushed = await client.push_weights(checkpoints["b"], version=await next_version(client))
     assert pushed.applied is not None
     assert pushed.applied.requests_kept == 16
     await asyncio.gather(*streams)
-    assert nums_tokens == [900] * 16
+    assert nums_tokens == [num_tokens] * 16
 
 
 async def test_a_push_under_a_lease_leaves_the_engine_paused(

@@ -224,13 +224,22 @@ def test_there_may_be_two_devices() -> None:
 def test_torch_refuses_a_pool_within_itself() -> None:
     """The allocator is torch's own."""
     pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool), pytest.raises(RuntimeError, match="already recording"), torch.cuda.use_mem_pool(pool):
+    with (
+        torch.cuda.use_mem_pool(pool),
+        pytest.raises(RuntimeError, match="already recording"),
+        torch.cuda.use_mem_pool(pool),
+    ):
         pass
 
 
 def _run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 

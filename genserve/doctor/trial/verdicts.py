@@ -59,8 +59,8 @@ def start(found: WayFound) -> Verdict:
         advice = "Start it with `genserve serve` and VLLM_LOGGING_LEVEL=INFO to see its whole log."
         return fail("start", found.error or "the daemon printed nothing", advice)
     finding = f"served after {found.start_s:.0f} s on {found.info.get('device', '?')}"
-    if found.info.get("model_runner"):
-        finding += f" with vLLM's model runner {found.info['model_runner']}"
+    if found.info.get("model_runner"):  # older daemons do not tell it
+        finding += f", model runner {found.info['model_runner']}"
     reported = str(found.info.get("weight_update", ""))
     if found.way and found.way != reported:
         return fail("start", f"{finding}, and takes versions {reported!r} instead of {found.way!r}", _REPORT)

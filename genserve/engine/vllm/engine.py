@@ -60,6 +60,7 @@ class VllmEngine:
         parallel = config.parallel_config
         self._llm = llm
         self._places = started.places
+        self._info = vllm_config.info(config)
         self._clients = options.clients
         self._limits = options.limits
         self._with_series = options.with_series
@@ -70,12 +71,12 @@ class VllmEngine:
         """The requests of an OpenAI server."""
         if options.clients.with_openai:
             engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
-            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0))
+            runner = self._info.model_runner
+            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0), runner)
         self._meter = LoadMeter(rows.rows())
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
-        self._info = vllm_config.info(config)
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)

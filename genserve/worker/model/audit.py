@@ -7,15 +7,14 @@ every tensor that the live model refers to must belong to one of these kinds:
 - It is exchanged: it is a holding, a second reference to a parameter or buffer, part of a closure that is exchanged
   whole, or, where contents are copied, a view of the memory of an exchanged tensor.
 - It is the KV cache.
-- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`); or the model's construction
-  made it, before anything was loaded, and the bare structure in which pushes are built has one of the same type in the
-  same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever a version is
-  prepared.
+- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`, `unlisted`); or the model's
+  construction made it, before anything was loaded, and the bare structure in which pushes are built has one of the same
+  type in the same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever
+  a version is prepared.
 
 Every other tensor is refused.
 """
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.model import references, step_made
+from genserve.worker.model import references, step_made, step_source, unlisted
+from genserve.worker.model.contents import address_of, digest
 from genserve.worker.model.references import Reference
 from genserve.worker.model.tree import (
     NOT_WEIGHTS,
@@ -59,7 +59,7 @@ def audit(
         raise ValueError(f"weights cannot be pushed into this model: {made[0]} ({len(made)} in all), and keeps it")
     present = holdings(live)
     if loaded is not None:
-        step_made.refuse_unknown({name: present[name] for name in present.keys() - loaded})
+        unlisted.check({name: present[name] for name in present.keys() - loaded}, present, copied=copied)
     missed = hidden(live, bare, copied=copied, present=present)
     found = [reference for reference in missed if not passes_weight_free(reference)]
     constants = [reference for reference in found if _is_constructed(reference, bare)]
@@ -162,12 +162,6 @@ class Constants:
         return [read.get(id(tensor), "") for tensor in tensors]
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """SHA-256 (hex) of the contents."""
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).hexdigest()
-
-
 def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values())
 
@@ -181,9 +175,11 @@ def _replaces_a_weight(reference: Reference, bare: BareModel) -> bool:
 
 
 def passes_weight_free(reference: Reference) -> bool:
-    """Whether an attribute on the way to the tensor holds what steps make and no weight changes (`step_made`)."""
+    """Whether an attribute on the way to the tensor holds what steps make and no weight changes (`step_made`), or each
+    step makes anew."""
     return any(
         step_made.is_weight_free(owner, step.key, reference.tensor)
+        or (reference.tensor.is_inference() and step_source.is_made_every_step(type(owner), step.key))
         for owner, step in zip(reference.owners, reference.steps, strict=True)
         if step.kind == "attribute"
     )
@@ -218,10 +214,3 @@ def cache_memory(live: nn.Module) -> set[int]:
             elif isinstance(value, list | tuple):
                 queue.extend(value)
     return found
-
-
-def address_of(tensor: torch.Tensor) -> int | None:
-    """The address of its storage; None if it has no storage of its own, such as a wrapper of other tensors."""
-    if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
-        return None
-    return tensor.untyped_storage().data_ptr() or None

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.model.audit import digest as _digest
 from genserve.worker.model.audit import hidden
+from genserve.worker.model.contents import digest as _digest
 from genserve.worker.model.tree import holdings, modules_by_name
 
 _BLOCK_ROWS = 256

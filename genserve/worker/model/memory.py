@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from genserve.worker.model import references
-from genserve.worker.model.audit import address_of, cache_memory, passes_weight_free
+from genserve.worker.model.audit import cache_memory, passes_weight_free
+from genserve.worker.model.contents import address_of
 from genserve.worker.model.references import Reference
 from genserve.worker.model.tree import NOT_WEIGHTS, holdings, named_modules, parameters_and_buffers
 

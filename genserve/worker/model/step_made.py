@@ -1,14 +1,15 @@
-"""Values that vLLM's steps make on a loaded model, as read in vLLM 0.32.
+"""Values that vLLM's steps make on a loaded model, as read in vLLM 0.32 and 0.33.
 
-No exchange replaces them, because loading does not make them. So each is in one of three tables, by class and
-attribute:
+No exchange replaces them, because loading does not make them. So those that are known are in one of three tables, by
+class and attribute:
 
 - `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, state of a step. A push keeps it.
 - `FROM_NUMBERS` is computed once from numbers that are exchanged: the scales of an fp8 KV cache. A push keeps it, and
   is refused if one of those numbers changes.
 - `FROM_WEIGHTS` is computed from weights once, and a push does not update it. A model that has one is refused.
 
-A push is refused if it finds a number or a tensor that is in no table, because it may be computed from weights.
+A number or a tensor that is in no table may be computed from weights (`unlisted` says what becomes of it).
+tests/unit/worker/model/test_step_candidates.py lists what a new vLLM's steps make, for these tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,18 +20,18 @@ import torch
 
 from genserve.worker.model.tree import Holding
 
-_MAX_NAMED = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Attributes of a class, or of any for "". `file`, below vLLM's package, is where they are set. `in_steps`: the
-    tensors are made in steps, which run in inference mode, so that one which is not of that mode is another."""
+    tensors are made in steps, which run in inference mode, so that one which is not of that mode is another. `since`:
+    the first vLLM that has it, if the oldest that is supported has not."""
 
     file: str
     owner: str
     keys: tuple[str, ...]
     in_steps: bool = True
+    since: tuple[int, int] = (0, 32)
 
 
 _EP = "model_executor/layers/fused_moe/prepare_finalize/"
@@ -88,6 +89,23 @@ WEIGHT_FREE: tuple[Row, ...] = (
         ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
         in_steps=False,
     ),
+    # Of vLLM 0.33.
+    Row(
+        "model_executor/layers/quantization/inc/schemes/inc_wna16_moe.py",
+        "INCARKWNA16MoEMethod",
+        ("rows_per_expert", "unpermuted_row_to_permuted_row", "router_weight_ones"),
+        since=(0, 33),
+    ),
+    Row(_MODELS + "qwen3_xpress.py", "XPressRefinerHead", ("_scratch",), since=(0, 33)),
+    Row("models/step5/nvidia/mega_moe.py", "Step5MegaMoEExperts", ("pool",), in_steps=False, since=(0, 33)),
+    Row(
+        "models/qwen4_exp/amd/qsa.py",
+        "Qwen4ExpQSAFlashAttentionImpl",
+        ("_octave_mid_o", "_octave_signs"),
+        since=(0, 33),
+    ),
+    Row(_ATTENTION + "rocm_octave_attn.py", "RocmOctaveAttentionImpl", ("_k_signs", "_mid_o"), since=(0, 33)),
+    Row(_ATTENTION + "mla/rocm_aiter_mla.py", "AiterMLAImpl", ("_fp8_prefill_one_scale",), since=(0, 33)),
     # Tables: of positions, of columns and experts, of rotations for a quantised KV cache.
     Row(
         _ATTENTION + "turboquant_attn.py",
@@ -122,6 +140,7 @@ WEIGHT_FREE: tuple[Row, ...] = (
     Row("models/inkling/nvidia/moe.py", "InklingSinkExperts", ("_unit",)),
     Row("models/inkling/nvidia/moe.py", "InklingSinkExpertsLinear", ("_col_expert",)),
     Row("models/inkling/nvidia/logits_processor.py", "InklingLogitsProcessor", ("_logits_zero",)),
+    Row("models/inkling/nvidia/mtp.py", "InklingMTP", ("_logits_zero",)),
     Row("models/kimi_k3/amd/mla.py", "KimiK3MultiHeadLatentAttentionWrapper", ("_identity_rope",)),
     Row("model_executor/layers/fused_moe/b12x.py", "B12xExperts", ("_unit_scales",), in_steps=False),
     *(
@@ -202,22 +221,17 @@ def is_from_numbers(owner: Any, key: str) -> bool:
     return _row(_FROM_NUMBERS_BY_KEY, owner, key) is not None
 
 
-def refuse_unknown(places: Mapping[str, Holding]) -> None:
-    """Raises ValueError naming numbers and tensors that a live model has in addition to what loading makes, if they may
-    depend on weights."""
-    names = sorted(
-        name
+def unlisted(places: Mapping[str, Holding]) -> dict[str, Holding]:
+    """Of what a live model has in addition to what loading makes, the numbers and tensors that are in no table, by
+    name."""
+    return {
+        name: place
         for name, place in places.items()
         if isinstance(place.value, float | torch.Tensor)
         and not (isinstance(place.value, torch.Tensor) and place.value.numel() == 0)
         and not is_from_numbers(place.owner, place.key)
         and not is_weight_free(place.owner, place.key, place.value)
-    )
-    if names:
-        raise ValueError(
-            f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all) since the model was loaded: a push "
-            "would not renew it, and it may depend on weights"
-        )
+    }
 
 
 def from_weights(owners: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from genserve.worker.model import step_made
+from genserve.worker.model import step_made, unlisted
 from genserve.worker.model.tree import Holding
 from genserve.worker.update.device import Device
 
@@ -46,23 +46,27 @@ def exchange(
 
     `built_at`: where the version was built, None = on the live model's device. `untouched`: names of what preparing
     found and did not write; `prepared` lacks them. Raises ValueError, naming what differs, unless both have the same
-    structure on the same devices; what steps have made on the live model since is `step_made`'s.
+    structure on the same devices; what steps have made on the live model since is `unlisted`'s.
     """
-    entries = matched(live, prepared, untouched)
+    entries = matched(live, prepared, untouched, copied=device.keeps_addresses)
     for entry in entries:
         _refuse_other_device(entry, device.device, device.device if built_at is None else built_at)
     return ContentExchange(entries, device, buffer) if device.keeps_addresses else PointerExchange(entries)
 
 
 def matched(
-    live: Mapping[str, Holding], prepared: Mapping[str, Holding], untouched: Collection[str] = ()
+    live: Mapping[str, Holding],
+    prepared: Mapping[str, Holding],
+    untouched: Collection[str] = (),
+    *,
+    copied: bool = False,
 ) -> list[Entry]:
-    """The entries to change. Raises as `exchange`."""
+    """The entries to change. `copied`: contents are exchanged, and not references. Raises as `exchange`."""
     only_prepared = sorted(prepared.keys() - live.keys())
     if only_prepared:
         raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
     only_live = {name: live[name] for name in live.keys() - prepared.keys() - set(untouched)}
-    step_made.refuse_unknown(only_live)
+    unlisted.check(only_live, live, copied=copied)
     entries: list[Entry] = []
     new_by_live: dict[int, int] = {}
     for name, place in live.items():

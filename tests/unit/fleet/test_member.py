@@ -124,6 +124,18 @@ def test_what_is_lost_is_not_known_any_more() -> None:
     assert member.where(ONE)[0] is ReplicaState.CONNECTING
 
 
+def test_a_loss_is_known_when_it_is_back() -> None:
+    """What was asked before may have been answered by a run that has gone."""
+    member = serving()
+    before = member.num_losses
+    assert not member.was_lost_since(before)
+    member.lost("gone")
+    member.connected(INFO)
+    assert member.was_lost_since(before) and not member.was_lost_since(member.num_losses)
+    member.is_gone = True
+    assert member.was_lost_since(member.num_losses)
+
+
 @pytest.mark.parametrize(("version", "instance_id"), [(2, "i"), (1, "j")])
 def test_a_version_has_to_be_read_again_when_a_report_differs(version: int, instance_id: str) -> None:
     """By its number, or by who reports; the same report changes nothing."""

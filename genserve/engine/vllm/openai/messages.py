@@ -6,7 +6,7 @@ message, its tensors above all, is not decoded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason, UtilityOutput
@@ -21,11 +21,28 @@ Frames = list[Any]
 """Buffers of one message."""
 
 
+class Params(
+    msgspec.Struct,
+    gc=False,
+    rename={"all_stop_token_ids": "_all_stop_token_ids", "bad_words_token_ids": "_bad_words_token_ids"},
+):
+    """What `runners` reads of SamplingParams. The server answers with scores of chosen tokens of a prompt."""
+
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int = 0
+    all_stop_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] | None = None
+    prompt_logprob_token_ids: ClassVar[None] = None
+
+
 class Request(msgspec.Struct, array_like=True, gc=False):
     """The beginning of an EngineCoreRequest."""
 
     request_id: str
     prompt_token_ids: list[int] | None = None
+    mm_features: msgspec.Raw = msgspec.Raw()
+    sampling_params: Params | None = None
 
 
 class Call(msgspec.Struct, array_like=True, gc=False):

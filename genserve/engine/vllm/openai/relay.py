@@ -7,6 +7,7 @@ takes its place.
 """
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from vllm.utils.network_utils import ZmqListener, make_zmq_socket
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCoreProc
 
+from genserve.engine.vllm import runners
 from genserve.engine.vllm.clients.interruption import Heard, Watch
 from genserve.engine.vllm.clients.rows import ClientRow
 from genserve.engine.vllm.openai import messages
@@ -27,6 +29,8 @@ from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
 from genserve.engine.vllm.openai.messages import Call, Frames
 from genserve.engine.vllm.requests.running import Tally
 from genserve.engine.vllm.start.clients import ClientPlace
+
+log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 60.0
 _HARMLESS: Final = frozenset({"get_supported_tasks", "is_sleeping", "is_scheduler_paused", "get_weight_version"})
@@ -54,10 +58,16 @@ class _Sequence:
 class Relay:
     """The client of the engine at `place`. `engines`: their identities on vLLM's sockets; `tally`: what all clients
     have admitted; `max_active`: unfinished sequences of all clients, above which new ones fail; `row`: gets the
-    statistics that EngineCore sends here."""
+    statistics that EngineCore sends here; `runner`: the workers' model runner, v1 or v2."""
 
     def __init__(
-        self, place: ClientPlace, engines: Sequence[bytes], tally: Tally, max_active: int, row: ClientRow
+        self,
+        place: ClientPlace,
+        engines: Sequence[bytes],
+        tally: Tally,
+        max_active: int,
+        row: ClientRow,
+        runner: str,
     ) -> None:
         """Call it when the engines have started: waits until each has said so. Raises TimeoutError."""
         self.place = place
@@ -65,6 +75,7 @@ class Relay:
         self._tally = tally
         self._max_active = max_active
         self._row = row
+        self._runner = runner
         self._running: dict[str, _Sequence] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -190,7 +201,7 @@ class Relay:
         if kind == messages.ADD:
             request = messages.request_of(payload)
             request_id = request.request_id
-            if len(self._running) + self._tally.num_elsewhere >= self._max_active:
+            if len(self._running) + self._tally.num_elsewhere >= self._max_active or self._is_refused(request):
                 self._tell(messages.ended(_index(engine), [request_id], FinishReason.ERROR))
                 return
             self._running[request_id] = _Sequence(engine, len(request.prompt_token_ids or ()))
@@ -207,6 +218,15 @@ class Relay:
         else:
             raise msgspec.DecodeError(f"a message of the kind {kind!r}")
         self._to_engines.send_multipart([engine, *frames], copy=False)
+
+    def _is_refused(self, request: messages.Request) -> bool:
+        """Whether the model runner cannot serve it: vLLM's server does not check this, and the engine would end."""
+        if request.sampling_params is None:  # not a request for tokens
+            return False
+        refused = [f"{row.field} {row.message}" for row in runners.refused(request.sampling_params, self._runner)]
+        if refused:
+            log.warning("request %s on the OpenAI port ends with an error: %s", request.request_id, "; ".join(refused))
+        return bool(refused)
 
     def _instead_of(self, engine: bytes, call: Call) -> Frames:
         """The answer to a call that the engine does not get."""

@@ -78,7 +78,9 @@ class _OnHost:
         outputs = self._outputs(args, kwargs)
         for each in tensors:
             is_written = any(each is output for output in outputs)
-            self._use(stream.cuda_stream, each.untyped_storage().data_ptr(), each.untyped_storage().nbytes(), is_written)
+            self._use(
+                stream.cuda_stream, each.untyped_storage().data_ptr(), each.untyped_storage().nbytes(), is_written
+            )
         hosts: dict[int, torch.Tensor] = {}
 
         def to_host(value: Any) -> Any:

@@ -33,6 +33,14 @@ def test_the_bytes_that_a_model_reaches_are_told_in_words_and_figures(cold: dict
     assert "reach" not in verdicts(way(info={"weight_update": "beside", "device": "cuda"}), cold)
 
 
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_the_model_runner_is_told_where_the_daemon_tells_it(cold: dict[str, Snapshot], runner: str) -> None:
+    """A report about wrong tokens needs it."""
+    info = {**way().info, "model_runner": runner}
+    assert verdicts(way(info=info), cold)["start"].finding == f"served after 12 s on cuda, model runner {runner}"
+    assert verdicts(way(), cold)["start"].finding == "served after 12 s on cuda"
+
+
 @pytest.mark.parametrize(("check", "found", "level", "words"), BAD)
 def test_what_is_wrong_is_told_with_what_to_do(
     cold: dict[str, Snapshot], check: str, found: WayFound, level: Level, words: str

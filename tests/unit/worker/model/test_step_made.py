@@ -204,6 +204,8 @@ def classes(row: Any) -> Iterator[ast.ClassDef]:
 @pytest.mark.parametrize("row", [*WEIGHT_FREE, *FROM_NUMBERS, *FROM_WEIGHTS], ids=lambda row: f"{row.file}:{row.owner}")
 def test_vllm_still_makes_what_the_tables_say(row: Any) -> None:
     """By class and attribute, in that file."""
+    if isinstance(row, Row) and row.since > vllm.__version_tuple__[:2]:
+        pytest.skip(f"vLLM has it from {row.since} on")
     assert any(classes(row)), row.owner
     source = (Path(vllm.__file__).parent / row.file).read_text()
     for key in row.keys if isinstance(row, Row) else [row.key]:

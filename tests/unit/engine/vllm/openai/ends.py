@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from vllm.sampling_params import SamplingParams
 from vllm.utils.network_utils import ZmqListener, make_zmq_socket
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -144,9 +145,9 @@ class Server(Ends):
         """A message to an engine."""
         await self._requests.send_multipart([identity(rank), *frames])
 
-    async def add(self, request_id: str, rank: int = 0) -> None:
+    async def add(self, request_id: str, rank: int = 0, params: SamplingParams | None = None) -> None:
         """A request."""
-        request = EngineCoreRequest(request_id, [1, 2], None, None, None, 0.0, None, None, None)
+        request = EngineCoreRequest(request_id, [1, 2], None, params, None, 0.0, None, None, None)
         await self.send(EngineCoreRequestType.ADD.value, *MsgpackEncoder().encode(request), rank=rank)
 
     async def abort(self, *request_ids: str) -> None:

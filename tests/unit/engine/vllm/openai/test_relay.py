@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import zmq
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
@@ -43,7 +44,7 @@ class Relayed:
 async def relayed(num_engines: int) -> AsyncIterator[Relayed]:
     """Whose server has joined."""
     engines, meter, tally = Engines(num_engines), Meter(), Tally()
-    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, MAX_ACTIVE, meter)
+    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, MAX_ACTIVE, meter, "v2")
     running = asyncio.create_task(relay.run())
     both = Relayed(relay, engines, Server(relay.open()), meter, tally)
     assert {await both.server.ready() for _ in range(num_engines)} == {(identity(i), READY) for i in range(num_engines)}
@@ -107,6 +108,27 @@ async def test_what_the_server_aborts_is_forgotten(one: Relayed) -> None:
     assert one.relay.num_requests == 0
     await one.server.abort("grpc")
     await one.server.add("b")
+    assert await one.engines.taken() == (ADD, "b")
+
+
+@pytest.mark.parametrize(
+    "much",
+    [
+        SamplingParams(allowed_token_ids=[3] * 1025),
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
+        SamplingParams(min_tokens=1, stop_token_ids=[*range(129)]),
+    ],
+)
+async def test_a_request_that_would_end_the_engine_ends_with_an_error(one: Relayed, much: SamplingParams) -> None:
+    """Model Runner V2 holds no more than that, and vLLM's server does not ask. All else passes."""
+    await one.server.add("a", params=much)
+    (output,) = (await one.server.got()).outputs
+    assert (output.request_id, output.finish_reason) == ("a", FinishReason.ERROR)
+    assert one.relay.num_requests == 0
+    ordinary = SamplingParams(
+        allowed_token_ids=[3], logit_bias={3: 1.0}, min_tokens=1, stop_token_ids=[4], bad_words=["x"], max_tokens=2
+    )
+    await one.server.add("b", params=ordinary)
     assert await one.engines.taken() == (ADD, "b")
 
 

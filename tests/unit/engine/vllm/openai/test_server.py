@@ -16,7 +16,7 @@ from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files
 async def relay() -> AsyncIterator[Relay]:
     """In front of an engine."""
     engines = Engines()
-    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter())
+    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter(), "v1")
     yield relay
     relay.close()
     engines.close()
