@@ -2,13 +2,18 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from genserve.client import AsyncClient
+from genserve.errors import GenserveError
 from tests.engine.audited_models import CONFIGS
-from tests.support.daemon_process import SMALL_ENGINE
+from tests.engine.outputs import greedy_outputs, outputs_of
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import Reference
 from tests.support.warm import process
 
 
@@ -68,3 +73,21 @@ def test_a_daemon_whose_model_hides_a_weight_does_not_start(checkpoints: dict[st
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("genserve: worker "), done.stderr[-3000:]
     assert "model.layers.1.mlp.precision_config.weight_scale" in last
+
+
+@pytest.mark.parametrize("weight_update", ["beside", "inplace"])
+async def test_a_copy_of_a_weight_that_a_step_has_made_is_never_served_with_another_version(
+    checkpoints: dict[str, Path], reference: Callable[..., Reference], tmp_path: Path, weight_update: str
+) -> None:
+    """The push is refused, and the version that is served goes on."""
+    extension = "tests.engine.caching_worker.CachingExtension"
+    flags = ["--worker-extension-cls", extension, "--weight-update", weight_update]
+    daemon = DaemonProcess(["--model", str(checkpoints["a"]), *SMALL_ENGINE, *flags], tmp_path / "stderr")
+    try:
+        async with AsyncClient(daemon.wait_serving().address) as client:
+            assert await greedy_outputs(client) == outputs_of(reference("a"))
+            with pytest.raises(GenserveError, match=r"steps have made model\.embed_tokens\.copied"):
+                await client.push_weights(checkpoints["b"], version=1)
+            assert await greedy_outputs(client) == outputs_of(reference("a"))
+    finally:
+        daemon.end()

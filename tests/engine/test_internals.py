@@ -4,8 +4,9 @@ import inspect
 import re
 from pathlib import Path
 
-import torch
-from vllm.config import CompilationConfig, VllmConfig
+import pytest
+import vllm
+from vllm.config import CompilationConfig
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
@@ -38,7 +39,9 @@ from genserve.engine.types import MEMORY_TAGS
 from genserve.engine.vllm.requests.outputs import SequenceState
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
+from genserve.installed_engine import OLDEST
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
+from genserve.worker import cpu_lora
 from genserve.worker.contract.calls import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
 from genserve.worker.update.reserving import ReservingWorker
@@ -273,13 +276,6 @@ def test_the_gpu_worker_still_loads_the_model_before_it_counts_what_is_left() ->
     assert starting.index("executor_class(vllm_config)") < starting.index("self._initialize_kv_caches(")
 
 
-def test_a_configuration_and_a_worker_still_say_which_model_runner_it_is() -> None:
-    """worker.contract.runners reads it of both. A worker decides once, and makes its runner accordingly."""
-    assert isinstance(inspect.getattr_static(VllmConfig, "use_v2_model_runner"), property)
-    assert "self.use_v2_model_runner = vllm_config.use_v2_model_runner" in inspect.getsource(Worker.__init__)
-    assert issubclass(CPUWorker, Worker)
-
-
 def test_the_rank_still_has_a_name() -> None:
     """worker.extension labels acknowledgements and digests with it."""
     assert "dp{dp}:pp{pp}:pcp{pcp}:tp{tp}:" in inspect.getsource(Worker._weight_checksum_prefix)
@@ -332,12 +328,22 @@ def test_unlimited_logprobs_are_reported_as_the_size_of_the_vocabulary(checkpoin
     assert info.max_logprobs == info.vocab_size > 0
 
 
-def test_lora_kernels_for_the_cpu_still_need_help_with_tokens_without_an_adapter() -> None:
-    """worker.cpu_lora replaces two functions of theirs, which the others call by their names."""
-    weights, output = torch.tensor([[[[1.0]]], [[[2.0]]]]), torch.zeros(1, 1)
-    lora_ops.bgmv_shrink(torch.ones(1, 1), weights, output, torch.tensor([-1]))
-    assert output.item() == 2.0, "vLLM skips them itself: delete worker.cpu_lora"
+def test_lora_kernels_for_the_cpu_of_the_oldest_vllm_still_need_help_with_tokens_without_an_adapter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """worker.cpu_lora replaces two functions of theirs, which the others call by their names. It goes when the oldest
+    supported vLLM skips such tokens itself, as 0.33 does."""
+    for name in ("bgmv_shrink", "bgmv_expand"):
+        assert getattr(punica_cpu, name) is getattr(lora_ops, name)
+        for module in (lora_ops, punica_cpu):
+            monkeypatch.setattr(module, name, getattr(module, name))
     for name in ("shrink", "expand"):
-        assert getattr(punica_cpu, f"bgmv_{name}") is getattr(lora_ops, f"bgmv_{name}")
         assert f"bgmv_{name}(" in inspect.getsource(getattr(lora_ops, f"sgmv_{name}"))
         assert f"bgmv_{name}(" in inspect.getsource(getattr(punica_cpu.PunicaWrapperCPU, f"_{name}_decode"))
+    vllms = lora_ops.bgmv_shrink
+    is_fixed = cpu_lora.vllm_skips_them()
+    assert is_fixed == (vllm.__version_tuple__[:2] >= (0, 33))
+    assert OLDEST < (0, 33), "delete worker.cpu_lora"
+    cpu_lora.skip_tokens_without_adapter()
+    assert cpu_lora.vllm_skips_them()
+    assert (lora_ops.bgmv_shrink is vllms) == is_fixed

@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 from vllm.entrypoints.launchers.api_server import entry, routers
 from vllm.entrypoints.serve.lora import api_router as lora_router
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -10,6 +11,13 @@ from vllm.v1.engine.core_client import MPClient
 from vllm.v1.utils import RustFrontendProcessManager
 
 from genserve.engine.vllm.openai import launch, messages, relay
+from genserve.engine.vllm.openai.moved import NAMES, moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_moved_is_in_one_of_the_places_that_are_known(name: str) -> None:
+    """engine.vllm.openai.moved has them."""
+    assert callable(moved(name))
 
 
 def test_messages_still_begin_with_the_fields_that_the_relay_reads() -> None:

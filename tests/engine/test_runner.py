@@ -1,6 +1,9 @@
 """What may differ between vLLM's model runners: `scripts/test --runner-v2` runs this with V2, and all else with V1."""
 
+from pathlib import Path
+
 import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError
@@ -19,6 +22,13 @@ async def serves(client: AsyncClient) -> None:
 async def test_the_daemon_says_which_model_runner_its_workers_have(client: AsyncClient) -> None:
     """It is their own answer."""
     assert (await client.server_info()).model_runner == ("v2" if on_runner_v2.IS_ON else "v1")
+
+
+def test_engines_schedule_a_step_ahead_where_they_have_the_runner_of_gpus(checkpoints: dict[str, Path]) -> None:
+    """As on a GPU, so that a pause finds two steps in flight. On a CPU vLLM does not."""
+    config = AsyncEngineArgs(model=str(checkpoints["a"])).create_engine_config()
+    assert config.scheduler_config.async_scheduling == on_runner_v2.IS_ON
+    assert config.max_concurrent_batches == (2 if on_runner_v2.IS_ON else 1)
 
 
 @pytest.mark.parametrize("min_tokens", [0, 2**31 - 1])

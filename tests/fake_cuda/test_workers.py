@@ -4,6 +4,7 @@ What kernels write keeps the contents that fresh memory has here, the same live 
 pack or quantise this says that a push writes the tensors that a cold start writes, and nothing about their contents.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +21,11 @@ pytestmark = pytest.mark.usefixtures("engine")
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     """Each kind once."""
     kind: Kind = request.param
+    os.environ["FAKE_CUDA_POISON"] = "251"
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills fresh memory
     yield Loaded.of(kind, tmp_path_factory.mktemp(kind.name))
     torch.use_deterministic_algorithms(False)
+    del os.environ["FAKE_CUDA_POISON"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,6 +1,7 @@
 """Which vLLM a start takes, and what it says of one that it cannot take.
 
-In environments of their own: links to all that is installed here but vLLM, beside which each test puts its subject.
+In environments of their own: links to all that is installed here but vLLM, beside which each test puts what it is
+about.
 """
 
 import os

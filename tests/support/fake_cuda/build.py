@@ -20,6 +20,26 @@ FILE_NAME = "libcudart.so.13"
 """Of the library itself: vLLM looks for this name among the files that its process has mapped."""
 _OF_NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.\d+)?$")
 _SYMBOLS = re.compile(r"_*(cu|nccl|nv)\w+")
+_BY_NAME = [
+    "cuCtxFromGreenCtx",
+    "cuDevResourceGenerateDesc",
+    "cuDevSmResourceSplitByCount",
+    "cuDeviceGetDevResource",
+    "cuGreenCtxCreate",
+    "cuGreenCtxDestroy",
+    "cuGreenCtxStreamCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemGetAllocationPropertiesFromHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemRetainAllocationHandle",
+    "cuMemsetD32Async",
+    "cuMulticastAddDevice",
+    "cuMulticastBindMem",
+    "cuMulticastCreate",
+    "cuMulticastUnbind",
+    "cuStreamWriteValue32_v2",
+]
+"""Functions of the driver that torch looks for, all at once, when it needs one of them."""
 _QUIET = re.compile(r"(cublas|nccl)")
 _FLAGS = ("-std=gnu17", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 
@@ -55,7 +75,7 @@ def _build(directory: Path, libraries: list[Path]) -> None:
         _run("gcc", *_FLAGS, includes, "-c", source, "-o", objects[-1])
     _run("gcc", "-r", *objects, "-o", str(own))
     defined = _symbols(own, "--defined-only", "--extern-only")
-    wanted = {name for path in libraries for name in _symbols(path, "-D", "--undefined-only")}
+    wanted = {name for path in libraries for name in _symbols(path, "-D", "--undefined-only")} | set(_BY_NAME)
     generated = directory / "generated.c"
     generated.write_text(_generated(sorted(wanted - defined)))
     _run("gcc", *_FLAGS, "-shared", str(own), str(generated), "-o", str(directory / FILE_NAME), "-lpthread", "-ldl")
@@ -81,9 +101,9 @@ def _generated(names: Iterable[str]) -> str:
 
 def _libraries() -> Iterable[Path]:
     """What links to libraries of NVIDIA."""
-    for package in ("torch", "vllm"):
+    for package in ("torch", "vllm", "torchvision"):
         for path in _package(package).rglob("*.so"):
-            if "cuda" in path.name or path.parent.name in ("lib", "vllm", "vllm_flash_attn", "deep_gemm"):
+            if path.parent.name in ("lib", "vllm", "vllm_flash_attn", "deep_gemm", "torchvision"):
                 yield path
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 _MOST_BYTES = 1 << 16
+_DEFAULT = 4  # cudaMemcpyDefault
 
 
 @cache
@@ -75,3 +76,30 @@ def without_allocations() -> Iterator[None]:
         yield
     finally:
         _library().fake_cuda_ban_allocations(0)
+
+
+def copy(to: int, source: int, size: int) -> int:
+    """A copy between addresses, complete when it returns; CUDA's error."""
+    arguments = ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(size), _DEFAULT
+    error = int(_library().cudaMemcpy(*arguments))
+    _library().cudaGetLastError()  # torch would report it at its next call
+    return error
+
+
+def copy_later(to: int, source: int, size: int) -> int:
+    """A copy between addresses in the default stream; CUDA's error."""
+    arguments = ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(size), _DEFAULT, ctypes.c_void_p(None)
+    return int(_library().cudaMemcpyAsync(*arguments))
+
+
+def pin(size: int) -> int:
+    """The address of pinned memory."""
+    address = ctypes.c_void_p()
+    if _library().cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(size), 0) != 0 or address.value is None:
+        raise MemoryError("the fake driver refuses to pin memory")
+    return address.value
+
+
+def unpin(address: int) -> int:
+    """Frees it; CUDA's error."""
+    return int(_library().cudaFreeHost(ctypes.c_void_p(address)))

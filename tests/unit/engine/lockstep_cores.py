@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import ParallelConfig
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import DPEngineCoreProc, EngineShutdownState
@@ -84,6 +85,7 @@ class Core(DPEngineCoreProc):
         self.engine_index = self.dp_rank = index
         self.dp_group = group
         self.dp_sync_interval = SYNC_INTERVAL
+        self.vllm_config = SimpleNamespace(parallel_config=ParallelConfig())
         self.input_queue, self.output_queue, self.aborts_queue = Queue(), Queue(), Queue()
         self.scheduler = Requests()
         self.model_executor = SimpleNamespace(is_sleeping=False, collective_rpc=lambda _: None)
@@ -151,6 +153,12 @@ class Cores:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._group = Group(2)
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op, group: group.all_reduce(tensor, op))
+        # vLLM 0.33 makes a sum out of messages between two.
+        monkeypatch.setattr(
+            "vllm.config.parallel.cpu_all_reduce_",
+            lambda tensor, group, timeout: group.all_reduce(tensor, torch.distributed.ReduceOp.SUM),
+            raising=False,
+        )
         self.cores = [Core(index, self._group) for index in range(2)]
         self.engine_core = self
         model = SimpleNamespace(is_moe=True, is_multimodal_model=False)

@@ -38,16 +38,16 @@ def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
             if getattr(flags, name) != value:
                 raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
         return
-    keys = [os.environ.get(API_KEY_VARIABLE)] if flags.api_key is None else flags.api_key
-    if config.lists_callers and not any(keys):  # to vLLM, an empty key is none
-        raise ValueError(
-            f"--openai-port: HTTP knows nothing of --auth-file: give it a key of its own in ${API_KEY_VARIABLE}"
-        )
     try:
         for name in NAMES:
             moved(name)
     except ImportError as error:
         raise ValueError(f"--openai-port: the installed vLLM is not one that it runs with: {error}") from error
+    keys = [os.environ.get(API_KEY_VARIABLE)] if flags.api_key is None else flags.api_key
+    if config.lists_callers and not any(keys):  # to vLLM, an empty key is none
+        raise ValueError(
+            f"--openai-port: HTTP knows nothing of --auth-file: give it a key of its own in ${API_KEY_VARIABLE}"
+        )
     try:
         moved("validate_parsed_serve_args")(_with(flags, _defaults()))
         _check_parsers(flags)

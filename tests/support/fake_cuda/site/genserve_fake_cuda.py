@@ -44,9 +44,8 @@ def install() -> None:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         if not _is_view(operator):
-            library.impl(name, _OnHost(operator, use), "CUDA", allow_override=True)
-    within = torch.library.get_kernel("aten::copy_", "CUDA")
-    library.impl("copy_", _copying(within, _OnHost(torch.ops.aten.copy_.default, use)), "CUDA", with_keyset=True)
+            library.impl(name, _OnHost(operator, use), "CUDA", with_keyset=True, allow_override=True)
+    library.impl("copy_", _copying(_OnHost(torch.ops.aten.copy_.default, use)), "CUDA", with_keyset=True)
 
 
 def _is_of_both(name: str) -> bool:
@@ -58,9 +57,11 @@ def _is_view(operator: Any) -> bool:
 
 
 class _OnHost:
-    """An operator of CUDA tensors, computed by the CPU's."""
+    """An operator of CUDA tensors, computed by the CPU's. Indices that a kernel should have written may be out of range:
+    then the operator does what torch's own does here, which is nothing. `own` is that."""
 
     def __init__(self, operator: Any, use: Callable[..., Any]) -> None:
+        self.own = torch.library.get_kernel(operator.name(), "CUDA")
         self._operator = operator
         self._use = use
         written = [each.alias_info is not None and each.alias_info.is_write for each in operator._schema.arguments]
@@ -68,7 +69,7 @@ class _OnHost:
         self._names = [each.name for each in operator._schema.arguments]
         self._tensors = [str(each.type) == "Tensor" for each in operator._schema.arguments]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         # torch passes numbers in place of tensors that it has made of them.
         args = tuple(_tensor(each) if is_one else each for each, is_one in zip(args, self._tensors, strict=False))
         tensors = [each for each in _tensors([args, kwargs]) if each.is_cuda]
@@ -77,8 +78,9 @@ class _OnHost:
         outputs = self._outputs(args, kwargs)
         for each in tensors:
             is_written = any(each is output for output in outputs)
-            storage = each.untyped_storage()
-            self._use(stream.cuda_stream, storage.data_ptr(), storage.nbytes(), is_written)
+            self._use(
+                stream.cuda_stream, each.untyped_storage().data_ptr(), each.untyped_storage().nbytes(), is_written
+            )
         hosts: dict[int, torch.Tensor] = {}
 
         def to_host(value: Any) -> Any:
@@ -88,7 +90,10 @@ class _OnHost:
                 return torch.device("cpu")
             return None if isinstance(value, torch.Generator) else value
 
-        result = self._operator(*tree_map(to_host, args), **tree_map(to_host, kwargs))
+        try:
+            result = self._operator(*tree_map(to_host, args), **tree_map(to_host, kwargs))
+        except IndexError:
+            return self.own.call_boxed(keys, *args, **kwargs)
         for output in outputs:
             host = hosts.get(id(output))
             if host is not None and host.shape != output.shape:
@@ -152,8 +157,8 @@ def _tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, bool | int | float | complex) else value
 
 
-def _copying(within: Any, convert: _OnHost) -> Callable[..., Any]:
-    """`copy_` for CUDA tensors. `within` is torch's own."""
+def _copying(convert: _OnHost) -> Callable[..., Any]:
+    """`copy_` for CUDA tensors; `convert` between types."""
     rows_of = ctypes.CDLL("libcudart.so.13").cudaMemcpy2DAsync
     rows_of.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2 + [ctypes.c_size_t] * 2 + [ctypes.c_int, ctypes.c_void_p]
 
@@ -161,9 +166,9 @@ def _copying(within: Any, convert: _OnHost) -> Callable[..., Any]:
         source = _tensor(source)
         is_inside = target.device == source.device and target.is_cuda
         if not is_inside or (target.is_contiguous() and source.is_contiguous() and target.dtype == source.dtype):
-            return within.call_boxed(keys, target, source, non_blocking)
+            return convert.own.call_boxed(keys, target, source, non_blocking)
         if target.dtype != source.dtype or target.is_conj() or source.is_conj():
-            return convert(target, source, non_blocking)
+            return convert(keys, target, source, non_blocking)
         stream = torch.cuda.current_stream(target.device).cuda_stream
         for to, to_pitch, at, from_pitch, width, height in _rows(target, source.expand_as(target)):
             if rows_of(to, to_pitch, at, from_pitch, width, height, _DEVICE_TO_DEVICE, stream) != 0:

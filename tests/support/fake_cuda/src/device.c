@@ -1,6 +1,7 @@
 /* Devices: how many, which one a thread uses, and what an H100 says of itself. */
 #include "fake.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define NUM_PROCESSORS 132
@@ -103,7 +104,7 @@ EXPORT cudaError_t cudaDriverGetVersion(int *version) {
 }
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
 EXPORT cudaError_t cudaDeviceGetPCIBusId(char *name, int size, int device) {
-    strncpy(name, device == 0 ? "0000:00:00.0" : "0000:01:00.0", (size_t)size);
+    snprintf(name, (size_t)size, "0000:%02x:00.0", device);
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {

@@ -1,7 +1,7 @@
 /* Memory of devices: cudaMalloc, and the driver's virtual memory, which vLLM's sleep and torch's expandable segments use.
  *
- * An address is given out once: whatever is copied to or from memory that was freed is found. New memory has arbitrary
- * contents (FAKE_CUDA_POISON, a byte). */
+ * An address is given out once: whatever is copied to or from memory that was freed is found. New memory is full of one
+ * byte, FAKE_CUDA_POISON. That is 0 for an engine: kernels would write what its steps use as indices. */
 #include "fake.h"
 
 #include <fcntl.h>
@@ -92,7 +92,7 @@ static void remove_bytes(uint64_t base, size_t size) {
     mmap((void *)(base + SHADOW_OFFSET), size, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 static void poison(uint64_t base, size_t size) {
-    int value = (int)setting("FAKE_CUDA_POISON", 0xfb);
+    int value = (int)setting("FAKE_CUDA_POISON", 0);
     if (value != 0) memset((void *)(base + SHADOW_OFFSET), value, size < MOST_POISONED ? size : MOST_POISONED);
 }
 
@@ -250,4 +250,13 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count) {
     (void)address, (void)size, (void)access, (void)count;
     return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
+    lock();
+    struct block *block = is_device_address((void *)address) ? block_of((void *)address) : NULL;
+    bool is_found = block != NULL && block->is_live;
+    if (is_found && base != NULL) *base = block->base;
+    if (is_found && size != NULL) *size = block->size;
+    unlock();
+    return is_found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

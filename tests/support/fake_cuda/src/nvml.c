@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define NOT_SUPPORTED 3
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
 #define MOST_PROCESSES 256
@@ -41,6 +42,16 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     *handle = (void *)(intptr_t)(index + 1);
     return (int)index < num_devices() ? 0 : NOT_FOUND;
+}
+/* The names that cudaDeviceGetPCIBusId gives: the device is the bus. */
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *name, void **handle) {
+    unsigned domain, bus;
+    if (sscanf(name, "%x:%x:", &domain, &bus) != 2) return NOT_FOUND;
+    return nvmlDeviceGetHandleByIndex_v2(bus, handle);
+}
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = 13000;
+    return 0;
 }
 EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *index) {
     *index = (unsigned)device_of(handle);
@@ -95,7 +106,16 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
     *count = (unsigned)found;
     return 0;
 }
+/* torch lists them, with memory in a form of its own, when memory is out. */
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *infos) {
+    (void)handle, (void)infos;
+    *count = 0;
+    return 0;
+}
+
 /* No links between devices. */
+EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetP2PStatus(void *one, void *other, int kind, int *status) {
     (void)one, (void)other, (void)kind;
     *status = 3; /* not supported */

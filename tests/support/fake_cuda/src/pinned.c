@@ -63,8 +63,10 @@ static cudaError_t end(void *address) {
     lock();
     for (int i = 0; i < num_ranges; i++) {
         if (ranges[i].base != address) continue;
-        if (is_pending(address, ranges[i].size, false))
+        if (is_pending(address, ranges[i].size, false)) {
             complain("pinned memory at %p is freed while a copy in a stream uses it", address);
+            run_all();
+        }
         /* Not given back: what reads it later ends with SIGSEGV, instead of reading somebody else's. */
         if (ranges[i].is_ours) mmap(address, ranges[i].size, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         pinned_bytes -= ranges[i].size;

@@ -1,7 +1,7 @@
 """What vLLM's steps may leave on a model's objects, read from its source: for a new vLLM, this lists what to look at.
 
-A candidate is an attribute that a step makes where it is absent, or that is set in a method that runs in steps. Each
-is in a table of `step_made`, or in step_candidates.txt: those that vLLM 0.32 and 0.33 have. They are no numbers and
+A candidate is an attribute that a step makes where it is absent, or that is set in a method that runs in steps. Each is
+in a table of `step_made`, or in step_candidates.txt: those that vLLM 0.32 and 0.33 have. They are no numbers and no
 tensors of layers, or a comment says why they need no row.
 """
 

@@ -16,7 +16,7 @@ from genserve.engine.vllm.openai.choice import ServerChoice
 from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.link import ServerPlace
-from genserve.engine.vllm.openai.moved import moved
+from genserve.engine.vllm.openai.moved import NAMES, moved
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import ClientPlace
 
@@ -47,6 +47,18 @@ def test_the_flags_are_vllms_and_none_of_them_is_the_daemons() -> None:
     """A flag that a new vLLM renames is found here."""
     assert set(OPENAI_FLAGS) <= {each.name for each in fields(moved("FrontendArgs"))}
     assert not CONTROL & set(OPENAI_FLAGS)
+
+
+def test_a_vllm_that_has_moved_them_stops_the_openai_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says what it lacks."""
+    nowhere = dict.fromkeys(NAMES, ("vllm.nowhere", "vllm.no.where"))
+    monkeypatch.setattr("genserve.engine.vllm.openai.moved._MODULES", nowhere)
+    flags = parsed("--model", MODEL)
+    check_flags(flags, ServeConfig())
+    with pytest.raises(ValueError, match=r"^--openai-port: .* vLLM has no FrontendArgs in vllm\.nowhere or vllm\.no\."):
+        check_flags(flags, ServeConfig(openai_port=0))
+    with pytest.raises(SystemExit):
+        parsed("--api-key", "a")
 
 
 def test_flags_reach_the_server() -> None:
