@@ -29,6 +29,18 @@ class _HasTensorsError(Exception):
     """An expression has other inputs, or ones that are not known."""
 
 
+# The others are torch's, for an expression that it evaluates in another way than this module.
+_NOT_EVALUATED: Final = (
+    _HasTensorsError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
     """What the assignments to attribute `key` in the source of `owner` give, on the CPU, for a tensor of the type of
     `like`. Empty if there are none, or if one of them may have a weight among its inputs."""
@@ -36,7 +48,7 @@ def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
     for making in makings(type(owner), key):
         try:
             value = _Evaluation(owner, making, like).of(making.value)
-        except (_HasTensorsError, TypeError, ValueError, RuntimeError, AttributeError):  # the last ones: torch refuses
+        except _NOT_EVALUATED:
             return []
         if not isinstance(value, torch.Tensor):
             return []
@@ -50,6 +62,7 @@ class _Evaluation:
     def __init__(self, owner: Any, making: Making, like: torch.Tensor) -> None:
         self._owner = owner
         self._own = making.own
+        self._local = making.local
         self._like = like
         kinds = [kind for kind in type(owner).__mro__ if making.method in vars(kind)]
         self._globals = vars(sys.modules[kinds[0].__module__]) if kinds else {}
@@ -65,7 +78,7 @@ class _Evaluation:
                 return -self.of(operand)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(op, self.of(left), self.of(right))
-            case ast.Name(name):
+            case ast.Name(name) if name not in self._local:
                 return self._plain(self._globals.get(name, _HasTensorsError))
             case ast.Attribute():
                 return self._attribute(node)
@@ -105,7 +118,7 @@ class _Evaluation:
                 made = self.of(value)
                 if isinstance(made, torch.Tensor):
                     return getattr(made, name)
-            case ast.Name(name) if name in _BUILTINS and name not in self._globals:
+            case ast.Name(name) if name in _BUILTINS and name not in self._globals and name not in self._local:
                 return _BUILTINS[name]
         raise _HasTensorsError
 

@@ -36,6 +36,8 @@ class Making:
     method: str
     own: str
     """The method's name for `self`."""
+    local: frozenset[str]
+    """Names that are the method's own."""
     value: ast.expr | None
     every_step: bool
     where_absent: bool
@@ -113,6 +115,10 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
     if not arguments:
         return
     own = arguments[0].arg
+    names = (each for each in ast.walk(method) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load))
+    local = frozenset(
+        {*(each.id for each in names), *(each.arg for each in ast.walk(method) if isinstance(each, ast.arg))}
+    )
     for statement, around, before in _statements(method.body, (), ()):
         for key, value in _assigned(statement, own):
             plain = not around and method.name.startswith(STEPS)
@@ -121,7 +127,7 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             absent = any(_asks_for_absence(test, own, key) for test in around) or any(
                 _leaves_if_present(each, own, key) for each in before
             )
-            yield key, Making(file, statement.lineno, method.name, own, value, every_step, absent)
+            yield key, Making(file, statement.lineno, method.name, own, local, value, every_step, absent)
 
 
 def _statements(
