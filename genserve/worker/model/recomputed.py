@@ -31,6 +31,18 @@ class _NotEvaluatedError(Exception):
     """An expression has an input that may depend on weights, or is of a form that is not evaluated."""
 
 
+# The others are torch's, for an expression that it evaluates in another way than this module.
+_NOT_EVALUATED: Final = (
+    _NotEvaluatedError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
     """The results of all assignments to attribute `key` in the source of `owner`, on the CPU; `like` gives the dtype.
     Empty if there are none, or if one of them may have a weight among its inputs."""
@@ -38,7 +50,7 @@ def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
     for assignment in assignments(type(owner), key):
         try:
             value = _Evaluation(owner, assignment, like).of(assignment.value)
-        except (_NotEvaluatedError, TypeError, ValueError, RuntimeError, AttributeError):  # others: torch's
+        except _NOT_EVALUATED:
             return []
         if not isinstance(value, torch.Tensor):
             return []
@@ -52,6 +64,7 @@ class _Evaluation:
     def __init__(self, owner: Any, assignment: Assignment, like: torch.Tensor) -> None:
         self._owner = owner
         self._own = assignment.own
+        self._local = assignment.local
         self._like = like
         kinds = [kind for kind in type(owner).__mro__ if assignment.method in vars(kind)]
         self._globals = vars(sys.modules[kinds[0].__module__]) if kinds else {}
@@ -67,7 +80,7 @@ class _Evaluation:
                 return -self.of(operand)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(op, self.of(left), self.of(right))
-            case ast.Name(name):
+            case ast.Name(name) if name not in self._local:
                 return self._plain(self._globals.get(name, _UNKNOWN))
             case ast.Attribute():
                 return self._attribute(node)
@@ -107,7 +120,7 @@ class _Evaluation:
                 made = self.of(value)
                 if isinstance(made, torch.Tensor):
                     return getattr(made, name)
-            case ast.Name(name) if name in _BUILTINS and name not in self._globals:
+            case ast.Name(name) if name in _BUILTINS and name not in self._globals and name not in self._local:
                 return _BUILTINS[name]
         raise _NotEvaluatedError
 

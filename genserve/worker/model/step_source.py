@@ -38,6 +38,8 @@ class Assignment:
     method: str
     own: str
     """The method's name for `self`."""
+    local: frozenset[str]
+    """Names that are the method's own."""
     value: ast.expr | None
     every_step: bool
     where_absent: bool
@@ -109,6 +111,10 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
     if not arguments:
         return
     own = arguments[0].arg
+    names = (each for each in ast.walk(method) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load))
+    local = frozenset(
+        {*(each.id for each in names), *(each.arg for each in ast.walk(method) if isinstance(each, ast.arg))}
+    )
     for statement, around, before in _statements(method.body, (), ()):
         for key, value in _assigned(statement, own):
             plain = not around and method.name in _WHOLE_STEPS
@@ -117,7 +123,7 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
             absent = any(_asks_for_absence(test, own, key) for test in around) or any(
                 _leaves_if_present(each, own, key) for each in before
             )
-            yield key, Assignment(method.name, own, value, every_step, absent)
+            yield key, Assignment(method.name, own, local, value, every_step, absent)
 
 
 def _statements(

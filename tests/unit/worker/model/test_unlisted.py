@@ -169,6 +169,18 @@ class Scaled(Layer):
         return x + self.kept
 
 
+class Local(Layer):
+    """Calls a number of its own as the module calls another one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A step."""
+        if not self.ready:
+            FACTOR = int(self.weight[0]) * 3
+            self.kept = torch.full((4,), FACTOR, dtype=torch.float64)
+            self.ready = True
+        return x + self.kept
+
+
 class View(Layer):
     """Keeps a part of its weight."""
 
@@ -180,7 +192,7 @@ class View(Layer):
 
 
 X = torch.zeros(4)
-REFUSED = (Cached, Returned, Unset, Scaled, Flagged, Filled, Once, Hidden, Running)
+REFUSED = (Cached, Returned, Unset, Scaled, Flagged, Filled, Once, Hidden, Running, Local)
 
 
 def model(kind: type[Layer], value: float) -> Any:
