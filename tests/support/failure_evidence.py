@@ -67,7 +67,9 @@ class FailureEvidence:
         )
 
     def _logs(self, directory: Path) -> list[tuple[str, str]]:
-        logs = [(path.stat().st_mtime, path) for path in directory.rglob("*") if _is_log(path)]
+        # Daemons that run on remove files and directories meanwhile; os.walk leaves out what has gone.
+        paths = [Path(where) / name for where, _, names in os.walk(directory) for name in names]
+        logs = [(_changed_s(path), path) for path in paths if _is_log(path)]
         recent = sorted((each for each in logs if each[0] >= self._began_s), reverse=True)[:_MAX_LOGS]
         return [(str(path.relative_to(directory)), _end(path)) for _, path in recent]
 
@@ -77,10 +79,21 @@ def _is_log(path: Path) -> bool:
     return named and path.is_file() and path.name != ".lock"
 
 
+def _changed_s(path: Path) -> float:
+    """When it was last written to, 0 if it has gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _end(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _MAX_BYTES))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-_NUM_LINES:])
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-_NUM_LINES:])
+    except OSError as error:
+        return f"it could not be read: {error}"
 
 
 def _cpu_pressure_s() -> float:

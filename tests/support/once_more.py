@@ -33,7 +33,7 @@ _FINAL: Final = "final"
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Notes in a test's report if its failure is final: random tests, and errors that no busy machine explains."""
     is_random = item.get_closest_marker("failure_is_final") or item.get_closest_marker("hypothesis")
-    is_final = call.excinfo is not None and getattr(call.excinfo.value, "is_final", False)
+    is_final = call.excinfo is not None and any(getattr(each, "is_final", False) for each in _all(call.excinfo))
     if (is_random or is_final) and _properties(item).get(_FINAL) is None:
         item.user_properties.append((_FINAL, "what it found counts, however often it passes"))
 
@@ -68,6 +68,9 @@ class OnceMore:
         """Tries failed tests again. The run passes if all of them do."""
         if exitstatus != pytest.ExitCode.TESTS_FAILED:
             return  # passed, or interrupted
+        if stopped := session.shouldfail or session.shouldstop:  # by -x
+            self._lines.append(f"none is tried once more, as others did not run: {stopped}")
+            return
         self._lines += [f"FINAL  {nodeid}: {reason}" for nodeid, reason in self._final.items()]
         if self._final or not self._first:
             return
@@ -83,7 +86,8 @@ class OnceMore:
         status, output = self._run([*before, nodeid])
         said = _last_line(first)
         where = f"{nodeid} (alone, after {len(before)} of its file, {time.monotonic() - began_s:.0f} s)"
-        if status != 0:
+        # A status of 0 alone says nothing: the test may have been skipped.
+        if status != 0 or f"PASSED {nodeid}" not in output.splitlines():
             self._lines += [f"FAILED AGAIN  {where}; first: {said}", *output.splitlines()[-60:]]
             return False
         standstill_s = _properties(first).get(STANDSTILL, 0.0)
@@ -102,7 +106,8 @@ class OnceMore:
     def _run(self, nodeids: list[str]) -> tuple[int, str]:
         # pytest's variables are for this process: options of the user, and which worker it is.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        command = [sys.executable, "-m", "pytest", "-n0", "-q", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rp", "--color=no", "--tb=short"]
+        command += ["-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
                 [*command, f"--rootdir={self._config.rootpath}", *nodeids],
@@ -136,6 +141,16 @@ def _final_reason(report: pytest.TestReport) -> str | None:
         return "it left something behind that its end could not undo"
     reason = _properties(report).get(_FINAL)
     return None if reason is None else str(reason)
+
+
+def _all(found: "pytest.ExceptionInfo[BaseException]") -> list[BaseException]:
+    """An exception, those of its group, as of a TaskGroup, and those that led to it."""
+    errors = [found.value]
+    for error in errors:  # grows while it is walked
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        further = (*inner, error.__cause__, error.__context__)
+        errors += [each for each in further if each is not None and not any(each is known for known in errors)]
+    return errors
 
 
 def _properties(of: pytest.Item | pytest.TestReport) -> dict[str, Any]:

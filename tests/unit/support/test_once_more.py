@@ -141,6 +141,27 @@ def test_a_final_failure_gets_no_second_try(tmp_path: Path, kind: str) -> None:
     assert "FLAKY" not in done.stdout
 
 
+def test_a_finding_in_a_group_of_exceptions_is_final(tmp_path: Path) -> None:
+    """A TaskGroup raises one."""
+    raises = "raise ExceptionGroup('of tasks', [ValueError(), Wrong()])"
+    done = run(tmp_path, "-n0", test_flaky=OTHERS["finding"][0].replace("raise Wrong", raises))
+    assert done.returncode == 1 and "FINAL  test_flaky.py::test_flaky" in done.stdout
+
+
+def test_a_second_try_that_is_skipped_excuses_nothing(tmp_path: Path) -> None:
+    """pytest calls that a success."""
+    text = FIRST_TIME + "def test_it():\n    if is_first('one'): assert 0\n    pytest.skip('no memory')\n"
+    done = run(tmp_path, "-n0", test_it=text)
+    assert done.returncode == 1 and "FAILED AGAIN  test_it.py::test_it" in done.stdout
+    assert not (tmp_path / "flaky.tsv").exists()
+
+
+def test_a_run_that_its_first_failure_stopped_stays_red(tmp_path: Path) -> None:
+    """The tests after it did not run."""
+    done = run(tmp_path, "-n0", "-x", test_it=FLAKY + "\n\n" + REAL)
+    assert done.returncode == 1 and "others did not run" in done.stdout and "FLAKY" not in done.stdout
+
+
 def test_more_than_three_failures_are_not_tried_again(tmp_path: Path) -> None:
     """They have one cause."""
     text = FIRST_TIME + "@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    assert not is_first(str(n))\n"
@@ -159,6 +180,35 @@ def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path) -> Non
     text = "def test_it(tmp_path):\n    (tmp_path / 'stderr').write_text('the daemon: why')\n    assert 0\n"
     done = run(tmp_path, "-n2", test_it=text)
     assert "the daemon: why" in done.stdout and "this process did not run for" in done.stdout
+
+
+# Directories and logs come and go while those of a failure are looked for.
+RESTLESS = """
+import os, threading, time
+from contextlib import suppress
+import pytest
+
+def change(directory):
+    while True:
+        with suppress(OSError):
+            directory.mkdir()
+            (directory / "stderr").touch()
+            os.unlink(directory / "stderr")
+            directory.rmdir()
+
+@pytest.mark.parametrize("number", range(8))
+def test_it(tmp_path, number):
+    for each in "ab":
+        threading.Thread(target=change, args=(tmp_path / each,), daemon=True).start()
+    time.sleep(0.1)
+    assert 0
+"""
+
+
+def test_what_vanishes_while_logs_are_looked_for_ends_no_run(tmp_path: Path) -> None:
+    """An error in a hook of pytest would."""
+    done = run(tmp_path, "-n0", test_it=RESTLESS)
+    assert "8 failed" in done.stdout and "INTERNALERROR" not in done.stdout
 
 
 def row(test: str, day: int, fixed: str = "") -> Row:
