@@ -34,6 +34,7 @@ class Params(
     min_tokens: int = 0
     all_stop_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] | None = None
+    seed: int | None = None
     prompt_logprob_token_ids: ClassVar[None] = None
 
 

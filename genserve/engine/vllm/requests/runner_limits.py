@@ -25,6 +25,9 @@ MAX_LOGIT_BIASES: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 128
 """internal: sizes of V2's tables in v1/worker/gpu/sample/logit_bias.py. A test compares them."""
 
+MAX_SEED: Final = 2**63 - 1
+"""V2 has seeds in an array of signed integers. vLLM adds a sequence's index to its request's seed without a bound."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -100,6 +103,13 @@ TABLE: Final = (
         problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries together with stop.min_tokens and the model's EOS "
         "tokens",
         reason=_V2_IS_FULL,
+    ),
+    Row(
+        field="sampling.seed",
+        runners=(V2,),
+        applies=lambda params: params.seed is not None and params.seed > MAX_SEED,
+        problem="must not exceed 64 bits as seed + n - 1",
+        reason="vLLM's Model Runner V2 holds no more",
     ),
 )
 """The order in which a request is checked."""

@@ -117,6 +117,7 @@ async def test_what_the_server_aborts_is_forgotten(one: Relayed) -> None:
         SamplingParams(allowed_token_ids=[3] * 1025),
         SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
         SamplingParams(min_tokens=1, stop_token_ids=[*range(129)]),
+        SamplingParams(seed=2**63),  # of the second of two sequences
     ],
 )
 async def test_a_request_that_would_end_the_engine_ends_with_an_error(one: Relayed, much: SamplingParams) -> None:

@@ -32,6 +32,7 @@ LIMITS: dict[str, tuple[Make, int]] = {
     "sampling.allowed_token_ids": (lambda num: SamplingParams(allowed_token_ids=[*range(num)]), 1024),
     "sampling.logit_bias": (lambda num: SamplingParams(logit_bias=dict.fromkeys(range(num), 1.0)), 1024),
     "sampling.bad_words": (with_bad_words, 1024),
+    "sampling.seed": (lambda seed: SamplingParams(seed=seed), 2**63 - 1),
     "stop.token_ids": (lambda num: SamplingParams(min_tokens=1, stop_token_ids=[*range(num)]), 128),
 }
 SCORES = SamplingParams(prompt_logprob_token_ids=[[1, 2]])
