@@ -1,4 +1,4 @@
-"""The fake runtime of this process, for tests: what it complains about, what it counts, and what it shall refuse."""
+"""The fake runtime of this process, for tests: its complaints, the allocations that it refuses, and raw copies."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,8 +13,6 @@ _DEFAULT = 4  # cudaMemcpyDefault
 @cache
 def _library() -> Any:
     library = ctypes.CDLL("libcudart.so.13")
-    for name in ("fake_cuda_num_allocations", "fake_cuda_num_frees", "fake_cuda_num_pinned"):
-        getattr(library, name).restype = ctypes.c_uint64
     library.fake_cuda_fail_after.argtypes = [ctypes.c_int64]
     library.fake_cuda_take_complaints.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     return library
@@ -46,16 +44,6 @@ def take_complaints() -> list[str]:
     text = ctypes.create_string_buffer(_MOST_BYTES)
     _library().fake_cuda_take_complaints(text, _MOST_BYTES)
     return text.value.decode().splitlines()
-
-
-def num_allocations() -> int:
-    """How often memory of a device was asked for."""
-    return int(_library().fake_cuda_num_allocations())
-
-
-def num_pinned() -> int:
-    """How often memory of the host was to be pinned."""
-    return int(_library().fake_cuda_num_pinned())
 
 
 @contextmanager
