@@ -74,12 +74,17 @@ class FleetLease:
         return lease
 
 
+def _is_over(lease: types_pb2.PauseLease) -> bool:
+    return lease.HasField("expire_time") and lease.expire_time.ToNanoseconds() / 1e9 <= time.time()
+
+
 class Grant:
     """The leases that replicas have granted for one of the fleet."""
 
-    def __init__(self, before: Mapping[str, types_pb2.PauseLease]) -> None:
-        """`before`: the leases of the replicas, by address, if somebody holds that of the fleet already."""
-        self._before = {address: lease.lease_id for address, lease in before.items()}
+    def __init__(self, held: FleetLease | None) -> None:
+        """`held`: the lease of the fleet, if somebody holds it already."""
+        self._told: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.on_replicas
+        self._before = dict(self._told)
         self._now: dict[str, str] = {}
 
     def add(self, address: str, lease: types_pb2.PauseLease) -> None:
@@ -93,9 +98,15 @@ class Grant:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody held the lease of the fleet before, or it had expired. The router may not have been told that
-        yet, but then all replicas that had it have granted another one."""
-        return all(self._now.get(address, own_id) != own_id for address, own_id in self._before.items())
+        """Whether nobody held the lease of the fleet before, or it has expired. The router may not have been told that
+        yet, but then all replicas that had it have granted another one, or its time is over: a call that was cancelled
+        may have been granted another one without being told."""
+        return not any(map(self._has_it_still, self._before))
+
+    def _has_it_still(self, address: str) -> bool:
+        before = self._before[address]
+        told = self._told.get(address, before)  # it may have been renewed
+        return self._now.get(address, told.lease_id) == before.lease_id and not _is_over(told)
 
 
 class Leases:
@@ -141,7 +152,7 @@ class Leases:
         self._ended.pop(lease_id, None)
         if held is None:
             self._beginning.add(lease_id)
-        grant = Grant({} if held is None else held.on_replicas)
+        grant = Grant(held)
         try:
             yield grant
         finally:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -26,6 +27,10 @@ ROUTER_FEATURE = "fleet"
 _LORAS_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
+_STANDSTILL_S = 60.0
+"""A router that stands still for longer may take its replicas for lost."""
+
+T = TypeVar("T")
 
 
 class Watch:
@@ -117,31 +122,38 @@ class Watch:
         return report
 
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
-        member, upstream, timeout_s = self._member, self._upstream, self._fleet.settings.silence_s
+        member, upstream = self._member, self._upstream
         self._check_alone(report.state.instance_id)
         member.reported(report.state, report.load, report.pushes)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
-            weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
+            weights = await self._ask(upstream.weights.GetWeights, omitting)
             self._fleet.serves(upstream, Version(weights.weight_version, weights.push_id, weights.content_digest))
-        await self._check_reached(timeout_s)
+        await self._check_reached()
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
-            loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
+            loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
             member.has_loras(lora.lora_name for lora in loras.loras)
         self._fleet.refresh(None if leases_changed else upstream)
 
-    async def _check_reached(self, every_s: float) -> None:
+    async def _check_reached(self) -> None:
         """Reports alone say nothing of the way there: requests may be lost on it, which gRPC notices after a minute.
         Raises UnavailableError."""
-        if time.monotonic() < self._asked_at_s + every_s:
+        if time.monotonic() < self._asked_at_s + self._fleet.settings.silence_s:
             return
-        try:
-            await self._upstream.ask(self._upstream.control.GetStatus, control_pb2.GetStatusRequest(), every_s)
-        except DeadlineError:
-            raise UnavailableError(f"it has not answered a call for {every_s:g} s") from None
+        await self._ask(self._upstream.control.GetStatus, control_pb2.GetStatusRequest())
         self._asked_at_s = time.monotonic()
+
+    async def _ask(self, call: Callable[..., Awaitable[T]], request: Any) -> T:
+        """Raises UnavailableError if the answer takes longer than a replica may be silent. gRPC's deadline would end
+        the calls to all replicas when this process has stood still for so long."""
+        silence_s = self._fleet.settings.silence_s
+        try:
+            async with silence(silence_s):
+                return await self._upstream.ask(call, request, silence_s + _STANDSTILL_S)
+        except (TimeoutError, DeadlineError):
+            raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and

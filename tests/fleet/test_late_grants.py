@@ -3,7 +3,7 @@ either may be noticed first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from genserve.errors import UnavailableError
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, over, replica, running, until_reached
+from tests.fleet.routers import RoutedFleet, over, replica, routed, running, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.ports import free_port
 from tests.support.scripted_engine import Gate
@@ -43,7 +43,7 @@ def answers_late(monkeypatch: pytest.MonkeyPatch, upstream: Upstream, call: str)
     gate, real = Gate(), getattr(upstream.control, call)
 
     def late(*args: Any, **options: Any) -> LateAnswer:
-        monkeypatch.undo()
+        monkeypatch.setattr(upstream.control, call, real)
         return LateAnswer(real(*args, **options), gate)
 
     monkeypatch.setattr(upstream.control, call, late)
@@ -156,3 +156,22 @@ async def test_a_pause_that_breaks_before_the_watch_does_is_no_failure(monkeypat
             gate.open.set()
             await pausing
             await fleet.until(lambda: not any(each.engine.running for each in daemons))
+
+
+async def test_a_repeat_of_an_expired_pause_that_was_granted_anew_and_told_to_nobody_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replicas had granted it before they were told that nobody waits for it, and the router knew the old lease."""
+    async with routed(2) as fleet:
+        await fleet.client.pause(request_id="own", ttl_s=1.0)
+        gates = [answers_late(monkeypatch, each, "Pause") for each in fleet.running.router.fleet.upstreams.values()]
+        async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
+            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
+            repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
+            await asyncio.sleep(0.3)
+        for gate in gates:
+            await until_reached(gate)
+        repeating.cancel()
+        with suppress(asyncio.CancelledError):
+            await repeating
+        await fleet.until(lambda: running(fleet) == [True, True])

@@ -111,6 +111,7 @@ def test_broken_files_of_a_model_are_named(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what doctor computes."""
+    monkeypatch.setattr(start_checks, "_memory", lambda: Memory(None, 64 * GIB))
     assert found(OPEN, model, ["memory"])["memory"].is_ok
     monkeypatch.setattr(start_checks, "_memory", lambda: Memory(None, GIB))
     for config, says in (
