@@ -11,9 +11,9 @@ LEFT_OUT: Final[Mapping[str, str]] = {}
 """Ids of tests as pytest prints them, without parameters -> why they cannot run."""
 
 
-def fewer(num_tokens: int) -> int:
-    """How many tokens a test generates that would generate so many: interpreted, each takes several times as long."""
-    return num_tokens // 3 if IS_ON else num_tokens
+def fewer(number: int) -> int:
+    """How many tokens a test generates, or how many streams, that would be so many: interpreted, they take long."""
+    return number // 3 if IS_ON else number
 
 
 def reason(node_id: str) -> str | None:

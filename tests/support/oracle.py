@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient
+from tests.support import on_runner_v2
 from tests.support.footprint import Footprint, at_rest, settled
 from tests.support.plain_vllm import PROMPTS
 
 MAX_TOKENS = 8
 """Of the outputs by which weights are known. Digests tell each tensor; outputs tell that these are what is run."""
-NUM_WARMING_STREAMS = 64
+NUM_WARMING_STREAMS = on_runner_v2.fewer(64)
 _NUM_WARMING_TOKENS = 100
 
 Digests = dict[tuple[str, str], str]
