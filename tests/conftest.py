@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import daemon_process, failure_evidence, known_secrets, on_runner_v2, once_more, standstills
+from tests.support import daemon_process, failure_evidence, known_secrets, once_more, standstills
 from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
@@ -48,13 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker:  # vLLM would bind all engines to the first core
         cores = sorted(os.sched_getaffinity(0))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what cannot run with the model runner that scripts/test --runner-v2 asks for."""
-    for item in items:
-        if (reason := on_runner_v2.reason(item.nodeid)) is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

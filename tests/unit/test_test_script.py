@@ -102,7 +102,9 @@ def test_quick_tests_are_those_without_an_engine(checkout: Path) -> None:
 def test_the_newest_vllm_is_put_in_front_of_the_installed_one(checkout: Path) -> None:
     """For those who have only a CPU. Options may follow; what is on the path stays on it."""
     done = run(checkout, "--vllm-next", "-x", PYTHONPATH="/mine")
-    assert f"{AT_A_TIME} -x offline" in done.stdout
+    assert f"{AT_A_TIME} tests/engine tests/faults -x offline" in done.stdout
+    chosen = run(checkout, "--vllm-next", "scripts", "-x").stdout
+    assert f"{AT_A_TIME} scripts -x offline" in chosen, "paths are taken instead of the leg's"
     assert done.stdout.endswith("\npath=/next/site:/mine\n")
     assert run(checkout, "--vllm-next").stdout.endswith("\npath=/next/site\n")
     assert "path=" not in run(checkout).stdout

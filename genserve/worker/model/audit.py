@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.model import references, step_made, step_source, unlisted
+from genserve.worker.model import references, step_made, unlisted
 from genserve.worker.model.contents import address_of, digest
 from genserve.worker.model.references import Reference
 from genserve.worker.model.tree import (
@@ -175,11 +175,9 @@ def _replaces_a_weight(reference: Reference, bare: BareModel) -> bool:
 
 
 def passes_weight_free(reference: Reference) -> bool:
-    """Whether an attribute on the way to the tensor holds what steps make and no weight changes (`step_made`), or each
-    step makes anew."""
+    """Whether an attribute on the way to the tensor holds what steps make and no weight changes (`step_made`)."""
     return any(
         step_made.is_weight_free(owner, step.key, reference.tensor)
-        or (reference.tensor.is_inference() and step_source.is_made_every_step(type(owner), step.key))
         for owner, step in zip(reference.owners, reference.steps, strict=True)
         if step.kind == "attribute"
     )

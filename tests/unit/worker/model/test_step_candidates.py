@@ -12,7 +12,7 @@ import pytest
 import vllm
 
 from genserve.worker.model import step_made
-from genserve.worker.model.step_source import STEPS, Assignment, classes_of
+from tests.unit.worker.model.step_source import STEPS, Assignment, classes_of
 
 ROOT = Path(vllm.__file__).parent
 LOOKED_AT = Path(__file__).with_name("step_candidates.txt")

@@ -1,23 +1,16 @@
-"""How vLLM's source assigns the attributes of an object, for those that no table of `step_made` has.
+"""Where vLLM's source assigns attributes of objects in steps: for a reader, who judges whether a weight goes in.
 
-It reads the methods of the object's classes, and runs none of them. It does not find attributes that other objects set,
-or that are set in ways that it does not know: for these it reports no assignment.
+It reads methods, and runs none of them. It does not find attributes that other objects set.
 """
 
 import ast
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
 STEPS = ("forward", "apply", "__call__")
-"""Beginnings of the names of methods that run in each step that uses the object."""
-_WHOLE_STEPS = frozenset(
-    {"forward", "__call__", "apply", *(f"forward_{each}" for each in ("native", "cuda", "hip", "cpu", "xpu", "oot"))}
-)
-"""Those that are the object's whole part of a step. A method that one of them calls may run only once."""
+"""Beginnings of the names of methods that run in steps."""
 _NOT_STEPS = frozenset(
     {
         *("__init__", "__post_init__", "__new__", "__setattr__", "__del__", "create_weights", "load_weights"),
@@ -30,71 +23,19 @@ _NOT_STEPS = frozenset(
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """An assignment to an attribute of `self` outside of construction and loading. `value` is what is assigned; None if
-    it is not an expression of its own, as in `self.a, self.b = f()`.
-
-    `every_step`: each step that uses the object does it before it reads the attribute. `where_absent`: it is done if
-    the object lacks the attribute, or if that is None."""
+    it is not an expression of its own, as in `self.a, self.b = f()`. `where_absent`: it is done if the object lacks the
+    attribute, or if that is None."""
 
     method: str
-    own: str
-    """The method's name for `self`."""
-    local: frozenset[str]
-    """Names that are the method's own."""
     value: ast.expr | None
-    every_step: bool
     where_absent: bool
-
-    @property
-    def is_reset(self) -> bool:
-        """Whether it assigns None."""
-        return isinstance(self.value, ast.Constant) and self.value.value is None
-
-
-def assignments(kind: type, key: str) -> tuple[Assignment, ...]:
-    """All such assignments to `key` in the source of a class and those that it derives from, but for None. Empty if
-    there are none, or no source."""
-    found: list[Assignment] = []
-    for each in kind.__mro__:
-        found += _of_class(each).get(key, ())
-    return tuple(each for each in found if not each.is_reset)
-
-
-def is_made_every_step(kind: type, key: str) -> bool:
-    """Whether each step makes it anew, so that a step after a push reads nothing of before."""
-    found = assignments(kind, key)
-    return bool(found) and all(each.every_step for each in found)
 
 
 def classes_of(file: Path) -> Iterator[tuple[str, dict[str, list[Assignment]]]]:
     """The classes of a file by name, each with its attributes that are made outside of construction and loading."""
-    for node in ast.walk(_parsed(str(file))):
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ClassDef):
             yield node.name, _in_class(node)
-
-
-@cache
-def _of_class(kind: type) -> dict[str, list[Assignment]]:
-    try:
-        file = inspect.getsourcefile(kind)
-        first = inspect.getsourcelines(kind)[1]
-    except (OSError, TypeError):  # it has none: a class of C, or one that was made by a call
-        return {}
-    if file is None:
-        return {}
-    for node in ast.walk(_parsed(file)):
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__ and first in (node.lineno, _first_line(node)):
-            return _in_class(node)
-    return {}
-
-
-def _first_line(node: ast.ClassDef) -> int:
-    """From which inspect counts: that of the first decorator."""
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
-
-
-@cache
-def _parsed(file: str) -> ast.Module:
-    return ast.parse(Path(file).read_text())
 
 
 def _in_class(node: ast.ClassDef) -> dict[str, list[Assignment]]:
@@ -111,19 +52,12 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
     if not arguments:
         return
     own = arguments[0].arg
-    names = (each for each in ast.walk(method) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load))
-    local = frozenset(
-        {*(each.id for each in names), *(each.arg for each in ast.walk(method) if isinstance(each, ast.arg))}
-    )
     for statement, around, before in _statements(method.body, (), ()):
         for key, value in _assigned(statement, own):
-            plain = not around and method.name in _WHOLE_STEPS
-            is_first = not any(_reads(each, own, key) or _leaves(each) for each in before)
-            every_step = plain and is_first and value is not None and not _reads(value, own, key)
             absent = any(_asks_for_absence(test, own, key) for test in around) or any(
                 _leaves_if_present(each, own, key) for each in before
             )
-            yield key, Assignment(method.name, own, local, value, every_step, absent)
+            yield key, Assignment(method.name, value, absent)
 
 
 def _statements(
@@ -172,20 +106,6 @@ def _assigned(statement: ast.stmt, own: str) -> Iterator[tuple[str, ast.expr | N
 
 def _is_own(node: ast.AST, own: str) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
-
-
-def _reads(node: ast.AST, own: str, key: str) -> bool:
-    """Whether it mentions the attribute, also by its name alone, but for an assignment to it."""
-    return any(
-        (_is_own(each, own) and each.attr == key and isinstance(each.ctx, ast.Load))
-        or (isinstance(each, ast.Constant) and each.value == key)
-        for each in ast.walk(node)
-    )
-
-
-def _leaves(node: ast.AST) -> bool:
-    """Whether it may end the method."""
-    return any(isinstance(each, ast.Return | ast.Raise | ast.Yield | ast.YieldFrom) for each in ast.walk(node))
 
 
 def _asks_for_absence(test: ast.expr, own: str, key: str) -> bool:
