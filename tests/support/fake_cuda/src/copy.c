@@ -23,9 +23,8 @@ static size_t extent(size_t pitch, const struct operation *copy) {
 }
 
 bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes) {
-    if (operation->kind == WAIT || operation->kind == CALL) return false;
-    if (overlap(operation->to, extent(operation->to_pitch, operation), address, size)) return true;
-    return !only_writes && operation->kind == COPY && operation->staged == NULL &&
+    if (operation->to != NULL && overlap(operation->to, extent(operation->to_pitch, operation), address, size)) return true;
+    return !only_writes && operation->from != NULL &&
            overlap(operation->from, extent(operation->from_pitch, operation), address, size);
 }
 
@@ -54,10 +53,8 @@ static bool is_there(const char *what, const char *address, size_t size, const c
 }
 
 void perform(struct operation *operation) {
-    if (operation->kind == CALL) {
-        operation->call(operation->argument);
-        return;
-    }
+    if (operation->kind == CALL) operation->call(operation->argument);
+    if (operation->kind != COPY && operation->kind != FILL) return;
     size_t written = extent(operation->to_pitch, operation);
     bool may = is_there("a copy to", operation->to, written, "when it is done");
     if (operation->kind == COPY && operation->staged == NULL) {
@@ -76,6 +73,7 @@ void perform(struct operation *operation) {
         else memmove(to, bytes_at(operation->from) + row * operation->from_pitch, operation->width);
     }
     free(operation->staged);
+    operation->staged = NULL;
 }
 
 static cudaError_t refuse(const char *why, const void *to, const void *from) {
@@ -108,6 +106,7 @@ static cudaError_t copy(struct operation new, enum cudaMemcpyKind kind, struct s
         new.staged = malloc(new.width * new.height);
         for (size_t row = 0; row < new.height; row++)
             memcpy(new.staged + row * new.width, new.from + row * new.from_pitch, new.width);
+        new.from = NULL;
     }
     if (from_pinned && !is_pending(new.from, read, true)) {
         new.from_is_watched = true;
@@ -119,7 +118,7 @@ static cudaError_t copy(struct operation new, enum cudaMemcpyKind kind, struct s
         new.to_sum = sum_of(new.to, new.to_pitch, &new);
     }
     enqueue(stream, new);
-    if (waits || !(to_device || to_pinned)) run_stream(stream);
+    if (waits || !(to_device || to_pinned)) wait_for(stream);
     return cudaSuccess;
 }
 
@@ -162,7 +161,7 @@ static cudaError_t fill(void *to, int value, size_t size, cudaStream_t handle, b
     } else {
         if (stream->capture == NULL) check_order(stream, to, size, true);
         enqueue(stream, new);
-        if (waits && stream->capture == NULL) run_stream(stream);
+        if (waits && stream->capture == NULL) wait_for(stream);
     }
     unlock();
     return fail(error);
