@@ -11,7 +11,8 @@ static struct stream *defaults[MAX_DEVICES];
 static __thread struct stream *own_default[MAX_DEVICES]; /* cudaStreamPerThread */
 static unsigned long long num_launches;
 
-void perform(struct operation *operation); /* copy.c */
+void perform(struct operation *operation);      /* copy.c */
+void check_source(struct operation *operation); /* copy.c */
 bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes); /* copy.c */
 void record_in(struct graph *graph, struct operation operation);                                      /* graph.c */
 
@@ -77,6 +78,7 @@ static void wait_until(struct stream *stream, uint64_t number) {
         stream->first_done = operation->next;
         if (stream->first_done == NULL) stream->last_done = NULL;
         if (operation->kind == WAIT) wait_until(operation->of, operation->until);
+        check_source(operation);
         free(operation);
     }
 }
@@ -113,6 +115,13 @@ void check_order(struct stream *stream, const void *address, size_t size, bool w
         complain_of(streams[i]->first_done, i, stream, address, size, writes);
         complain_of(streams[i]->first, i, stream, address, size, writes);
     }
+}
+
+/* Of the copies that are done and read this memory. */
+void check_sources(const void *address, size_t size) {
+    for (int i = 0; i < num_streams; i++)
+        for (struct operation *each = streams[i]->first_done; each != NULL; each = each->next)
+            if (each->from_is_watched && touches(each, address, size, false)) check_source(each);
 }
 
 void launch(struct stream *stream) {
