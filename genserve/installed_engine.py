@@ -1,4 +1,4 @@
-"""Which vLLM is installed, and whether genserve runs on it. Told from its metadata, without importing it.
+"""Which vLLM is installed, and whether genserve runs on it. Reads its metadata, without importing it.
 
 Owns the range of versions that genserve is tested with; pyproject.toml declares the same one, and a test compares them.
 """
@@ -32,10 +32,10 @@ class InstalledEngine:
     version: str
     place: Path
 
-    def broken(self, error: Exception) -> str:
-        """The message for an engine that cannot be imported, although its version is right. `error`: of the import."""
+    def import_failure(self, error: ImportError) -> str:
+        """The message for an engine that cannot be imported, although its version is right."""
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vllm"):
-            # A dependency of either: vLLM's come with it, those of the daemon's own come with the extras.
+            # vLLM's dependencies come with it, and the daemon's own come with the extras: the extras bring both.
             return f"{self} is installed, but a package beside it is missing ({error}): {_EXTRAS}"
         return (
             f"{self} is installed, but cannot be imported ({type(error).__name__}: {error}): "

@@ -17,8 +17,6 @@ settings.load_profile("genserve")
 
 NUM_AT_A_TIME = 2
 """Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
-
-
 FLAKY_RECORD = Path(__file__).with_name("flaky.tsv")
 
 
@@ -39,7 +37,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the engines of each process of pytest a core of their own: vLLM would bind all to the first."""
+    """Registers the plugins, and gives each process of pytest a core for its engines."""
     config.pluginmanager.register(failure_evidence.FailureEvidence())
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):
@@ -47,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.standstills is not None:
         config.pluginmanager.register(standstills.Standstills(config.option.standstills))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker:
+    if worker:  # vLLM would bind all engines to the first core
         cores = sorted(os.sched_getaffinity(0))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
 

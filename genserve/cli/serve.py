@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from genserve import daemon
     except ImportError as error:
-        return _failed(engine.broken(error))
+        return _failed(engine.import_failure(error))
     return daemon.main(args.flags)
 
 
@@ -78,7 +78,7 @@ def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
     try:  # imports vLLM, which takes seconds
         from genserve.doctor.start_checks import Start, findings
     except ImportError as error:
-        return _failed(engine.broken(error))
+        return _failed(engine.import_failure(error))
     for finding in findings(Start(config, tuple(flags), _model_of(flags))):
         print(finding, flush=True)
         status = status if finding.is_ok else 1

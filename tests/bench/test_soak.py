@@ -32,7 +32,7 @@ def has_seen(report: Report) -> bool:
     return streams and num_faults >= 3 and len(report.push_s) >= 3 and len(report.samples) > SECONDS / 3
 
 
-@pytest.mark.evidence
+@pytest.mark.failure_is_final
 async def test_a_short_soak_passes(tmp_path: Path) -> None:
     """With all kinds of traffic, and faults; its results can be read and seen."""
     report = await soak(Load(seconds=SECONDS, num_streams=64), tmp_path, has_seen)

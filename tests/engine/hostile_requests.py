@@ -121,11 +121,10 @@ class Requests:
     def _sampling(self, message: generation_pb2.GenerateRequest) -> None:
         sampling = message.sampling
         floats = ("temperature", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-        if not on_runner_v2.IS_ON:
-            floats += ("top_p",)
         for name in floats:
             self._set(sampling, name, FLOATS, 0.1)
-        if not on_runner_v2.IS_ON:
+        if not on_runner_v2.IS_ON:  # Triton's interpreter does not run their kernel, and the engine would end
+            self._set(sampling, "top_p", FLOATS, 0.1)
             self._set(sampling, "top_k", INTS, 0.1)
         self._set(sampling, "n", (*INTS, 2, 3, 16), 0.3)
         self._set(sampling, "seed", (*INTS, 2**63 - 1, -(2**63)), 0.1)

@@ -176,7 +176,7 @@ def noise(rng: random.Random, kind: Any) -> bytes:
     return data[: rng.randrange(len(data) + 1)]
 
 
-@pytest.mark.evidence
+@pytest.mark.failure_is_final
 async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
     """To every method of every service: each call ends with a status that says whose fault it is."""
     rng, codes, wrong = random.Random(SEED), Counter[str](), set[str]()
@@ -211,7 +211,7 @@ async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
     assert not wrong
 
 
-@pytest.mark.evidence
+@pytest.mark.failure_is_final
 async def test_random_frames_of_http2_crash_nothing(subject: Subject) -> None:
     """Any type, flags, stream and length, after an honest beginning."""
     rng = random.Random(SEED)

@@ -117,7 +117,7 @@ def report(history: History, found: list[Violation]) -> str:
     return f"seed {SEED}, {DURATION_S:g} s: violations {dict(kinds)}\n\n{shown}"
 
 
-@pytest.mark.evidence
+@pytest.mark.failure_is_final
 @pytest.mark.timeout(300 + 4 * DURATION_S)
 @pytest.mark.parametrize("num_frontends", NUMS_FRONTENDS)
 async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(

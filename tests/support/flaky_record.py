@@ -1,7 +1,7 @@
 """tests/flaky.tsv: the tests that failed and then passed alone, one line each.
 
-`mended` is empty until somebody has mended the cause: then it says how, or which commit. A test that is listed again
-after that was not mended.
+`fixed` is empty until somebody has fixed the cause: then it says how, or in which commit. A test that is listed again
+was not fixed.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from typing import Final, Self
 
 MAX_OPEN: Final = 10
 MIN_BETWEEN: Final = timedelta(days=14)
-"""A test may be listed twice within this time only if it was mended in between."""
+"""A test may be listed twice within this time only if it was fixed in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class Row:
     test: str
     said: str
     standstill_s: float
-    mended: str = ""
+    fixed: str = ""
 
     def line(self) -> str:
         """The row as a line of the file."""
-        cells = (self.when.isoformat(), self.commit, self.test, self.said, f"{self.standstill_s:.2f}", self.mended)
+        cells = (self.when.isoformat(), self.commit, self.test, self.said, f"{self.standstill_s:.2f}", self.fixed)
         return "\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in cells)
 
     @classmethod
     def parse(cls, line: str) -> Self:
         """The row of a line. Raises ValueError for a line of another form."""
-        when, commit, test, said, standstill_s, mended = line.split("\t")
-        return cls(date.fromisoformat(when), commit, test, said, float(standstill_s), mended.strip())
+        when, commit, test, said, standstill_s, fixed = line.split("\t")
+        return cls(date.fromisoformat(when), commit, test, said, float(standstill_s), fixed.strip())
 
 
 HEADER: Final = "\t".join(field.name for field in fields(Row))
@@ -63,14 +63,14 @@ def faults(rows: Iterable[Row]) -> list[str]:
     """What must not stand in the record."""
     rows = sorted(rows, key=lambda row: row.when)
     found = []
-    num_open = sum(not row.mended for row in rows)
+    num_open = sum(not row.fixed for row in rows)
     if num_open > MAX_OPEN:
-        found.append(f"{num_open} tests are flaky and not mended, more than {MAX_OPEN}")
+        found.append(f"{num_open} tests are flaky and not fixed, more than {MAX_OPEN}")
     by_test: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_test[row.test].append(row)
     for test, listed in by_test.items():
         for earlier, later in pairwise(listed):
-            if not earlier.mended and later.when - earlier.when < MIN_BETWEEN:
-                found.append(f"{test} is listed twice, and was not mended in between")
+            if not earlier.fixed and later.when - earlier.when < MIN_BETWEEN:
+                found.append(f"{test} is listed twice, and was not fixed in between")
     return found

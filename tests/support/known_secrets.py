@@ -16,10 +16,10 @@ _HOLDERS: Final = frozenset({".crt", ".header", ".key", ".pem", ".token"})
 _MAX_BYTES: Final = 64 << 20
 
 
-class SecretToldError(AssertionError):
-    """A secret stands where it must not. `is_evidence`: this is never tried once more."""
+class SecretLeakedError(AssertionError):
+    """A secret is where it must not be. `is_final`: the test gets no second try."""
 
-    is_evidence = True
+    is_final = True
 
 
 def known_token() -> str:
@@ -28,9 +28,9 @@ def known_token() -> str:
 
 
 def check_told(where: str, text: str) -> None:
-    """Raises SecretToldError if a text has a token or a key in it. The error does not repeat the text."""
+    """Raises SecretLeakedError if a text has a token or a key in it. The error does not repeat the text."""
     if _MARK in text or _KEY in text:
-        raise SecretToldError(f"a secret is in {where}")
+        raise SecretLeakedError(f"a secret is in {where}")
 
 
 def check_arguments(pid: int) -> None:

@@ -31,10 +31,10 @@ _FINAL: Final = "final"
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Notes in a test's report if its failure is final: random tests, and findings that no busy machine explains."""
-    is_random = item.get_closest_marker("evidence") or item.get_closest_marker("hypothesis")
-    is_evidence = call.excinfo is not None and getattr(call.excinfo.value, "is_evidence", False)
-    if (is_random or is_evidence) and _properties(item).get(_FINAL) is None:
+    """Notes in a test's report if its failure is final: random tests, and errors that no busy machine explains."""
+    is_random = item.get_closest_marker("failure_is_final") or item.get_closest_marker("hypothesis")
+    is_final = call.excinfo is not None and getattr(call.excinfo.value, "is_final", False)
+    if (is_random or is_final) and _properties(item).get(_FINAL) is None:
         item.user_properties.append((_FINAL, "what it found counts, however often it passes"))
 
 
@@ -46,9 +46,8 @@ class OnceMore:
         self._record = record
         self._first: dict[str, pytest.TestReport] = {}
         self._final: dict[str, str] = {}
-        self._order: defaultdict[str, dict[str, None]] = defaultdict(
-            dict
-        )  # by file, which one worker runs in its order
+        # Tests by file, in the order in which they ran: one worker runs a whole file.
+        self._order: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

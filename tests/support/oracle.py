@@ -36,8 +36,8 @@ class OracleError(AssertionError):
         self.findings = dict(findings)
 
     @property
-    def is_evidence(self) -> bool:
-        """Whether wrong weights, tokens or labels were seen, which no busy machine explains: never tried once more."""
+    def is_final(self) -> bool:
+        """Whether wrong weights, tokens or labels were seen, which no busy machine explains: no second try."""
         return bool(self.findings.keys() & {"baseline", "version", "committed", "digests", "outputs"})
 
 

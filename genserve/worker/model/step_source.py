@@ -1,7 +1,7 @@
-"""How vLLM's source makes the attributes of an object, for those that no table of `step_made` has.
+"""How vLLM's source assigns the attributes of an object, for those that no table of `step_made` has.
 
-It reads the methods of the object's classes, and runs none of them. What it cannot read with certainty is no evidence:
-attributes that other objects set, and those that are set in ways that it does not know.
+It reads the methods of the object's classes, and runs none of them. It does not find attributes that other objects set,
+or that are set in ways that it does not know: for these it reports no assignment.
 """
 
 import ast
@@ -28,15 +28,13 @@ _NOT_STEPS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """An assignment to an attribute of `self` outside of construction and loading. `value` is what is assigned; None
-    if it is not an expression of its own, as in `self.a, self.b = f()`.
+class Assignment:
+    """An assignment to an attribute of `self` outside of construction and loading. `value` is what is assigned; None if
+    it is not an expression of its own, as in `self.a, self.b = f()`.
 
     `every_step`: each step that uses the object does it before it reads the attribute. `where_absent`: it is done if
     the object lacks the attribute, or if that is None."""
 
-    file: str
-    line: int
     method: str
     own: str
     """The method's name for `self`."""
@@ -50,10 +48,10 @@ class Making:
         return isinstance(self.value, ast.Constant) and self.value.value is None
 
 
-def makings(kind: type, key: str) -> tuple[Making, ...]:
+def assignments(kind: type, key: str) -> tuple[Assignment, ...]:
     """All such assignments to `key` in the source of a class and those that it derives from, but for None. Empty if
     there are none, or no source."""
-    found: list[Making] = []
+    found: list[Assignment] = []
     for each in kind.__mro__:
         found += _of_class(each).get(key, ())
     return tuple(each for each in found if not each.is_reset)
@@ -61,19 +59,19 @@ def makings(kind: type, key: str) -> tuple[Making, ...]:
 
 def is_made_every_step(kind: type, key: str) -> bool:
     """Whether each step makes it anew, so that a step after a push reads nothing of before."""
-    found = makings(kind, key)
+    found = assignments(kind, key)
     return bool(found) and all(each.every_step for each in found)
 
 
-def classes_of(file: Path) -> Iterator[tuple[str, dict[str, list[Making]]]]:
+def classes_of(file: Path) -> Iterator[tuple[str, dict[str, list[Assignment]]]]:
     """The classes of a file by name, each with its attributes that are made outside of construction and loading."""
     for node in ast.walk(_parsed(str(file))):
         if isinstance(node, ast.ClassDef):
-            yield node.name, _in_class(node, str(file))
+            yield node.name, _in_class(node)
 
 
 @cache
-def _of_class(kind: type) -> dict[str, list[Making]]:
+def _of_class(kind: type) -> dict[str, list[Assignment]]:
     try:
         file = inspect.getsourcefile(kind)
         first = inspect.getsourcelines(kind)[1]
@@ -83,7 +81,7 @@ def _of_class(kind: type) -> dict[str, list[Making]]:
         return {}
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ClassDef) and node.name == kind.__name__ and first in (node.lineno, _first_line(node)):
-            return _in_class(node, file)
+            return _in_class(node)
     return {}
 
 
@@ -97,16 +95,16 @@ def _parsed(file: str) -> ast.Module:
     return ast.parse(Path(file).read_text())
 
 
-def _in_class(node: ast.ClassDef, file: str) -> dict[str, list[Making]]:
-    found: dict[str, list[Making]] = {}
+def _in_class(node: ast.ClassDef) -> dict[str, list[Assignment]]:
+    found: dict[str, list[Assignment]] = {}
     for method in node.body:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name not in _NOT_STEPS:
-            for key, making in _in_method(method, file):
-                found.setdefault(key, []).append(making)
+            for key, assignment in _in_method(method):
+                found.setdefault(key, []).append(assignment)
     return found
 
 
-def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[tuple[str, Making]]:
+def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, Assignment]]:
     arguments = [*method.args.posonlyargs, *method.args.args]
     if not arguments:
         return
@@ -119,7 +117,7 @@ def _in_method(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             absent = any(_asks_for_absence(test, own, key) for test in around) or any(
                 _leaves_if_present(each, own, key) for each in before
             )
-            yield key, Making(file, statement.lineno, method.name, own, value, every_step, absent)
+            yield key, Assignment(method.name, own, value, every_step, absent)
 
 
 def _statements(

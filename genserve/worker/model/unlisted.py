@@ -1,7 +1,7 @@
-"""What becomes of a number or a tensor that steps have made, and that no table of `step_made` has.
+"""Whether a push may leave a number or a tensor that steps have made, and that no table of `step_made` has.
 
 It may be computed from weights. A push that leaves it would then serve a mix of two versions. So it must be one of
-these, and the log names it once:
+these, and the log names it once, unless it is a view:
 
 - A view of the memory of an exchanged tensor, where contents are copied: the push changes it too.
 - By vLLM's source, each step makes it anew before it reads it.
@@ -19,7 +19,7 @@ import torch
 from genserve.worker.model import step_source
 from genserve.worker.model.contents import address_of, digest
 from genserve.worker.model.recomputed import recomputed
-from genserve.worker.model.step_made import unlisted
+from genserve.worker.model.step_made import in_no_table
 from genserve.worker.model.tree import Holding
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ _warned: set[tuple[str, str]] = set()  # by class and attribute: a model has one
 
 
 def check(made: Mapping[str, Holding], live: Mapping[str, Holding], *, copied: bool) -> None:
-    """Warns of each that a push may leave as it is, once. `made`: what steps may have made; `live`: all holdings of the
-    model; `copied`: an exchange copies contents. Raises ValueError naming the others."""
-    places = unlisted(made)
+    """Logs a warning for each that a push may leave as it is, once. `made`: what steps may have made; `live`: all
+    holdings of the model; `copied`: an exchange copies contents. Raises ValueError naming the others."""
+    places = in_no_table(made)
     if not places:
         return
     memory = _memory_of(place for name, place in live.items() if name not in made) if copied else frozenset[int]()
@@ -66,8 +66,8 @@ def _is_equal(value: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _refusal(names: list[str], first: Holding) -> str:
-    made = step_source.makings(type(first.owner), first.key)
-    where = f", the first in {type(first.owner).__name__}.{made[0].method}" if made else ""
+    found = step_source.assignments(type(first.owner), first.key)
+    where = f", the first in {type(first.owner).__name__}.{found[0].method}" if found else ""
     return (
         f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all{where}) since the model was loaded: a "
         "push would not renew it, and it may depend on weights"

@@ -9,6 +9,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from genserve.worker.model.audit import Constants, audit
+from genserve.worker.model.made_since import MadeSince
 from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
@@ -35,6 +36,7 @@ class BesideUpdate:
             self._buffer = Buffer(self._exchanged(), device)
         self.reserve_memory()
         self._exchange: PointerExchange | ContentExchange | None = None
+        self._made_since = MadeSince(live)
 
     @property
     def num_bytes(self) -> int:
@@ -67,11 +69,13 @@ class BesideUpdate:
         finally:
             self._shadow.strip()
         self.audit()  # and again, because the bytes may have taken minutes to arrive
+        self._made_since = MadeSince(self._live)
 
     def commit(self) -> None:
         """Exchanges live and prepared weights. Only while nothing is scheduled."""
         if self._exchange is None:
             raise RuntimeError("nothing is prepared")
+        self._made_since.check()
         self._exchange.commit()
 
     def rollback(self) -> None:

@@ -89,7 +89,7 @@ class CudaDevice(Device):
         super().__init__(device)
         self._pool: Any = None
         self._in_pool = ExitStack()  # of the thread that works
-        self._worker = 0  # the identifier of that thread, 0 = none
+        self._working_thread: int | None = None  # its identifier
         # vLLM gives a thread a stream of its own when it first asks for the current one, unless somebody has set one.
         # `work` sets back what there was: the default stream, in which no CUDA graph can be captured.
         current_stream()
@@ -112,7 +112,7 @@ class CudaDevice(Device):
 
         Nested work, of an update that reserves memory along with another one, stays in the pool of the outer one:
         torch's allocator refuses a pool within itself."""
-        if self._worker == threading.get_ident():
+        if self._working_thread == threading.get_ident():
             try:
                 yield
             finally:
@@ -126,12 +126,11 @@ class CudaDevice(Device):
             stack.callback(self._stream.synchronize)
             self._enter_pool()
             stack.callback(self._leave_pool)
-            self._worker = threading.get_ident()
-            stack.callback(self._forget_worker)
-            yield
-
-    def _forget_worker(self) -> None:
-        self._worker = 0
+            self._working_thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._working_thread = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -6,8 +6,8 @@ exchanged instead: tensor by tensor through a buffer of the largest one's size, 
 (`ring_exchange`) if the prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold
 the previous contents, so it can be undone.
 
-Where a tensor lies is part of what is compared. Layers on a GPU keep some tensors in the host's memory, such as copies
-of the scales of keys and values. These are exchanged there, in the same way.
+The device of a tensor is part of what is compared. Layers on a GPU keep some tensors in the host's memory, such as
+copies of the scales of keys and values. These are exchanged there, in the same way.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +46,7 @@ def exchange(
 
     `built_at`: where the version was built, None = on the live model's device. `untouched`: names of what preparing
     found and did not write; `prepared` lacks them. Raises ValueError, naming what differs, unless both have the same
-    structure on the same devices; what steps have made on the live model since is `unlisted`'s.
+    structure on the same devices; `unlisted` judges what steps have made on the live model since.
     """
     entries = matched(live, prepared, untouched, copied=device.keeps_addresses)
     for entry in entries:
@@ -61,7 +61,8 @@ def matched(
     *,
     copied: bool = False,
 ) -> list[Entry]:
-    """The entries to change. `copied`: contents are exchanged, and not references. Raises as `exchange`."""
+    """The entries to change. `copied`: contents are exchanged, and not references. Raises ValueError for a difference
+    in structure, and for what steps have made and a push may not leave as it is."""
     only_prepared = sorted(prepared.keys() - live.keys())
     if only_prepared:
         raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
@@ -196,8 +197,8 @@ class Pair:
 
 class ContentExchange:
     """The live tensors stay at their addresses. A prepared one, on the same device or on the host, gets the live
-    contents. Tensors that the live model keeps on the host are exchanged there, unless both are equal: mostly they are
-    constants that loading writes again.
+    contents. Tensors that the live model keeps on the host are exchanged there, unless both are equal: most of them are
+    constants that each load writes again.
 
     Copies are not read back, because this would double the pause. The device reports a failed copy when it is
     synchronized.

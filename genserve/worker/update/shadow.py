@@ -135,9 +135,9 @@ class Shadow:
 
     @contextmanager
     def _as_vllm_loads(self) -> Iterator[None]:
-        """The context in which vLLM loads and post-processes weights, for this thread only. It builds a model within
-        the device, and leaves that before it loads: what post-processing makes without naming a device, such as copies
-        of scales for attention, is in the host's memory."""
+        """The context in which vLLM loads and post-processes weights, for this thread only. The model's device is
+        not the default device here: vLLM leaves that context before it loads. So what post-processing makes without
+        naming a device, such as copies of scales for attention, is in the host's memory."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._structure.config))

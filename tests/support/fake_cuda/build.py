@@ -20,7 +20,25 @@ FILE_NAME = "libcudart.so.13"
 """Of the library itself: vLLM looks for this name among the files that its process has mapped."""
 _OF_NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.\d+)?$")
 _SYMBOLS = re.compile(r"_*(cu|nccl|nv)\w+")
-_BY_NAME = ["cuCtxFromGreenCtx", "cuDevResourceGenerateDesc", "cuDevSmResourceSplitByCount", "cuDeviceGetDevResource", "cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate", "cuMemExportToShareableHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemImportFromShareableHandle", "cuMemRetainAllocationHandle", "cuMemsetD32Async", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMulticastCreate", "cuMulticastUnbind", "cuStreamWriteValue32_v2"]
+_BY_NAME = [
+    "cuCtxFromGreenCtx",
+    "cuDevResourceGenerateDesc",
+    "cuDevSmResourceSplitByCount",
+    "cuDeviceGetDevResource",
+    "cuGreenCtxCreate",
+    "cuGreenCtxDestroy",
+    "cuGreenCtxStreamCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemGetAllocationPropertiesFromHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemRetainAllocationHandle",
+    "cuMemsetD32Async",
+    "cuMulticastAddDevice",
+    "cuMulticastBindMem",
+    "cuMulticastCreate",
+    "cuMulticastUnbind",
+    "cuStreamWriteValue32_v2",
+]
 """Functions of the driver that torch looks for, all at once, when it needs one of them."""
 _QUIET = re.compile(r"(cublas|nccl)")
 _FLAGS = ("-std=gnu17", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")

@@ -21,7 +21,7 @@ def pytest_addoption(parser):
     parser.addoption("--once-more", action="store_true")
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "evidence: random")
+    config.addinivalue_line("markers", "failure_is_final: random")
     config.pluginmanager.register(failure_evidence.FailureEvidence())
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):
@@ -82,7 +82,7 @@ def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str)
     assert done.returncode == 0, done.stdout
     assert "FLAKY, SUSPECT" in done.stdout and "assert not is_first('one'), 'too late'" in done.stdout
     (row,) = flaky_record.read(tmp_path / "flaky.tsv")
-    assert (row.test, row.mended) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
+    assert (row.test, row.fixed) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
 
 
 def test_a_process_that_stood_still_explains_a_flaky_test(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_real_failure_and_a_spoiled_engine_fail_again(tmp_path: Path, text: st
 
 
 OTHERS = {
-    "evidence": (FLAKY.replace("def test", "@pytest.mark.evidence\ndef test"), "what it found counts"),
+    "marked": (FLAKY.replace("def test", "@pytest.mark.failure_is_final\ndef test"), "what it found counts"),
     "finding": (
         FIRST_TIME
-        + "class Wrong(AssertionError):\n    is_evidence = True\n\n"
+        + "class Wrong(AssertionError):\n    is_final = True\n\n"
         + "def test_flaky():\n    if is_first('one'): raise Wrong\n",
         "what it found counts",
     ),
@@ -132,7 +132,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_no_second_try_may_excuse_is_final(tmp_path: Path, kind: str) -> None:
+def test_a_final_failure_gets_no_second_try(tmp_path: Path, kind: str) -> None:
     """Each of them would pass."""
     text, reason = OTHERS[kind]
     done = run(tmp_path, "-n2", "--max-worker-restart=1", test_flaky=text)
@@ -161,18 +161,18 @@ def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path) -> Non
     assert "the daemon: why" in done.stdout and "this process did not run for" in done.stdout
 
 
-def row(test: str, day: int, mended: str = "") -> Row:
+def row(test: str, day: int, fixed: str = "") -> Row:
     """A row of a day."""
     when = flaky_record.date(2026, 11, day)
-    return Row(when, "0123abcd", test, "assert False", 0.0, mended)
+    return Row(when, "0123abcd", test, "assert False", 0.0, fixed)
 
 
-def test_the_record_holds_nobody_twice_who_was_not_mended() -> None:
-    """And no more than ten that are open."""
+def test_a_test_may_not_be_listed_twice_before_it_is_fixed() -> None:
+    """And at most ten tests are not fixed."""
     assert faults([row("a", 1), row("b", 2), row("a", 15)]) == []
-    assert faults([row("a", 1, mended="1234abcd"), row("a", 3)]) == []
-    assert faults([row("a", 1), row("a", 14)]) == ["a is listed twice, and was not mended in between"]
-    assert faults([row(str(number), 1) for number in range(11)]) == ["11 tests are flaky and not mended, more than 10"]
+    assert faults([row("a", 1, fixed="1234abcd"), row("a", 3)]) == []
+    assert faults([row("a", 1), row("a", 14)]) == ["a is listed twice, and was not fixed in between"]
+    assert faults([row(str(number), 1) for number in range(11)]) == ["11 tests are flaky and not fixed, more than 10"]
 
 
 def test_the_projects_record_is_in_order() -> None:

@@ -16,8 +16,8 @@ API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds vLLM's flags in OPENAI_FLAGS, with vLLM's help and defaults. Adds none for a vLLM that does not tell them
-    where it is expected to: a daemon without the OpenAI port needs none, and `check_flags` says what is wrong."""
+    """Adds vLLM's flags in OPENAI_FLAGS, with vLLM's help and defaults. Adds none if vLLM declares them in
+    an unknown module: a daemon without the OpenAI port needs none, and `check_flags` says what is wrong."""
     try:
         declared = moved("FrontendArgs")
     except ImportError:

@@ -26,7 +26,8 @@ class Params(
     gc=False,
     rename={"all_stop_token_ids": "_all_stop_token_ids", "bad_words_token_ids": "_bad_words_token_ids"},
 ):
-    """What `runners` reads of SamplingParams. The server answers with scores of chosen tokens of a prompt."""
+    """What `runner_limits` reads of SamplingParams. `prompt_logprob_token_ids` is always None, so that no row
+    refuses it: the server's answers have a field for those scores."""
 
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None

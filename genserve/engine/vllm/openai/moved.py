@@ -1,15 +1,15 @@
-"""Names of vLLM's server that lie in other modules from one supported version to the next. The only place that knows.
+"""Names of vLLM's server whose modules differ between the supported versions.
 
-Imported when they are used: a name that has moved again must stop the OpenAI port, not the daemon. When the older
-version leaves the range (`genserve.installed_engine`), its branch goes. tests/engine/test_openai_internals.py imports
-all of them.
+They are imported when they are used: a name that has moved again must stop the OpenAI port, not the daemon. Remove the
+modules of a version when it leaves the range of `genserve.installed_engine`. tests/engine/test_openai_internals.py
+imports all names.
 """
 
 import importlib.util
 from typing import Any, Final
 
 _MODULES: Final = {
-    # name: where 0.33 has it, where 0.32 has it
+    # name: its module in vLLM 0.33, its module in vLLM 0.32
     "FrontendArgs": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
     "make_arg_parser": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
     "validate_parsed_serve_args": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
@@ -19,8 +19,8 @@ NAMES: Final = tuple(_MODULES)
 
 
 def moved(name: str) -> Any:
-    """What vLLM calls `name`. Raises ImportError if it is in no module that a supported version has it in, and what the
-    import of a module that is there raises."""
+    """The object that vLLM calls `name`. Raises ImportError if none of its modules has it, and the errors of importing
+    them."""
     for module in _MODULES[name]:
         if _exists(module) and hasattr(found := importlib.import_module(module), name):
             return getattr(found, name)

@@ -21,12 +21,12 @@ from vllm.utils.network_utils import ZmqListener, make_zmq_socket
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCoreProc
 
-from genserve.engine.vllm import runners
 from genserve.engine.vllm.clients.interruption import Heard, Watch
 from genserve.engine.vllm.clients.rows import ClientRow
 from genserve.engine.vllm.openai import messages
 from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
 from genserve.engine.vllm.openai.messages import Call, Frames
+from genserve.engine.vllm.requests import runner_limits
 from genserve.engine.vllm.requests.running import Tally
 from genserve.engine.vllm.start.clients import ClientPlace
 
@@ -223,7 +223,7 @@ class Relay:
         """Whether the model runner cannot serve it: vLLM's server does not check this, and the engine would end."""
         if request.sampling_params is None:  # not a request for tokens
             return False
-        refused = [f"{row.field} {row.message}" for row in runners.refused(request.sampling_params, self._runner)]
+        refused = [f"{row.field} {row.message}" for row in runner_limits.refused(request.sampling_params, self._runner)]
         if refused:
             log.warning("request %s on the OpenAI port ends with an error: %s", request.request_id, "; ".join(refused))
         return bool(refused)

@@ -27,7 +27,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
-from genserve.engine.vllm import runners
+from genserve.engine.vllm.requests import runner_limits
 from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
@@ -88,7 +88,7 @@ class RequestBuilder:
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
-            runners.check(params, self._info.model_runner)
+            runner_limits.check(params, self._info.model_runner)
             built = await self._built(build, request)
             self._complete(built)
         except TimeoutError:
@@ -109,7 +109,7 @@ class RequestBuilder:
         params = built.sampling_params
         if params is None:
             raise TypeError("vLLM made a request for tokens without sampling parameters")
-        runners.check(params, self._info.model_runner)
+        runner_limits.check(params, self._info.model_runner)
         # No sequence is longer than the context. Model Runner V2 adds the prompt's length to these in 32 bits, and an
         # overflow would end the engine.
         limit = self._info.max_model_len

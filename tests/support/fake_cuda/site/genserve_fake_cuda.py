@@ -57,8 +57,8 @@ def _is_view(operator: Any) -> bool:
 
 
 class _OnHost:
-    """An operator of CUDA tensors, computed by the CPU's. Indices that a kernel should have written may be out of range:
-    then the operator does what torch's own does here, which is nothing. `own` is that."""
+    """An operator of CUDA tensors, computed by the CPU's. Indices that a kernel should have written may be out of
+    range: then it calls `own`, torch's own operator, which does nothing here."""
 
     def __init__(self, operator: Any, use: Callable[..., Any]) -> None:
         self.own = torch.library.get_kernel(operator.name(), "CUDA")

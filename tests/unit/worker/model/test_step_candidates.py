@@ -12,7 +12,7 @@ import pytest
 import vllm
 
 from genserve.worker.model import step_made
-from genserve.worker.model.step_source import STEPS, Making, classes_of
+from genserve.worker.model.step_source import STEPS, Assignment, classes_of
 
 ROOT = Path(vllm.__file__).parent
 LOOKED_AT = Path(__file__).with_name("step_candidates.txt")
@@ -24,16 +24,16 @@ def candidates() -> Iterator[str]:
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*.py")):
             for owner, attributes in classes_of(file):
-                for key, makings in attributes.items():
-                    if any(is_candidate(each) for each in makings):
+                for key, assignments in attributes.items():
+                    if any(is_candidate(each) for each in assignments):
                         yield f"{file.relative_to(ROOT)} {owner} {key}"
 
 
-def is_candidate(making: Making) -> bool:
+def is_candidate(assignment: Assignment) -> bool:
     """Whether it may leave a tensor there."""
-    if making.value is not None and type(making.value).__name__ == "Constant":
+    if assignment.value is not None and type(assignment.value).__name__ == "Constant":
         return False
-    return making.where_absent or making.method.lstrip("_").startswith(STEPS)
+    return assignment.where_absent or assignment.method.lstrip("_").startswith(STEPS)
 
 
 def is_listed(file: str, owner: str, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What becomes of a tensor that steps have made and that no table knows: it is proven harmless, or the push is refused.
+"""A tensor that steps have made and that no table has: the source shows that it is harmless, or the push is refused.
 
 The layers below stand for those of a new vLLM. A push must never leave what one of them has made of the old weights.
 """
@@ -203,9 +203,7 @@ def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("device", [CPU, KeptDevice()])
-def test_what_a_step_made_of_weights_is_refused(
-    kind: type[Layer], device: Device, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tensor_made_of_weights_is_refused(kind: type[Layer], device: Device) -> None:
     """The next steps would go on to read it."""
     with pytest.raises(ValueError, match=r"steps have made 0\.kept"):
         pushed(kind, device)
@@ -213,7 +211,7 @@ def test_what_a_step_made_of_weights_is_refused(
 
 @pytest.mark.parametrize("device", [CPU, KeptDevice()])
 @pytest.mark.parametrize(("kind", "says"), [(Table, "made without weights"), (Fresh, "each step makes it anew")])
-def test_what_is_harmless_only_warns(
+def test_a_harmless_tensor_is_kept_with_a_warning(
     kind: type[Layer], says: str, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A push leaves it where it is. The log says it once."""
@@ -249,7 +247,7 @@ def test_a_view_of_a_weight_changes_with_it_where_contents_are_copied() -> None:
 @pytest.mark.parametrize(
     "kind", [Cached, Returned, Unset, Flagged, Once, Hidden, Running, type("Unread", (Layer,), {})]
 )
-def test_what_no_step_makes_anew_is_known_by_its_source(kind: type[Layer]) -> None:
+def test_the_source_shows_whether_each_step_makes_a_tensor_anew(kind: type[Layer]) -> None:
     """Whatever cannot be read there is no evidence."""
     assert not is_made_every_step(kind, "kept")
     assert is_made_every_step(Fresh, "kept") and not is_made_every_step(Fresh, "size"), "construction alone sets it"

@@ -1,13 +1,11 @@
-"""What vLLM's two model runners do not have in common, as far as clients notice.
+"""Requests that one of vLLM's two model runners cannot serve. docs/runner.md says what a model runner is.
 
-A model runner is the part of a worker that turns what was scheduled into tokens. vLLM 0.32 has two. Model Runner V2
-("v2") is the one wherever Triton is, so on every GPU; V1 ("v1") is the one on a CPU, or where V2 lacks a feature that
-flags ask for, or where VLLM_USE_V2_MODEL_RUNNER says so. Which flags each of them supports is checked by vLLM when it
-starts (VllmConfig._validate_v2_model_runner, _validate_v1_model_runner). Fields of requests are not checked anywhere:
-V2 raises an error in the middle of a step, which ends its engine, for everybody. TABLE has them.
+vLLM checks at its start which flags a runner supports (VllmConfig._validate_v1_model_runner and the same for v2). It
+does not check the fields of requests: Model Runner V2 raises an error in the middle of a step, which ends its engine,
+for everybody. TABLE has these fields.
 
-A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `requests.build` reduces it to the
-context, which changes no answer.
+A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
+changes no answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,8 +46,8 @@ class Row:
 
 def check(params: Params, runner: str) -> None:
     """Raises InvalidFieldError if the runner cannot serve a request with these parameters. Call it before vLLM
-    completes them, so that its own checks do not recommend the other runner, and afterwards, when stop tokens and bad
-    words are token ids."""
+    completes them, so that its own checks do not recommend the other runner, and again afterwards, when stop tokens and
+    bad words are token ids."""
     for row in refused(params, runner):
         raise InvalidFieldError.of(row.field, row.message)
 
@@ -57,6 +55,9 @@ def check(params: Params, runner: str) -> None:
 def refused(params: Params, runner: str) -> Iterator[Row]:
     """The rows that apply."""
     return (row for row in TABLE if runner in row.runners and row.applies(params))
+
+
+_V2_IS_FULL: Final = "vLLM's Model Runner V2 holds no more"
 
 
 def _num_bad_word_tokens(params: Params) -> int:
@@ -76,21 +77,21 @@ TABLE: Final = (
         runners=(V2,),
         applies=lambda params: len(params.allowed_token_ids or ()) > MAX_ALLOWED_TOKEN_IDS,
         problem=f"must have at most {MAX_ALLOWED_TOKEN_IDS} entries",
-        reason="vLLM's Model Runner V2 holds no more",
+        reason=_V2_IS_FULL,
     ),
     Row(
         field="sampling.logit_bias",
         runners=(V2,),
         applies=lambda params: len(params.logit_bias or ()) > MAX_LOGIT_BIASES,
         problem=f"must have at most {MAX_LOGIT_BIASES} entries",
-        reason="vLLM's Model Runner V2 holds no more",
+        reason=_V2_IS_FULL,
     ),
     Row(
         field="sampling.bad_words",
         runners=(V2,),
         applies=lambda params: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
         problem="must not be longer than VLLM_MAX_BAD_WORDS_TOTAL_TOKENS tokens together (1024 by default)",
-        reason="vLLM's Model Runner V2 holds no more",
+        reason=_V2_IS_FULL,
     ),
     Row(
         field="stop.token_ids",
@@ -98,7 +99,7 @@ TABLE: Final = (
         applies=lambda params: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
         problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries together with stop.min_tokens and the model's EOS "
         "tokens",
-        reason="vLLM's Model Runner V2 holds no more",
+        reason=_V2_IS_FULL,
     ),
 )
 """The order in which a request is checked."""

@@ -1,4 +1,4 @@
-"""What a model runner of vLLM's cannot serve: the table, and vLLM's Model Runner V2 itself."""
+"""Requests that a model runner of vLLM's cannot serve: the table, and vLLM's Model Runner V2 itself."""
 
 import inspect
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from vllm.v1.worker.gpu.sample import logit_bias
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 
-from genserve.engine.vllm import runners
-from genserve.engine.vllm.runners import TABLE, check, refused
+from genserve.engine.vllm.requests import runner_limits
+from genserve.engine.vllm.requests.runner_limits import TABLE, check, refused
 from genserve.errors import InvalidFieldError
 from genserve.worker.contract.runners import V1, V2, runner_of
 
@@ -78,9 +78,9 @@ def test_the_limits_are_those_of_vllm() -> None:
     """V2 raises an error for more of them in the middle of a step."""
     sources = {each: inspect.getsource(each.add_request) for each in (LogitBiasState, BadWordsState)}
     assert [source.count('"Too many ') for source in sources.values()] == [3, 2], "more of them, or fewer"
-    assert runners.MAX_ALLOWED_TOKEN_IDS == logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
-    assert runners.MAX_LOGIT_BIASES == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
-    assert runners.MAX_STOP_TOKEN_IDS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
+    assert runner_limits.MAX_ALLOWED_TOKEN_IDS == logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
+    assert runner_limits.MAX_LOGIT_BIASES == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
+    assert runner_limits.MAX_STOP_TOKEN_IDS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
     assert envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS == 1024
 
 
@@ -92,7 +92,7 @@ def test_the_runner_is_the_one_that_vllm_has_resolved(uses_v2: bool, runner: str
 
 def test_the_documentation_has_every_row() -> None:
     """docs/runner.md tells users before an answer does."""
-    page = Path(__file__).parents[4] / "docs" / "runner.md"
+    page = Path(__file__).parents[5] / "docs" / "runner.md"
     lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     documented = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert documented == [[f"`{row.field}`", " and ".join(row.runners), row.problem, row.reason] for row in TABLE]
