@@ -28,14 +28,15 @@ def is_here() -> bool:
 
 @contextmanager
 def collected() -> Iterator[list[str]]:
-    """Complaints within the block do not end the process: they are in the list when the block has ended."""
+    """Complaints within the block do not end the process: they are in the list when the block has ended. May be
+    nested."""
     complaints: list[str] = []
     take_complaints()
-    _library().fake_cuda_collect(1)
+    was_collecting = _library().fake_cuda_collect(1)
     try:
         yield complaints
     finally:
-        _library().fake_cuda_collect(0)
+        _library().fake_cuda_collect(was_collecting)
         complaints += take_complaints()
 
 

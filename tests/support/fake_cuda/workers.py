@@ -12,11 +12,22 @@ from typing import Any
 import torch
 
 from tests.support import models
+from tests.support.fake_cuda import runtime
 from tests.support.matrix import Kind
 from tests.support.on_cpu import Digests, _config, _digests, _loaded
 
 _UTILIZATION = 0.92
+_ALLOCATIONS = "allocation.all.allocated"
 _OPTIONS = {"--moe-backend": "moe_backend", "--quantization": "quantization"}
+
+
+def _large(directory: Path) -> tuple[Path, Path]:
+    a = models.tiny_qwen3(directory / "a", seed=0, hidden=1536, num_layers=4)
+    return a, models.perturbed(a, directory / "b", seed=1, scale=0.5)
+
+
+LARGE = Kind("large", _large)
+"""Its matrices have megabytes: they go through the pinned ring, more of them than it has slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +77,19 @@ class Updated:
         with self.chosen.device.work():
             self.update.prepare(tensors, Event())
 
+    def commit(self) -> None:
+        """Exchanges. Raises AssertionError if it allocates memory of the device, of the driver or of torch's cache."""
+        before = torch.cuda.memory_stats()[_ALLOCATIONS]
+        with runtime.without_allocations():
+            self.update.commit()
+        if self.chosen.placement.way != "inplace":  # which loads in the pause, in the memory of the pool
+            made = torch.cuda.memory_stats()[_ALLOCATIONS] - before
+            assert made == 0, f"the pause allocates {made} times"
+
     def push(self, name: str) -> list[str]:
         """Prepares, exchanges and frees; the live tensors that differ from a cold start then."""
         self.prepare(name)
-        self.update.commit()
+        self.commit()
         self.update.discard()
         return self.loaded.differing(name)
 

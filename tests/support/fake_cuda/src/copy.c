@@ -2,8 +2,8 @@
  *
  * - memory of a device must be allocated, when the copy is asked for and when it is done;
  * - two streams must not use the same memory at a time, if one writes it;
- * - pinned memory that a copy reads must not change until the copy is done, and what it writes must not be touched: it
- *   holds POISON meanwhile, so whoever reads it too early reads that.
+ * - pinned memory that a copy reads must not change until the host has waited for the copy, and what it writes must not
+ *   be touched before it is done: it holds POISON meanwhile, so whoever reads it too early reads that.
  *
  * Pageable memory is as with CUDA: it is read before the call returns, and a copy to it is complete then. */
 #include "fake.h"
@@ -14,6 +14,7 @@
 #define POISON 0xa5
 
 void check_order(struct stream *stream, const void *address, size_t size, bool writes); /* stream.c */
+void check_sources(const void *address, size_t size);                                   /* stream.c */
 
 static bool overlap(const char *a, size_t a_size, const char *b, size_t b_size) {
     return a < b + b_size && b < a + a_size;
@@ -23,9 +24,8 @@ static size_t extent(size_t pitch, const struct operation *copy) {
 }
 
 bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes) {
-    if (operation->kind == WAIT || operation->kind == CALL) return false;
-    if (overlap(operation->to, extent(operation->to_pitch, operation), address, size)) return true;
-    return !only_writes && operation->kind == COPY && operation->staged == NULL &&
+    if (operation->to != NULL && overlap(operation->to, extent(operation->to_pitch, operation), address, size)) return true;
+    return !only_writes && operation->from != NULL &&
            overlap(operation->from, extent(operation->from_pitch, operation), address, size);
 }
 
@@ -53,19 +53,26 @@ static bool is_there(const char *what, const char *address, size_t size, const c
     return why == NULL;
 }
 
+/* That nobody has changed the pinned memory that a copy reads, which may go on until the host has waited for it. */
+void check_source(struct operation *copy) {
+    if (copy->kind == COPY && copy->from_is_watched && sum_of(copy->from, copy->from_pitch, copy) != copy->from_sum)
+        complain("pinned memory at %p changed before the copy of its %zu bytes to %p was done", copy->from,
+                 copy->width * copy->height, copy->to);
+    copy->from_is_watched = false;
+}
+
 void perform(struct operation *operation) {
-    if (operation->kind == CALL) {
-        operation->call(operation->argument);
-        return;
-    }
+    if (operation->kind == CALL) operation->call(operation->argument);
+    if (operation->kind != COPY && operation->kind != FILL) return;
     size_t written = extent(operation->to_pitch, operation);
     bool may = is_there("a copy to", operation->to, written, "when it is done");
     if (operation->kind == COPY && operation->staged == NULL) {
         may &= is_there("a copy from", operation->from, extent(operation->from_pitch, operation), "when it is done");
-        if (operation->from_is_watched && sum_of(operation->from, operation->from_pitch, operation) != operation->from_sum)
-            complain("pinned memory at %p changed before the copy of its %zu bytes to %p was done", operation->from,
-                     operation->width * operation->height, operation->to);
     }
+    if (operation->kind == COPY && operation->from_is_watched &&
+        sum_of(operation->from, operation->from_pitch, operation) != operation->from_sum)
+        check_source(operation);
+    if (!is_device_address(operation->to)) check_sources(operation->to, written); /* which change in order now */
     if (operation->to_is_watched && sum_of(operation->to, operation->to_pitch, operation) != operation->to_sum)
         complain("pinned memory at %p was written before a copy of %zu bytes to it was done", operation->to,
                  operation->width * operation->height);
@@ -76,6 +83,7 @@ void perform(struct operation *operation) {
         else memmove(to, bytes_at(operation->from) + row * operation->from_pitch, operation->width);
     }
     free(operation->staged);
+    operation->staged = NULL;
 }
 
 static cudaError_t refuse(const char *why, const void *to, const void *from) {
@@ -108,6 +116,7 @@ static cudaError_t copy(struct operation new, enum cudaMemcpyKind kind, struct s
         new.staged = malloc(new.width * new.height);
         for (size_t row = 0; row < new.height; row++)
             memcpy(new.staged + row * new.width, new.from + row * new.from_pitch, new.width);
+        new.from = NULL;
     }
     if (from_pinned && !is_pending(new.from, read, true)) {
         new.from_is_watched = true;
@@ -119,7 +128,7 @@ static cudaError_t copy(struct operation new, enum cudaMemcpyKind kind, struct s
         new.to_sum = sum_of(new.to, new.to_pitch, &new);
     }
     enqueue(stream, new);
-    if (waits || !(to_device || to_pinned)) run_stream(stream);
+    if (waits || !(to_device || to_pinned)) wait_for(stream);
     return cudaSuccess;
 }
 
@@ -162,7 +171,7 @@ static cudaError_t fill(void *to, int value, size_t size, cudaStream_t handle, b
     } else {
         if (stream->capture == NULL) check_order(stream, to, size, true);
         enqueue(stream, new);
-        if (waits && stream->capture == NULL) run_stream(stream);
+        if (waits && stream->capture == NULL) wait_for(stream);
     }
     unlock();
     return fail(error);

@@ -59,8 +59,9 @@ struct stream {
     int priority;
     uint64_t num_queued, num_done;
     uint64_t clock[MAX_STREAMS];  /* how much of each stream happens before what is queued next here */
-    struct operation *first, *last;
-    struct graph *capture;        /* what is queued here is recorded instead */
+    struct operation *first, *last;           /* queued */
+    struct operation *first_done, *last_done; /* done, but nobody has waited for it: on a GPU it may still go on */
+    struct graph *capture;                    /* what is queued here is recorded instead */
     int num_polls;
 };
 struct event {
@@ -70,13 +71,13 @@ struct event {
     struct graph *capture;
     int num_polls;
 };
-enum kind { COPY, FILL, WAIT, CALL };
+enum kind { COPY, FILL, USE, WAIT, CALL };
 struct operation {
     enum kind kind;
     struct operation *next;
     uint64_t number;
-    char *to;                     /* COPY, FILL: rows of `width` bytes, `to_pitch` apart */
-    const char *from;             /* COPY */
+    char *to;                     /* COPY, FILL, USE: rows of `width` bytes, `to_pitch` apart; NULL: writes nothing */
+    const char *from;             /* COPY, USE; NULL: reads nothing that others may write */
     size_t width, height, to_pitch, from_pitch;
     int value;                    /* FILL */
     char *staged;                 /* COPY from pageable memory: what CUDA has read before it returned */
@@ -97,9 +98,8 @@ struct stream *stream_of(cudaStream_t handle);
 struct stream *new_stream(int device, int priority);
 void enqueue(struct stream *stream, struct operation operation);
 void launch(struct stream *stream);             /* a kernel, which does nothing */
-void run_stream(struct stream *stream);
-void run_device(int device);
-void run_all(void);
+void wait_for(struct stream *stream);           /* the host waits: all that is queued is done, and known to be */
+void wait_for_all(void);
 bool is_pending(const void *address, size_t size, bool only_writes);
 
 #endif

@@ -131,7 +131,7 @@ EXPORT cudaError_t cudaFree(void *address) {
     lock();
     struct block *block = is_device_address(address) ? block_of(address) : NULL;
     if (block != NULL && block->is_live && block->base == (uint64_t)address && block->mapped == NULL) {
-        run_all(); /* as CUDA does: it waits for the device */
+        wait_for_all(); /* as CUDA does: it waits for the device */
         block->is_live = false;
         remove_bytes(block->base, block->size);
         account(device_at(address), -(int64_t)block->size);

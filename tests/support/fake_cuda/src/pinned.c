@@ -65,7 +65,7 @@ static cudaError_t end(void *address) {
         if (ranges[i].base != address) continue;
         if (is_pending(address, ranges[i].size, false)) {
             complain("pinned memory at %p is freed while a copy in a stream uses it", address);
-            run_all();
+            wait_for_all();
         }
         /* Not given back: what reads it later ends with SIGSEGV, instead of reading somebody else's. */
         if (ranges[i].is_ours) mmap(address, ranges[i].size, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -33,11 +33,13 @@ void complain(const char *format, ...) {
     snprintf(collected + length, sizeof collected - length, "%s\n", line);
 }
 
-/* Complaints are collected instead of fatal. */
-EXPORT void fake_cuda_collect(int on) {
+/* Complaints are collected instead of fatal. Returns whether they were before. */
+EXPORT int fake_cuda_collect(int on) {
     lock();
+    bool before = is_collecting;
     is_collecting = on != 0;
     unlock();
+    return before;
 }
 
 /* The complaints since the last call, a line each. */

@@ -11,7 +11,8 @@ static struct stream *defaults[MAX_DEVICES];
 static __thread struct stream *own_default[MAX_DEVICES]; /* cudaStreamPerThread */
 static unsigned long long num_launches;
 
-void perform(struct operation *operation); /* copy.c */
+void perform(struct operation *operation);      /* copy.c */
+void check_source(struct operation *operation); /* copy.c */
 bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes); /* copy.c */
 void record_in(struct graph *graph, struct operation operation);                                      /* graph.c */
 
@@ -36,6 +37,13 @@ struct stream *stream_of(cudaStream_t handle) {
     return stream[device];
 }
 
+static void append(struct operation **first, struct operation **last, struct operation *operation) {
+    operation->next = NULL;
+    if (*last != NULL) (*last)->next = operation;
+    else *first = operation;
+    *last = operation;
+}
+
 void enqueue(struct stream *stream, struct operation operation) {
     if (stream->capture != NULL) {
         record_in(stream->capture, operation);
@@ -43,12 +51,9 @@ void enqueue(struct stream *stream, struct operation operation) {
     }
     struct operation *queued = malloc(sizeof *queued);
     *queued = operation;
-    queued->next = NULL;
     queued->number = ++stream->num_queued;
     stream->clock[stream->index] = queued->number;
-    if (stream->last != NULL) stream->last->next = queued;
-    else stream->first = queued;
-    stream->last = queued;
+    append(&stream->first, &stream->last, queued);
     stream->num_polls = 0;
 }
 
@@ -61,16 +66,29 @@ static void run_until(struct stream *stream, uint64_t number) {
         stream->num_done = operation->number;
         if (operation->kind == WAIT) run_until(operation->of, operation->until);
         else perform(operation);
+        append(&stream->first_done, &stream->last_done, operation);
+    }
+}
+
+/* The host waits for all up to this number, and so for what this waited for. */
+static void wait_until(struct stream *stream, uint64_t number) {
+    run_until(stream, number);
+    while (stream->first_done != NULL && stream->first_done->number <= number) {
+        struct operation *operation = stream->first_done;
+        stream->first_done = operation->next;
+        if (stream->first_done == NULL) stream->last_done = NULL;
+        if (operation->kind == WAIT) wait_until(operation->of, operation->until);
+        check_source(operation);
         free(operation);
     }
 }
-void run_stream(struct stream *stream) { run_until(stream, stream->num_queued); }
-void run_device(int device) {
+void wait_for(struct stream *stream) { wait_until(stream, stream->num_queued); }
+static void wait_for_device(int device) {
     for (int i = num_streams - 1; i >= 0; i--) /* the newest first: what forgot to wait for an older one is found */
-        if (streams[i]->device == device) run_stream(streams[i]);
+        if (streams[i]->device == device) wait_for(streams[i]);
 }
-void run_all(void) {
-    for (int device = 0; device < num_devices(); device++) run_device(device);
+void wait_for_all(void) {
+    for (int device = 0; device < num_devices(); device++) wait_for_device(device);
 }
 
 bool is_pending(const void *address, size_t size, bool only_writes) {
@@ -80,16 +98,30 @@ bool is_pending(const void *address, size_t size, bool only_writes) {
     return false;
 }
 
-/* Finds two operations at the same memory in two streams, one of which writes, that nothing puts in order. */
+static void complain_of(const struct operation *other, int number, const struct stream *stream, const void *address,
+                        size_t size, bool writes) {
+    for (; other != NULL; other = other->next)
+        if (other->number > stream->clock[number] && touches(other, address, size, !writes))
+            complain("two streams use %p at a time: stream %d %s it, while stream %d %s it, and neither waits", address,
+                     stream->index, writes ? "writes" : "reads", number,
+                     touches(other, address, size, true) ? "writes" : "reads");
+}
+
+/* Finds an operation of another stream at this memory, one of the two writing, that nothing puts in order: neither an
+ * event nor that the host has waited. */
 void check_order(struct stream *stream, const void *address, size_t size, bool writes) {
     for (int i = 0; i < num_streams; i++) {
         if (streams[i] == stream) continue;
-        for (struct operation *each = streams[i]->first; each != NULL; each = each->next)
-            if (each->number > stream->clock[i] && touches(each, address, size, !writes))
-                complain("two streams use %p at a time: %s it in stream %d, while stream %d %s it, and neither waits",
-                         address, writes ? "writes" : "reads", stream->index, i,
-                         touches(each, address, size, true) ? "writes" : "reads");
+        complain_of(streams[i]->first_done, i, stream, address, size, writes);
+        complain_of(streams[i]->first, i, stream, address, size, writes);
     }
+}
+
+/* Of the copies that are done and read this memory. */
+void check_sources(const void *address, size_t size) {
+    for (int i = 0; i < num_streams; i++)
+        for (struct operation *each = streams[i]->first_done; each != NULL; each = each->next)
+            if (each->from_is_watched && touches(each, address, size, false)) check_source(each);
 }
 
 void launch(struct stream *stream) {
@@ -100,10 +132,9 @@ EXPORT unsigned long long fake_cuda_num_launches(void) { return num_launches; }
 
 /* Not all at once: who polls sees it unfinished the first time, and finished the second. */
 static cudaError_t poll(struct stream *stream, uint64_t number, int *num_polls) {
-    if (stream == NULL || stream->num_done >= number || stream->first == NULL || stream->first->number > number)
-        return cudaSuccess;
-    if ((*num_polls)++ == 0) return cudaErrorNotReady;
-    run_until(stream, number);
+    if (stream == NULL) return cudaSuccess;
+    if (stream->first != NULL && stream->first->number <= number && (*num_polls)++ == 0) return cudaErrorNotReady;
+    wait_until(stream, number);
     return cudaSuccess;
 }
 
@@ -118,7 +149,7 @@ EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *handle, unsigned flag
     return cudaStreamCreateWithPriority(handle, flags, 0);
 }
 EXPORT cudaError_t cudaStreamCreate(cudaStream_t *handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
-EXPORT cudaError_t cudaStreamDestroy(cudaStream_t handle) { LOCKED(run_stream(stream_of(handle))); }
+EXPORT cudaError_t cudaStreamDestroy(cudaStream_t handle) { LOCKED(wait_for(stream_of(handle))); }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t handle, int *priority) {
     LOCKED(*priority = stream_of(handle)->priority);
 }
@@ -127,11 +158,11 @@ EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     lock();
     struct stream *stream = stream_of(handle);
     if (stream->capture != NULL) error = cudaErrorStreamCaptureUnsupported;
-    else run_stream(stream);
+    else wait_for(stream);
     unlock();
     return fail(error);
 }
-EXPORT cudaError_t cudaDeviceSynchronize(void) { LOCKED(run_device(current_device())); }
+EXPORT cudaError_t cudaDeviceSynchronize(void) { LOCKED(wait_for_device(current_device())); }
 EXPORT CUresult cuCtxSynchronize(void) { return (CUresult)cudaDeviceSynchronize(); }
 EXPORT CUresult cuStreamSynchronize(CUstream handle) { return (CUresult)cudaStreamSynchronize(handle); }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
@@ -190,7 +221,7 @@ EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t awaited,
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     struct event *event = (struct event *)handle;
-    LOCKED(if (event->stream != NULL) run_until(event->stream, event->number));
+    LOCKED(if (event->stream != NULL) wait_until(event->stream, event->number));
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
     struct event *event = (struct event *)handle;
@@ -211,14 +242,21 @@ void leave_capture(struct graph *graph) {
         if (streams[i]->capture == graph) streams[i]->capture = NULL;
 }
 
-/* For operators that the host computes at once: does what the stream has before them, and checks the memory. */
-EXPORT void fake_cuda_use(cudaStream_t handle, const void *address, size_t size, int writes) {
+/* For operators that the host computes at once: does what the stream has before them, and checks the memory. To all
+ * others it is an operation of the stream, which they have to wait for. */
+EXPORT void fake_cuda_use(cudaStream_t handle, void *address, size_t size, int writes) {
     if (size == 0) return;
     lock();
     struct stream *stream = stream_of(handle);
     const char *why = is_device_address(address) ? why_not_device_memory(address, size) : NULL;
     if (why != NULL) complain("an operator uses %zu bytes at %p: that memory %s", size, address, why);
-    run_stream(stream);
-    check_order(stream, address, size, writes != 0);
+    if (stream->capture == NULL) {
+        check_order(stream, address, size, writes != 0);
+        struct operation use = {.kind = USE, .width = size, .height = 1, .to_pitch = size, .from_pitch = size};
+        if (writes) use.to = address;
+        else use.from = address;
+        enqueue(stream, use);
+        run_until(stream, stream->num_queued);
+    }
     unlock();
 }
