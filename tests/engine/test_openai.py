@@ -21,6 +21,7 @@ import pytest
 from genserve.client import AsyncClient
 from tests.engine.examples import block
 from tests.engine.outputs import ends_early, next_version, wait_idle
+from tests.support import on_runner_v2
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
@@ -226,6 +227,18 @@ async def test_an_abort_of_all_requests_ends_answers(served: Served) -> None:
     assert len(aborted.aborted_ids) == 1
     assert (await answer.done()).finish_reason == "abort"
     await wait_idle(served.grpc)
+
+
+async def test_more_than_a_model_runner_holds_of_one_request_ends_nobody_elses(served: Served) -> None:
+    """The server lets it through, and V2 would end the engine. V1 holds any number."""
+    many = {"allowed_token_ids": [3] * 1025, "ignore_eos": True}
+    asked = served.http.completions.create(model="policy", prompt=PROMPT, max_tokens=2, extra_body=many)
+    if on_runner_v2.IS_ON:
+        with pytest.raises(openai.InternalServerError):
+            await asked
+    else:
+        assert (await asked).choices[0].finish_reason == "length"
+    assert len(await greedy(served.grpc, PROMPT, 3)) == 3
 
 
 async def test_an_answer_that_nobody_reads_any_more_is_aborted(served: Served) -> None:
