@@ -67,7 +67,7 @@ class Structure:
     """A model without weights, or one layer of it (`layer`). `model` finds its modules; `modules` and `parts` are the
     torch modules and the other objects that belong to it alone, each with its bare attributes; `shared` are the ids of
     tensors that the live model uses as well, such as the rotary table: they are never copied, as a step may be reading
-    them."""
+    them. `elsewhere`: by id of a module, its attributes with tensors that lie on another device in the live model."""
 
     model: nn.Module
     config: VllmConfig
@@ -76,6 +76,7 @@ class Structure:
     modules: list[tuple[nn.Module, Attributes]]
     parts: list[tuple[Any, Attributes]]
     shared: frozenset[int]
+    elsewhere: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -95,18 +96,23 @@ class Structure:
         parts = [(owner, dict(vars(owner))) for owner in own if not isinstance(owner, nn.Module)]
         shared = used_live & {id(tensor) for _, attributes in modules for tensor in _constants(attributes).values()}
         _take_views(slots, modules)
-        return cls(model, config, model_config, slots, modules, parts, frozenset(shared))
+        elsewhere = tensors_elsewhere(model, live)
+        return cls(model, config, model_config, slots, modules, parts, frozenset(shared), elsewhere)
 
     def layer(self, model: nn.Module, members: Iterable[Any], device: torch.device) -> "Structure":
         """The part of this structure that is one layer. `model` finds its modules, `members` are its modules and parts;
-        buffers are moved to `device`."""
+        buffers, and attributes that lie there in the live model, are moved to `device`."""
         own = {id(member) for member in members}
         parameters = {id(parameter) for parameter in model.parameters()}
         return replace(
             self,
             model=model,
             slots=[slot for slot in self.slots if id(slot.parameter) in parameters],
-            modules=[(owner, _on(device, attributes)) for owner, attributes in self.modules if id(owner) in own],
+            modules=[
+                (owner, _on(device, attributes, self.elsewhere.get(id(owner), ())))
+                for owner, attributes in self.modules
+                if id(owner) in own
+            ],
             parts=[(owner, attributes) for owner, attributes in self.parts if id(owner) in own],
         )
 
@@ -187,7 +193,26 @@ def _shallow_copy(attributes: Attributes) -> Attributes:
     return {key: copy.copy(value) if key in MODULE_TABLES else value for key, value in attributes.items()}
 
 
-def _on(device: torch.device, attributes: Attributes) -> Attributes:
-    """A module's attributes with its buffers on the device."""
+def tensors_elsewhere(model: nn.Module, live: nn.Module) -> dict[int, tuple[str, ...]]:
+    """By id of a module of `model`: its attributes, neither parameters nor buffers, with tensors that lie on another
+    device in `live`, such as the ones of a norm without a weight. Those that loading puts on the host are not among
+    them."""
+    there = owners(live)
+    found = {}
+    for path, owner in owners(model).items():
+        if isinstance(owner, nn.Module) and path in there:
+            tensors = {key: value for key, value in vars(owner).items() if isinstance(value, torch.Tensor)}
+            lives = {key: vars(there[path]).get(key) for key in tensors}
+            keys = [
+                key
+                for key, value in lives.items()
+                if isinstance(value, torch.Tensor) and value.device != tensors[key].device
+            ]
+            found[id(owner)] = tuple(keys)
+    return found
+
+
+def _on(device: torch.device, attributes: Attributes, keys: Iterable[str]) -> Attributes:
+    """A module's attributes with its buffers and these of its tensors on the device."""
     buffers = {key: None if buffer is None else buffer.to(device) for key, buffer in attributes["_buffers"].items()}
-    return {**attributes, "_buffers": buffers}
+    return {**attributes, **{key: attributes[key].to(device) for key in keys}, "_buffers": buffers}
