@@ -86,9 +86,11 @@ def _distribution(place: Path | None) -> Distribution | None:
     found = []
     for name in DISTRIBUTIONS:
         try:
-            found.append(distribution(name))
+            each = distribution(name)
         except PackageNotFoundError:
             continue
+        if "Version" in each.metadata:  # what an interrupted pip leaves has none
+            found.append(each)
     # An editable install has its metadata elsewhere: then it is the only one, or the first.
     there = [each for each in found if place is not None and Path(str(each.locate_file("vllm"))) == place]
     return next(iter(there or found), None)

@@ -108,6 +108,13 @@ def test_a_module_without_a_package_has_no_known_version(site: Path) -> None:
     assert f"the module vllm in {site / 'vllm'} was not installed by a package" in serve(site)
 
 
+def test_a_package_without_metadata_has_no_known_version(site: Path) -> None:
+    """As an interrupted installation leaves it."""
+    (site / "vllm-0.32.0.dist-info").mkdir()
+    module(site)
+    assert f"the module vllm in {site / 'vllm'} was not installed by a package" in serve(site)
+
+
 @pytest.mark.parametrize("flags", [["--check"], []])
 def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, flags: list[str]) -> None:
     """With the reason. This one lacks what genserve imports."""
