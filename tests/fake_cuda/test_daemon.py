@@ -112,8 +112,8 @@ async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
 async def test_two_ranks_take_a_push(tmp_path: Path) -> None:
     """Each on a device of its own. They exchange nothing, because NCCL does nothing."""
     checkpoints = two(tmp_path)
-    env = {"FAKE_CUDA_DEVICES": "2"}
-    async with serving(checkpoints["a"], tmp_path / "log", "--tensor-parallel-size", "2", EAGER, env=env) as (
+    flags, env = ("--tensor-parallel-size", "2", EAGER), {"FAKE_CUDA_DEVICES": "2"}
+    async with serving(checkpoints["a"], tmp_path / "log", *flags, env=env) as (
         client,
         _,
     ):
