@@ -23,13 +23,13 @@ EAGER = "--enforce-eager"
 @asynccontextmanager
 async def serving(
     model: Path, log: Path, *flags: str, env: Mapping[str, str] | None = None
-) -> AsyncIterator[AsyncClient]:
-    """A daemon on this checkpoint, and a client of it."""
+) -> AsyncIterator[tuple[AsyncClient, str]]:
+    """A daemon on this checkpoint: a client of it, and its address."""
     process = DaemonProcess(["--model", str(model), *SMALL_ENGINE, *flags], log, env=dict(env or {}), cold=True)
     try:
         process.wait_serving(_START_TIMEOUT_S)
         async with AsyncClient(process.address) as client:
-            yield client
+            yield client, process.address
     finally:
         process.stop()
     assert "fake CUDA:" not in process.stderr
@@ -49,14 +49,14 @@ async def push(client: AsyncClient, checkpoint: Path) -> None:
 async def test_a_push_at_default_flags_equals_a_cold_start(tmp_path: Path) -> None:
     """`genserve serve` and `genserve push`, with graphs. The witness is a daemon that starts on what was pushed."""
     checkpoints = two(tmp_path)
-    async with serving(checkpoints["b"], tmp_path / "b.log") as client:
+    async with serving(checkpoints["b"], tmp_path / "b.log") as (client, _):
         cold_b = await digests(client)
-    async with serving(checkpoints["a"], tmp_path / "a.log") as client:
+    async with serving(checkpoints["a"], tmp_path / "a.log") as (client, address):
         info = await client.server_info()
         assert (info.device, info.weight_update) == ("cuda", "beside")
         cold_a = await digests(client)
         assert cold_a != cold_b
-        command = [sys.executable, "-m", "genserve", "push", "--target", client.target, str(checkpoints["b"])]
+        command = [sys.executable, "-m", "genserve", "push", "--target", address, str(checkpoints["b"])]
         subprocess.run(command, check=True, timeout=120)
         assert await digests(client) == cold_b
         await push(client, checkpoints["a"])
@@ -70,7 +70,7 @@ async def test_pushes_follow_a_sleep(level: int, tmp_path: Path) -> None:
     """With layers that draft."""
     kind = kind_named("drafts")
     checkpoints = checkpoints_of(kind, tmp_path)
-    async with serving(checkpoints["a"], tmp_path / "log", *kind.flags, "--enable-sleep-mode", EAGER) as client:
+    async with serving(checkpoints["a"], tmp_path / "log", *kind.flags, "--enable-sleep-mode", EAGER) as (client, _):
         cold = await digests(client)
         await push(client, checkpoints["b"])
         pushed = await digests(client)
@@ -87,7 +87,7 @@ async def test_segments_that_grow_do_not_disturb_pushes(way: str, tmp_path: Path
     """Trainers set this for all processes."""
     checkpoints = two(tmp_path)
     env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    async with serving(checkpoints["a"], tmp_path / "log", "--weight-update", way, EAGER, env=env) as client:
+    async with serving(checkpoints["a"], tmp_path / "log", "--weight-update", way, EAGER, env=env) as (client, _):
         cold = await digests(client)
         await push(client, checkpoints["b"])
         assert await digests(client) != cold
@@ -99,7 +99,7 @@ async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
     """What an adapter adds is computed by kernels: it is only loaded here."""
     checkpoints = two(tmp_path)
     flags = ("--enable-lora", "--max-lora-rank", "8", EAGER)
-    async with serving(checkpoints["a"], tmp_path / "log", *flags) as client:
+    async with serving(checkpoints["a"], tmp_path / "log", *flags) as (client, _):
         cold = await digests(client)
         await client.push_lora("one", adapter(checkpoints["a"], seed=1), CONFIG)
         await push(client, checkpoints["b"])
@@ -112,8 +112,11 @@ async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
 async def test_two_ranks_take_a_push(tmp_path: Path) -> None:
     """Each on a device of its own. They exchange nothing, because NCCL does nothing."""
     checkpoints = two(tmp_path)
-    env = {"FAKE_CUDA_DEVICES": "2"}
-    async with serving(checkpoints["a"], tmp_path / "log", "--tensor-parallel-size", "2", EAGER, env=env) as client:
+    flags, env = ("--tensor-parallel-size", "2", EAGER), {"FAKE_CUDA_DEVICES": "2"}
+    async with serving(checkpoints["a"], tmp_path / "log", *flags, env=env) as (
+        client,
+        _,
+    ):
         cold = await digests(client)
         await push(client, checkpoints["b"])
         assert await digests(client) != cold

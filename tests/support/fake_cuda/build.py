@@ -18,7 +18,7 @@ SOURCES = Path(__file__).with_name("src")
 SITE = Path(__file__).with_name("site")
 FILE_NAME = "libcudart.so.13"
 """Of the library itself: vLLM looks for this name among the files that its process has mapped."""
-_OF_NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.\d+)?$")
+_OF_NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*(\.[0-9a-f]{8})?\.so(\.\d+)?$")
 _SYMBOLS = re.compile(r"_*(cu|nccl|nv)\w+")
 _BY_NAME = [
     "cuCtxFromGreenCtx",
@@ -39,7 +39,7 @@ _BY_NAME = [
     "cuMulticastUnbind",
     "cuStreamWriteValue32_v2",
 ]
-"""Functions of the driver that torch looks for, all at once, when it needs one of them."""
+"""What torch and vLLM look for by name, all at once, when they need one of them."""
 _QUIET = re.compile(r"(cublas|nccl)")
 _FLAGS = ("-std=gnu17", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 

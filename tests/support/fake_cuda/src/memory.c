@@ -260,3 +260,11 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevic
     unlock();
     return is_found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+/* For another process, as a file. */
+EXPORT CUresult cuMemExportToShareableHandle(void *file, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type, unsigned long long flags) {
+    (void)flags;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    *(int *)file = dup(((struct physical *)handle)->file);
+    return CUDA_SUCCESS;
+}
