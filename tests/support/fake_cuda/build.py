@@ -28,7 +28,7 @@ _BY_NAME = [
     "cuGreenCtxCreate",
     "cuGreenCtxDestroy",
     "cuGreenCtxStreamCreate",
-    "cuMemExportToShareableHandle",
+    "cudaDeviceReset",
     "cuMemGetAllocationPropertiesFromHandle",
     "cuMemImportFromShareableHandle",
     "cuMemRetainAllocationHandle",
