@@ -17,6 +17,7 @@ import pytest
 from genserve.client import AsyncClient, Client, UnavailableError
 from genserve.errors import DrainingError, EngineDeadError, GenserveError
 from genserve.launcher.output import last_words
+from tests.support import on_runner_v2
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
@@ -64,13 +65,15 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     async with AsyncClient(own_daemon.address) as client, AsyncClient(f"unix:{tmp_path / 'sock'}") as other:
         assert (await other.generate([1, 2, 3], max_tokens=2, ignore_eos=True)).usage is not None
         await client.wait_ready()
-        streams = [each.stream([1, 2, 3], temperature=0.0, max_tokens=800, ignore_eos=True) for each in (client, other)]
+        num_tokens = on_runner_v2.fewer(800)  # within the time of a drain
+        options = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
+        streams = [each.stream([1, 2, 3], **options) for each in (client, other)]  # type: ignore[arg-type]
         first = [await anext(stream) for stream in streams]
         own_daemon.process.send_signal(signal.SIGTERM)
         await asyncio.gather(until_refused(other), until_refused(client))
         for stream, delta in zip(streams, first, strict=True):
             tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(delta.outputs[0].token_ids))
-            assert tokens == 800
+            assert tokens == num_tokens
     assert await asyncio.to_thread(own_daemon.process.wait, 60) == 0
     _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
