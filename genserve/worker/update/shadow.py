@@ -6,6 +6,7 @@ exchanges the tensors with the live ones.
 """
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -216,10 +217,21 @@ def _is_quantised_online(module: nn.Module) -> bool:
 def _default_dtype_here(dtype: torch.dtype) -> Iterator[None]:
     """Lets `torch.get_default_dtype` say `dtype` to this thread, as it does while vLLM loads a model: kernels are
     packed for that type. torch's own setting belongs to all threads, so a tensor made without a type still gets that
-    one; the exchange would refuse it."""
+    one; the exchange would refuse it. torch's compiler gets torch's own setting: when it has compiled something, it
+    sets what it found, for all threads."""
     ask, here = torch.get_default_dtype, threading.get_ident()
-    torch.get_default_dtype = lambda: dtype if threading.get_ident() == here else ask()
+
+    def asked() -> torch.dtype:
+        if threading.get_ident() != here or _is_of_compiler(sys._getframe(1).f_globals["__name__"]):
+            return ask()
+        return dtype
+
+    torch.get_default_dtype = asked
     try:
         yield
     finally:
         torch.get_default_dtype = ask
+
+
+def _is_of_compiler(module: str) -> bool:
+    return module.startswith("torch._dynamo.")
