@@ -61,8 +61,6 @@ async def test_a_push_at_default_flags_equals_a_cold_start(tmp_path: Path) -> No
         assert await digests(client) == cold_b
         await push(client, checkpoints["a"])
         assert await digests(client) == cold_a
-        generation = await client.generate([1, 2, 3], max_tokens=4, ignore_eos=True, timeout_s=60.0)
-        assert len(generation.token_ids) == 4
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -168,7 +168,7 @@ def test_a_pool_within_itself(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -
     """As every start with drafts failed once: torch refuses it."""
 
     nobody = property(lambda _: -1, lambda *_: None)
-    monkeypatch.setattr(CudaDevice, "_worker", nobody, raising=False)
+    monkeypatch.setattr(CudaDevice, "_working_thread", nobody, raising=False)
     device = loaded.update("beside").chosen.device
     with pytest.raises(RuntimeError, match="already recording"), device.work(), device.work():
         pass

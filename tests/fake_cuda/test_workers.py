@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 
 CONTENTS_OF_KERNELS = frozenset({"fp8-blocks"})
 """Kinds that a compiled graph post-processes. Its kernels do nothing, and nothing fills the memory that they were to
-write: the contents are chance, live and pushed. That a push raises nothing and allocates nothing in its pause is left."""
+write, so the contents are chance. What is left: a push raises nothing, and its pause allocates nothing."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, id=kind.name) for kind in KINDS])

@@ -13,7 +13,7 @@ import torch
 
 from tests.support import models
 from tests.support.fake_cuda import runtime
-from tests.support.matrix import Kind
+from tests.support.matrix import Kind, kind_named
 from tests.support.on_cpu import Digests, _config, _digests, _loaded
 
 _UTILIZATION = 0.92
@@ -102,6 +102,8 @@ def engine(directory: Path) -> Iterator[None]:
 
     torch.cuda.set_device(0)
     init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
+    # With experts first vLLM makes the process groups that all kinds need, and it makes them once.
+    _config(kind_named("experts").make(directory)[0])
     try:
         yield
     finally:

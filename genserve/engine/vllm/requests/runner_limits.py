@@ -100,8 +100,8 @@ TABLE: Final = (
         field="stop.token_ids",
         runners=(V2,),
         applies=lambda params: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
-        problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries together with stop.min_tokens and the model's EOS "
-        "tokens",
+        problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries, the model's EOS tokens included, if stop.min_tokens "
+        "is set",
         reason=_V2_IS_FULL,
     ),
     Row(
