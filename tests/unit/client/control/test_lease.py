@@ -10,7 +10,7 @@ from genserve.client.control.lease import held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 from genserve.words import KvPolicy, PauseMode
-from tests.support.leaping_clock import leaping_clock
+from tests.support.clocks import leaping_clock
 
 STATE = EngineState("instance", 1, "paused", [], 0, 0)
 LEASE = PauseLease("l", "me", "keep", None)
