@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import daemon_process, failure_evidence, known_secrets, once_more, standstills
+from tests.support import daemon_process, failure_evidence, known_secrets, once_more, standstills, tiers
 from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
@@ -21,7 +21,8 @@ FLAKY_RECORD = Path(__file__).with_name("flaky.tsv")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of .ci/run and scripts/flaky."""
+    """Options of scripts/test, .ci/run and scripts/flaky."""
+    tiers.add_options(parser)
     parser.addoption("--once-more", action="store_true", help="try failed tests once more, alone (three at most)")
     parser.addoption("--standstills", metavar="SEED", help="let the event loop of each test stand still once")
 
@@ -30,8 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`, which scripts/test asks for: several for whole directories, and pytest itself for chosen files or
     tests, and beside a GPU, which there may be one of."""
-    is_choice = config.option.keyword or not all(Path(each).is_dir() for each in config.args)
-    if is_choice or any(Path("/dev").glob("nvidia[0-9]*")):
+    if tiers.is_choice(config) or any(Path("/dev").glob("nvidia[0-9]*")):
         return 0
     return min(NUM_AT_A_TIME, len(os.sched_getaffinity(0)))
 
@@ -39,6 +39,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugins, and gives each process of pytest a core for its engines."""
     config.pluginmanager.register(failure_evidence.FailureEvidence())
+    config.pluginmanager.register(tiers.Tiers(config))
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):
         config.pluginmanager.register(once_more.OnceMore(config, FLAKY_RECORD))
