@@ -1,5 +1,5 @@
-"""`refuses`: what a test says of an error that users get. Its class is the reason; `field` is the field or tensor that is
-wrong. The words may change; `says` is for what has to be among them, such as the remedy's flag or a tensor's name."""
+"""`refuses`: what a test says of an error that users get. Its class is the reason; `field` is the field or tensor that
+is wrong. The words may change; `says` is for what has to be among them, such as the flag of a remedy or a tensor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
