@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import daemon_process, failure_evidence, known_secrets, once_more, standstills, tiers
+from tests.support import costs, daemon_process, failure_evidence, known_secrets, once_more, standstills, tiers
 from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of scripts/test, .ci/run and scripts/flaky."""
     tiers.add_options(parser)
     parser.addoption("--once-more", action="store_true", help="try failed tests once more, alone (three at most)")
+    parser.addoption("--costs", action="store_true", help="print what folders and tests cost")
     parser.addoption("--standstills", metavar="SEED", help="let the event loop of each test stand still once")
 
 
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):
         config.pluginmanager.register(once_more.OnceMore(config, FLAKY_RECORD))
+    if config.option.costs:
+        config.pluginmanager.register(costs.Costs())
     if config.option.standstills is not None:
         config.pluginmanager.register(standstills.Standstills(config.option.standstills))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
