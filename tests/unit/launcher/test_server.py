@@ -22,6 +22,7 @@ import genserve
 from genserve.client import AsyncClient, Client
 from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, daemon_process, server
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
+from tests.support.patience import until
 
 Env = dict[str, str]
 
@@ -120,9 +121,7 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
 
     before = set(psutil.Process().children())
     starting = asyncio.create_task(start())
-    async with asyncio.timeout(30):
-        while not (started := set(psutil.Process().children()) - before):
-            await asyncio.sleep(0.01)
+    await until(lambda: (started := set(psutil.Process().children()) - before))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

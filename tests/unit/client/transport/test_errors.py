@@ -25,6 +25,7 @@ from genserve.errors import (
     UnsupportedError,
     all_errors,
 )
+from tests.support.patience import until
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
@@ -273,9 +274,7 @@ async def test_an_error_is_freed_when_it_is_forgotten(daemon: ScriptedDaemon, cl
         except GenserveError as error:
             assert error.__cause__ is not None
             seen += map(weakref.ref, (error, error.__cause__))
-        async with asyncio.timeout(60):
-            while any(each() is not None for each in seen):
-                await asyncio.sleep(0.01)
+        await until(lambda: not (any(each() is not None for each in seen)))
         assert len(seen) == 2
     finally:
         gc.enable()
