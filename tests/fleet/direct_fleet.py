@@ -13,6 +13,7 @@ from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import QUICK, RoutedFleet, over, replica
 from tests.fleet.scripted_fleet import running
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon, ScriptedStream
 
 DIRECT = Direct(
@@ -54,7 +55,7 @@ class DirectFleet:
 
     async def until_known(self, *states: ReplicaState | None) -> None:
         """Waits until the client takes the replicas to be in these states."""
-        await self.routed.until(lambda: [self.state(number) for number in range(len(self.links))] == list(states))
+        await until(lambda: [self.state(number) for number in range(len(self.links))] == list(states))
 
     def blind_router(self) -> None:
         """The router learns nothing any more."""

@@ -12,8 +12,9 @@ from genserve.errors import DeadlineError
 from genserve.fleet.settings import FleetSettings
 from genserve.v1 import generation_pb2
 from tests.fleet.routers import over, replica
-from tests.fleet.scripted_fleet import scripted_fleet, tokens, until
+from tests.fleet.scripted_fleet import scripted_fleet, tokens
 from tests.support.fault_proxy import BOTH, FaultProxy, Way
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import reason_of
 
@@ -34,7 +35,7 @@ async def test_a_replica_behind_a_black_hole_gets_no_requests_until_it_is_reache
             router.add(daemons[1].address)
             await fleet.until_ready(2)
             link.black_hole(*ways)
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             reason = router.fleet.where(router.find(link.address).member)[1]
             # Without answers a report is as late as the answer of a call, and whichever ends first is told.
             assert reason in ({UNANSWERED} if Way.TO_CLIENT not in ways else {SILENT, UNANSWERED})
@@ -51,7 +52,7 @@ async def test_a_request_behind_a_black_hole_is_answered_by_another_replica(ways
         with router.busy(1):
             router.links[0].black_hole(*ways)
             call = router.generation.Generate(generation_pb2.GenerateRequest(request_id="a", text="hi"), timeout=20)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(STEP_S):
                 while not router.daemons[1].engine.streams:
                     await asyncio.sleep(0.01)
         stream = await router.daemons[1].stream()
@@ -78,7 +79,7 @@ async def test_a_stream_behind_a_black_hole_ends_with_the_replica_named(ways: tu
         assert reason_of(lost.value) == "REPLICA_LOST"
         assert router.links[number].address in (lost.value.details() or "")
         router.links[number].heal()
-        await asyncio.wait_for(stream.closed.wait(), 20)
+        await until(stream.closed.is_set)
 
 
 @WAYS
@@ -94,7 +95,7 @@ async def test_calls_of_a_client_behind_a_black_hole_end_at_their_deadlines(ways
             "generate": client.generate([1], timeout_s=0.5),
             "push": client.push_weights(weights(1), version=1, timeout_s=0.5),
         }
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STEP_S):
             answers = await asyncio.gather(*calls.values(), return_exceptions=True)
         named = dict(zip(calls, answers, strict=True))
         assert all(isinstance(each, DeadlineError) for each in answers), named

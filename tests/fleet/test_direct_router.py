@@ -17,9 +17,10 @@ from genserve.routing.replica import ReplicaState, Request
 from genserve.signals import Stopped
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.routers import QUICK, over, replica
-from tests.fleet.scripted_fleet import tokens, until
+from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import let_talk
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import STEP_S, until
 from tests.support.ports import free_port
 
 READY = ReplicaState.READY
@@ -45,7 +46,7 @@ async def test_tokens_do_not_need_the_router() -> None:
         assert (await anext(stream)).outputs[0].token_ids == [6]
         await fleet.router_link.listen_again()
         answered = fleet.known._num_answered
-        await fleet.routed.until(lambda: fleet.known._num_answered > answered and fleet.known._failure is None)
+        await until(lambda: fleet.known._num_answered > answered and fleet.known._failure is None)
 
 
 async def test_a_router_that_starts_again_is_heard_again() -> None:
@@ -80,16 +81,16 @@ async def test_a_silent_router_is_called_again_and_believed_for_a_while() -> Non
             let_talk(daemon.engine, 0)
         await fleet.client.generate([1], max_tokens=1, text=False)
         fleet.router_link.silence()
-        await fleet.routed.until(lambda: fleet.known._failure is not None)
+        await until(lambda: fleet.known._failure is not None)
         assert fleet.known.is_known
         await fleet.client.generate([1], max_tokens=1, text=False)
-        await fleet.routed.until(lambda: not fleet.known.is_known)
+        await until(lambda: not fleet.known.is_known)
         assert fleet.known.choose(Request()) is None, "not for a request that was begun before, either"
         assert "has told nothing for 1.5 s" in fleet.known.why_none()
         with pytest.raises(UnavailableError, match=r"the router at .* has said nothing for 0\.3 s"):
             await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
         fleet.router_link.let_go()
-        await fleet.routed.until(lambda: fleet.known.is_known)
+        await until(lambda: fleet.known.is_known)
         await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
 
 
@@ -142,7 +143,7 @@ async def test_a_replica_that_vanishes_is_lost_when_the_router_says_so() -> None
         await reading
         fleet.links[number].silence()
         with pytest.raises(ReplicaLostError, match="after 1 token: "):
-            await asyncio.wait_for(anext(stream), 20)
+            await asyncio.wait_for(anext(stream), STEP_S)
 
 
 async def test_clients_of_a_link_that_breaks_come_back() -> None:

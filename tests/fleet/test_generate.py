@@ -16,7 +16,8 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import generation_pb2
-from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.patience import until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
@@ -195,7 +196,7 @@ async def test_a_cancelled_call_ends_upstream(router: ScriptedFleet) -> None:
     call = router.generation.Generate(asked(), timeout=20)
     _, stream = await router.running("a")
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_the_deadline_goes_on_to_the_replica(router: ScriptedFleet) -> None:
@@ -207,7 +208,7 @@ async def test_the_deadline_goes_on_to_the_replica(router: ScriptedFleet) -> Non
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         if streams := [stream for daemon in router.daemons for stream in daemon.engine.streams]:
             break
-    await asyncio.wait_for(streams[0].closed.wait(), 30)
+    await until(streams[0].closed.is_set)
 
 
 async def test_a_version_that_nobody_has_is_refused_as_a_daemon_does(patient_router: ScriptedFleet) -> None:

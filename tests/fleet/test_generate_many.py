@@ -12,7 +12,8 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
-from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import ScriptedStream
 
@@ -217,7 +218,7 @@ async def test_a_client_that_goes_away_ends_its_requests(router: ScriptedFleet) 
     call, where = await opened(router, "a", "b", "c")
     call.cancel()
     for _, stream in where.values():
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
     await until(lambda: all(member.inflight == 0 for member in router.fleet.members))
 
 
@@ -242,7 +243,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     assert (await other.read()).items[0].request_id == "b"
     other.cancel()
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
@@ -336,7 +337,7 @@ async def test_our_client_keeps_what_it_has_when_a_replica_dies() -> None:
         router.links[1].kill()
         router.daemons[1].engine.streams.clear()
         await answer(router, 8)
-        generations = await asyncio.wait_for(generating, 20)
+        generations = await asyncio.wait_for(generating, STEP_S)
         for (prompt,), generation in zip(prompts, generations, strict=True):
             if prompt == begun:
                 assert isinstance(generation.error, ReplicaLostError) and list(generation.token_ids) == [begun]

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from genserve.client import AsyncClient
-from tests.fleet.scripted_fleet import SETTINGS, scripted_fleet, until
+from tests.fleet.scripted_fleet import SETTINGS, scripted_fleet
 from tests.fleet.talking_engine import let_talk
+from tests.support.patience import until
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])

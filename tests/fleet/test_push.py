@@ -26,6 +26,7 @@ from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_engine import Gate
 
@@ -66,7 +67,7 @@ async def test_all_are_prepared_before_one_commits() -> None:
         gate = fleet.daemons[2].engine.gates["prepare_weights"] = Gate()
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
         await until_reached(gate)
-        await fleet.until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
+        await until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
         await asyncio.sleep(0.2)
         assert served(fleet) == [0, 0, 0]
         gate.open.set()
@@ -121,7 +122,7 @@ async def test_a_replica_that_fails_to_commit_is_out_of_rotation_until_it_has_ca
         failing = fleet.daemons[2]
         failing.engine.fails["commit_weights"] = PushRolledBackError("not now")
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        await fleet.until(lambda: hold(1, failing))
+        await until(lambda: hold(1, failing))
         await fleet.until_ready()
         assert not failing.engine.misuses
 
@@ -155,7 +156,7 @@ async def test_a_daemon_that_is_ahead_of_the_fleet_waits_for_a_newer_version() -
             await client.push_weights(weights(7), version=7, timeout_s=30)
         fleet.running.router.add(ahead.address)
         members = fleet.running.router.fleet
-        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
         await fleet.client.push_weights(weights(8), version=8, timeout_s=30)
         await fleet.until_ready(3)
         assert hold(8, ahead)
@@ -330,7 +331,7 @@ async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
             await asyncio.sleep(0.2)
         await asyncio.sleep(0.2)
         gate.open.set()
-        await fleet.until(lambda: not fleet.running.pushes.are_live)
+        await until(lambda: not fleet.running.pushes.are_live)
         assert served(fleet) == [int(share)] * 3
         await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
         assert all(hold(2, daemon) for daemon in fleet.daemons)

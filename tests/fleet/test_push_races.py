@@ -17,6 +17,7 @@ from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
@@ -40,7 +41,7 @@ async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held
         await cancelled(pushing)
         await asyncio.sleep(0.1)
         gate.open.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     await fleet.client.push_weights(weights(2), version=2, timeout_s=20)
@@ -64,7 +65,7 @@ async def test_a_router_that_drains_ends_a_commit_that_nobody_waits_for(*, is_st
         await until_reached(gate)
         await cancelled(committing)
         draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
-        await fleet.until(lambda: hold(1, fleet.daemons[0]))
+        await until(lambda: hold(1, fleet.daemons[0]))
         await asyncio.wait({draining}, timeout=0.5)
         assert not draining.done()
         gate.open.set()
@@ -83,7 +84,7 @@ async def test_a_commit_that_nobody_waits_for_is_known_to_the_router() -> None:
         await cancelled(committing)
         for gate in gates:
             gate.open.set()
-        await fleet.until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
+        await until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
         await asyncio.sleep(0.5)
         await fleet.until_ready(2)
 
@@ -107,7 +108,7 @@ async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
                 await pushing
             for gate in gates:
                 gate.open.set()
-            await fleet.until(lambda: all(hold(1, daemon) for daemon in daemons))
+            await until(lambda: all(hold(1, daemon) for daemon in daemons))
             for link in links:
                 await link.listen_again()
             await fleet.until_ready(2)
@@ -128,7 +129,7 @@ async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, remo
         except GenserveError as error:
             assert error.reason not in ("INTERNAL", "CANCELLED")
         gate.open.set()
-        await fleet.until(lambda: len(fleet.running.router.fleet.ready) == 2)
+        await until(lambda: len(fleet.running.router.fleet.ready) == 2)
         await fleet.client.push_weights(weights(2), version=2, timeout_s=20)
         await fleet.until_ready(2)
 
@@ -139,7 +140,7 @@ async def join_ahead(fleet: RoutedFleet, ahead: Daemon) -> None:
         await client.push_weights(weights(7), version=7, timeout_s=30)
     fleet.running.router.add(ahead.address)
     members = fleet.running.router.fleet
-    await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+    await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
 
 
 async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() -> None:
@@ -287,7 +288,7 @@ async def test_a_tainted_replica_fetches_the_version_once_more() -> None:
         tainted = fleet.daemons[0]
         tainted.engine.live = {}
         tainted.board.enter(EngineCondition.TAINTED)
-        await fleet.until(lambda: tainted.engine.live == content(1))
+        await until(lambda: tainted.engine.live == content(1))
         await fleet.until_ready(2)
         assert tainted.engine.calls.count("commit_weights 1") == 2
 
@@ -304,7 +305,7 @@ async def test_what_was_pushed_to_one_replica_alone_does_not_pass_for_the_fleets
             async with AsyncClient(daemons[1].address) as client:
                 await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
             link.cut()
-            await fleet.until(lambda: hold(1, daemons[1]))
+            await until(lambda: hold(1, daemons[1]))
             await fleet.until_ready(2)
 
 

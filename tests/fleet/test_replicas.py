@@ -20,6 +20,7 @@ from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import Daemon, reason_of
 from tests.support.scripted_engine import Gate
@@ -45,7 +46,7 @@ async def test_replicas_are_listed_with_what_they_serve() -> None:
         for each in answer.replicas:
             assert (each.state, each.reason, each.push_id, each.max_num_seqs) == (READY, "", "p", 4)
             assert len(each.content_digest) == 64
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while any(each.engine.weight_version != 2 for each in (await listed(stub)).values()):
                 await asyncio.sleep(0.01)
 
@@ -63,7 +64,7 @@ async def test_a_replica_is_added_drained_and_removed() -> None:
             draining = asyncio.ensure_future(
                 stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address=other.address), timeout=30)
             )
-            await fleet.until(lambda: fleet.state(other) is ReplicaState.DRAINING)
+            await until(lambda: fleet.state(other) is ReplicaState.DRAINING)
             for _ in range(20):
                 assert (await fleet.running.router.fleet.route(request)).address != other.address
             assert not draining.done()
@@ -82,9 +83,9 @@ async def test_a_replica_that_is_drained_can_be_added_again() -> None:
         upstream = router.find(fleet.daemons[0].address)
         with router.fleet.carrying(Request(), upstream):
             draining = asyncio.create_task(router.drain(upstream.address))
-            await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+            await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
             router.add(upstream.address)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(STEP_S):
                 await draining
             assert fleet.state(fleet.daemons[0]) is ReplicaState.READY
 
@@ -123,10 +124,10 @@ async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers(
             router.add(daemons[1].address)
             await fleet.until_ready(2)
             link.cut()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             await fleet.until_ready(2)
             link.kill()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             state, reason = router.fleet.where(router.find(link.address).member)
             assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
             await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
@@ -149,7 +150,7 @@ async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
             await asyncio.sleep(1.5)
             assert len(router.fleet.ready) == 2, "idle is not silent"
             link.silence()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             reason = router.fleet.where(router.find(link.address).member)[1]
             # Of the watch and a call, which share the deadline, either may notice it first.
             assert "said nothing for 0.7 s" in reason or "has not answered a call for" in reason, reason
@@ -167,7 +168,7 @@ async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.M
         told = (
             f"it serves Other of 9 tokens in bfloat16, but {fleet.daemons[0].address} Scripted of 8 tokens in bfloat16"
         )
-        await fleet.until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
+        await until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
         assert router.fleet.where(router.find(other.address).member)[0] is ReplicaState.UNHEALTHY
         monkeypatch.undo()
         await fleet.until_ready(2)
@@ -178,7 +179,7 @@ async def test_a_router_is_no_replica() -> None:
     async with routed(1) as fleet:
         router = fleet.running.router
         router.add(fleet.running.address)
-        await fleet.until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
+        await until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
         assert len(router.fleet.ready) == 1
 
 
@@ -272,7 +273,7 @@ async def test_a_replica_that_shuts_down_gets_no_requests() -> None:
     """It says so before it ends."""
     async with routed(2) as fleet:
         fleet.daemons[0].board.become(DaemonCondition.DRAINING)
-        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+        await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
         assert len(fleet.running.router.fleet.ready) == 1
 
 
@@ -294,10 +295,10 @@ async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
         router = fleet.running.router
         twice = fleet.daemons[0].address.replace("127.0.0.1", "localhost")
         router.add(twice)
-        await fleet.until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
+        await until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
         assert [each.address for each in router.fleet.ready] == [fleet.daemons[0].address]
         await router.remove(fleet.daemons[0].address)
-        await fleet.until(lambda: [each.address for each in router.fleet.ready] == [twice])
+        await until(lambda: [each.address for each in router.fleet.ready] == [twice])
 
 
 async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
@@ -308,7 +309,7 @@ async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica(
         for address in both:
             router.add(address)
         wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
-        await fleet.until(lambda: any("is the daemon at" in where()[1] for where in wheres))
+        await until(lambda: any("is the daemon at" in where()[1] for where in wheres))
         await fleet.until_ready(1)
 
 
@@ -335,6 +336,6 @@ async def test_a_fault_of_the_router_does_not_end_a_watch(monkeypatch: pytest.Mo
             told(member, *report)
 
         monkeypatch.setattr(Member, "reported", reported)
-        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
+        await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
         is_broken = False
         await fleet.until_ready()

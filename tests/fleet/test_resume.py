@@ -9,7 +9,8 @@ from genserve.client.forward.resume import check_resume
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import InvalidFieldError, QueueFullError
 from genserve.v1 import generation_pb2
-from tests.fleet.scripted_fleet import ScriptedFleet, tokens, until
+from tests.fleet.scripted_fleet import ScriptedFleet, tokens
+from tests.support.patience import until
 from tests.support.scripted_daemon import field_of, reason_of
 
 Request = generation_pb2.GenerateRequest

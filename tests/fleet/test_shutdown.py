@@ -6,6 +6,7 @@ import pytest
 
 from genserve.errors import UnavailableError
 from tests.fleet.routers import routed
+from tests.support.patience import STEP_S
 
 
 async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
@@ -14,7 +15,7 @@ async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
         replicas, statuses = fleet.client.watch_replicas(), fleet.client.watch_status()
         await anext(replicas)
         await anext(statuses)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STEP_S):
             draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
             phases = [status.state.phase async for status in statuses]
             _ = [each async for each in replicas]
@@ -42,6 +43,6 @@ async def test_a_signal_ends_what_a_drain_would_have_waited_for() -> None:
         await asyncio.sleep(0.3)
         assert not draining.done() and not generating.done()
         fleet.stopped.signal("SIGTERM")
-        await asyncio.wait_for(draining, 20)
+        await asyncio.wait_for(draining, STEP_S)
         with pytest.raises(UnavailableError):
             await generating

@@ -1,6 +1,5 @@
 """Clients of a router that do not read their tokens: their streams end at the router's write deadline."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -9,6 +8,7 @@ import pytest
 
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.patience import until
 from tests.support.scripted_daemon import reason_of
 
 REQUEST = generation_pb2.GenerateRequest(request_id="a", token_ids={"ids": [1, 2, 3]})
@@ -44,7 +44,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
         stream.put(tokens([1], prompt=3))
         for index in range(1500):
             stream.put(tokens(list(range(16_000)), 1 + 16_000 * index))
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
         assert stream.updates.qsize() > 0, "everything was written, and nothing was shown"
         assert len(router.fleet.ready) == 2
         await until_served(router)
