@@ -25,12 +25,22 @@ async def until_reported(fleet: Fleet, times: int = 2) -> None:
     await turns()
 
 
-async def silence_passes(clock: AdvancedClock, fleet: Fleet, silent: Collection[str]) -> None:
-    """So much time passes that the replicas at these addresses are lost. The others say something meanwhile."""
+async def time_passes(clock: AdvancedClock, fleet: Fleet, seconds: float, silent: Collection[str] = ()) -> None:
+    """All replicas but those at these addresses say something meanwhile."""
     others = [each for address, each in fleet.upstreams.items() if address not in silent]
     for _ in range(_PARTS):
-        await clock.advance(fleet.settings.silence_s / _PARTS)
+        await clock.advance(seconds / _PARTS)
         await _until_told(others)
+
+
+async def silence_passes(clock: AdvancedClock, fleet: Fleet, *silent: str) -> None:
+    """So much time passes that the replicas at these addresses are lost: after one silence they are called, if they
+    tell their states though they hear nothing, and after another one that call has no answer."""
+    lost = [fleet.upstreams[address].member for address in silent]
+    for _ in range(3):
+        await time_passes(clock, fleet, fleet.settings.silence_s, silent)
+        if all(member.failure for member in lost):
+            break
 
 
 async def _until_told(replicas: Collection[Upstream]) -> None:

@@ -93,6 +93,11 @@ class ScriptedFleet:
         """Requests that each engine was given."""
         return [len(daemon.engine.requests) for daemon in self.daemons]
 
+    @property
+    def inflight(self) -> list[int]:
+        """Sequences that the router has sent to each replica, and that have not ended."""
+        return [self.fleet.upstreams[link.address].member.inflight for link in self.links]
+
     @contextmanager
     def busy(self, number: int, num_sequences: int = 1) -> Iterator[None]:
         """Other clients have requests on this replica: a policy that counts them prefers the others."""
