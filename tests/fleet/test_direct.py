@@ -26,7 +26,7 @@ from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet, replicas_of
 from tests.fleet.routers import replica, routed
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
-from tests.support.patience import STEP_S, until
+from tests.support.patience import STEP_S, turns, until
 from tests.support.pulled_peers import weights
 
 READY, GONE = ReplicaState.READY, None
@@ -141,7 +141,7 @@ async def test_a_replica_that_is_drained_gets_no_new_requests() -> None:
 async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
     """A client that has not heard of a push asks the router, and knows then. A version that is not there is refused, as
     a daemon does."""
-    async with direct_fleet(2, replace(DIRECT, report_interval_s=10.0, silence_s=20.0)) as fleet:
+    async with direct_fleet(2, replace(DIRECT, report_interval_s=10.0)) as fleet:
         for daemon in fleet.daemons:
             let_talk(daemon.engine, 0)
         await fleet.client.generate([1], max_tokens=1, text=False)
@@ -231,7 +231,7 @@ async def test_requests_are_ended_by_their_ids() -> None:
         fleet.links[0].kill()
         await until(lambda: fleet.state(0) is not READY)
         waiting = asyncio.create_task(fleet.client.generate([1], request_id="w"))
-        await asyncio.sleep(0.2)
+        await turns()
         answer = await fleet.client.abort(["w", "nobody"])
         assert (answer.aborted_ids, answer.unknown_ids) == (["w"], ["nobody"])
         assert (await waiting).sequences[0].finish_reason == "aborted"
@@ -272,12 +272,12 @@ async def test_a_client_that_is_closed_says_so() -> None:
 
 async def test_a_client_that_is_closed_says_so_to_who_waits() -> None:
     """For a replica, or for the router: no call to any of them runs."""
-    async with direct_fleet(1, replace(DIRECT, wait_ready_s=60.0)) as fleet:
+    async with direct_fleet(1) as fleet:
         fleet.links[0].kill()
         await until(lambda: not fleet.routed.running.router.fleet.ready)
         waiting = asyncio.create_task(fleet.client.generate([1]))
         await until(lambda: fleet.known.is_known)
-        await asyncio.sleep(0.1)
+        await turns()
         await fleet.client.close()
         with pytest.raises(ClientClosedError):
             await asyncio.wait_for(waiting, STEP_S)
@@ -285,7 +285,7 @@ async def test_a_client_that_is_closed_says_so_to_who_waits() -> None:
 
 async def test_the_deadline_holds_while_the_router_is_silent() -> None:
     """And before a replica is known."""
-    async with direct_fleet(1, replace(DIRECT, silence_s=20.0)) as fleet:
+    async with direct_fleet(1) as fleet:
         fleet.router_link.silence()
         with pytest.raises(DeadlineError):
             await asyncio.wait_for(fleet.client.generate([1], timeout_s=0.3), STEP_S)

@@ -168,7 +168,10 @@ async def test_who_does_not_read_is_not_read_for() -> None:
             engine.put(tokens([number] * 2000, 2000 * number, finish=last))
         kept = call._answer.messages._messages
         await until(lambda: len(kept) == READ_AHEAD)
-        await asyncio.sleep(0.2)
+        reading = asyncio.create_task(fleet.client.generate([2], request_id="b"))  # on the same connection
+        _, other = await fleet.running("b")
+        other.put(tokens([5], prompt=1, finish=FinishReason.EOS))
+        await reading
         assert len(kept) == READ_AHEAD
         await many.done()
         token_ids: list[int] = []

@@ -235,8 +235,9 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     # 64 KiB a message: more than connections, windows and the router could hold, if they held all of it.
     count = 1500
     stream.put(tokens([1], prompt=3))
+    ids = list(range(16_000))
     for index in range(count):
-        stream.put(tokens(list(range(16_000)), 1 + 16_000 * index))
+        stream.put(tokens(ids, 1 + len(ids) * index))
     left = count
     while True:  # until nothing more is taken for a second
         await asyncio.sleep(1.0)
@@ -333,18 +334,21 @@ async def test_our_client_keeps_what_it_has_when_a_replica_dies() -> None:
     """The others' answers are whole."""
     async with scripted_fleet() as router, AsyncClient(router.address) as client:
         prompts = [[10 * number] for number in range(9)]
-        generating = asyncio.create_task(client.generate_many(prompts, raise_errors=False, stream_interval=1))
+        completed = client.generate_as_completed(prompts, stream_interval=1)
+        first = asyncio.create_task(anext(completed))
         await until(lambda: router.num_submitted == [3, 3, 3])
+        begun, ended = (each.prompt.ids[0] for each in router.daemons[1].engine.requests[:2])  # type: ignore[union-attr]
         victims = router.daemons[1].engine.streams
-        begun = router.daemons[1].engine.requests[0].prompt.ids[0]  # type: ignore[union-attr]
         victims[0].put(tokens([begun], prompt=1))
-        await until(victims[0].updates.empty)
-        await asyncio.sleep(0.2)
+        victims[1].put(tokens([ended + each for each in range(4)], prompt=1, finish=FinishReason.EOS))
+        generations = dict([await first])  # after the first token of the other one, on the same stream
         router.links[1].kill()
         router.daemons[1].engine.streams.clear()
-        await answer(router, 8)
-        generations = await asyncio.wait_for(generating, STEP_S)
-        for (prompt,), generation in zip(prompts, generations, strict=True):
+        await answer(router, 7)
+        async with asyncio.timeout(STEP_S):
+            generations |= {position: generation async for position, generation in completed}
+        for position, (prompt,) in enumerate(prompts):
+            generation = generations[position]
             if prompt == begun:
                 assert isinstance(generation.error, ReplicaLostError) and list(generation.token_ids) == [begun]
             else:

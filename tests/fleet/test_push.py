@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -19,7 +20,6 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
-from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
@@ -28,6 +28,7 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
+from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 
@@ -36,10 +37,18 @@ def served(fleet: RoutedFleet) -> list[int]:
     return [daemon.engine.weight_version for daemon in fleet.daemons]
 
 
+def received(daemon: Daemon) -> int:
+    """How many bytes of the push "p" a daemon has; -1 if it does not know the push."""
+    try:
+        return daemon.registry.report("p").push.received_bytes
+    except PushNotFoundError:
+        return -1
+
+
 @pytest.mark.parametrize(("num_replicas", "fanout"), [(1, 1), (2, 1), (4, 1), (5, 2), (4, 8)])
 async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int) -> None:
     """In a chain, a tree and a star; and all are ready at its version."""
-    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, fanout=fanout)
+    settings = replace(QUICK, fanout=fanout)
     async with routed(num_replicas, settings) as fleet:
         for version in (1, 2):
             result = await fleet.client.push_weights(weights(version), version=version, timeout_s=30)
@@ -68,7 +77,7 @@ async def test_all_are_prepared_before_one_commits() -> None:
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
         await until_reached(gate)
         await until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
-        await asyncio.sleep(0.2)
+        await fleet.until_reported()
         assert served(fleet) == [0, 0, 0]
         gate.open.set()
         await pushing
@@ -102,7 +111,7 @@ async def test_what_the_first_replica_refuses_is_freed_on_all() -> None:
 
 async def test_with_min_replicas_the_others_go_on_without_it() -> None:
     """It gets no requests until it has fetched the version."""
-    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2)
+    settings = replace(QUICK, min_replicas=2)
     async with routed(3, settings) as fleet:
         engine = fleet.daemons[1].engine
         engine.fails["prepare_weights"] = ManifestMismatchError("no room for it")
@@ -214,7 +223,7 @@ async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
             )
             async with PacedPush(fleet.running.address, header, data_of(1)) as push:
                 push.send(0, 3 << 20)
-                await asyncio.sleep(0.3)
+                await until(lambda: all(received(daemon) >= 2 << 20 for daemon in daemons))
                 dead = addressed[lost][0]
                 dead.kill()
                 push.send(3 << 20, len(data_of(1)))
@@ -328,8 +337,9 @@ async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
                 ending = asyncio.create_task(push.end())
                 await until_reached(gate)
                 ending.cancel()
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(0.2)
+            else:
+                await until(lambda: received(fleet.daemons[0]) == int(share * len(data_of(1))))
+        await fleet.until_reported()
         gate.open.set()
         await until(lambda: not fleet.running.pushes.are_live)
         assert served(fleet) == [int(share)] * 3
