@@ -19,9 +19,9 @@ from genserve.routing.replica import ReplicaState
 from genserve.security import watched_files
 from genserve.signals import Stopped
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK
-from tests.fleet.scripted_fleet import until
 from tests.support.breakable_link import BreakableLink
 from tests.support.credentials import Authority, Callers, Pair, one_each
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, weights
 from tests.support.scripted_daemon import Daemon, serving
 
@@ -135,7 +135,7 @@ async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, m
         one_each(tmp_path)  # everybody has another token, and the router's file, too
         (tmp_path / "router.token").write_text("a-token-that-nobody-lists\n")
         fleet.links[0].cut()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while not any("token is unknown" in why for _, why in fleet.states()):
                 await asyncio.sleep(0.05)
         async with fleet.client("trainer") as trainer:

@@ -23,6 +23,7 @@ from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from tests.rpc.served import weights
 from tests.support.answers import answer_of
 from tests.support.credentials import Callers, one_each
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon, reason_of, serving
 
 SERVICES = {
@@ -86,7 +87,7 @@ async def test_each_role_may_call_what_the_table_says_and_nothing_else(served: G
     """Every method of every service."""
     methods = [method for method in METHODS if method.split("/")[1] in SERVICES]
     denied = set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(STEP_S):
         for method in methods:
             outcome = await code_of(served.daemon.channel, method, served.callers.tokens[role])
             assert outcome != "UNAUTHENTICATED"
@@ -155,7 +156,7 @@ async def test_who_is_taken_off_the_list_can_make_no_new_calls(
         watching = client.watch_status(interval_s=0.1)
         await anext(watching)
         after = one_each(tmp_path)  # new tokens for everybody
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     await client.status()

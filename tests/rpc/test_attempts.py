@@ -14,6 +14,7 @@ from genserve.errors import PushConflictError
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon, reason_of
 
 OTHER = hashlib.sha256(b"other").digest()
@@ -61,7 +62,7 @@ class Rank:
 
 
 async def until_received(daemon: Daemon, num_bytes: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while True:
             try:
                 report = daemon.registry.report("p1").push
@@ -74,7 +75,7 @@ async def until_received(daemon: Daemon, num_bytes: int) -> None:
 
 async def until_left(daemon: Daemon) -> None:
     """No stream of the push is here."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while daemon.registry._pushes["p1"].num_attached:
             await asyncio.sleep(0.005)
 
@@ -104,10 +105,10 @@ async def test_a_second_attempt_with_other_bytes_is_refused_whole(daemon: Daemon
     await until_left(daemon)
     b = Rank(daemon, await digest_header(daemon, num_streams=2), part(OTHER, 16, 32), END)
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), STEP_S) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
     late = Rank(daemon, first, part(OTHER, 0, 32), END)
-    assert await asyncio.wait_for(late.answer, 30) == "PUSH_CONFLICT", "who comes late is told as well"
+    assert await asyncio.wait_for(late.answer, STEP_S) == "PUSH_CONFLICT", "who comes late is told as well"
     report = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
     assert report.push.state == weights_pb2.PUSH_STATE_FAILED
     assert "other bytes" in report.push.issues[0].description
@@ -125,7 +126,7 @@ async def test_a_second_attempt_with_other_bytes_over_several_streams_is_refused
     streams = [Rank(daemon, first, part(OTHER, 0, 10), END)]
     for start, end in ((10, 20), (20, 32)):
         streams.append(Rank(daemon, await digest_header(daemon, num_streams=3), part(OTHER, start, end), END))
-    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), 30)
+    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), STEP_S)
     assert set(answers) == {"PUSH_CONFLICT"}
     assert daemon.engine.weight_version == 0
 
@@ -144,7 +145,7 @@ async def test_bytes_that_are_left_of_a_complete_push_do_not_go_live_for_another
     await asyncio.wait({b.answer}, timeout=0.2)
     assert not b.answer.done(), "the push was applied although one of its ranks had not come"
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), STEP_S) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
 
 
@@ -176,7 +177,7 @@ async def test_ranks_of_two_attempts_at_once_are_refused(daemon: Daemon) -> None
     old = Rank(daemon, await header(daemon, num_streams=2, attempt="old"), part(DATA, 0, 16))
     await until_received(daemon, 16)
     new = Rank(daemon, await header(daemon, num_streams=2, attempt="new"), part(OTHER, 16, 32), END)
-    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), 30)
+    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), STEP_S)
     assert answers == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     third = [await header(daemon, attempt="third"), part(OTHER, 0, 32), END]
     assert (await push(daemon, third)).push.state == APPLIED
@@ -190,7 +191,7 @@ async def test_an_attempt_that_comes_while_another_is_leaving_waits_for_it(daemo
     new = Rank(daemon, await header(daemon, attempt="new"), part(DATA, 0, 32), END)
     await asyncio.sleep(0.05)
     await old.cut()
-    assert await asyncio.wait_for(new.answer, 30) == "APPLIED"
+    assert await asyncio.wait_for(new.answer, STEP_S) == "APPLIED"
 
 
 async def test_other_bytes_for_a_push_that_is_served_are_refused(daemon: Daemon) -> None:
@@ -256,7 +257,7 @@ async def test_a_trainer_that_hangs_is_evicted_by_force(daemon: Daemon) -> None:
     assert reason_of(caught.value) == "APPLY_IN_PROGRESS"
     discarded = await daemon.weights.DiscardPush(weights_pb2.DiscardPushRequest(push_id="p1", force=True))
     assert discarded.push.received_bytes == 16
-    assert await asyncio.wait_for(hung.answer, 30) == "PUSH_NOT_FOUND"
+    assert await asyncio.wait_for(hung.answer, STEP_S) == "PUSH_NOT_FOUND"
     second = await header(daemon, push_id="p2")
     assert (await push(daemon, [second, part(OTHER, 0, 32), END])).push.state == APPLIED
 
@@ -266,7 +267,7 @@ async def test_chunks_that_bring_nothing_do_not_keep_a_push_alive(daemon: Daemon
     first = await header(daemon)
     first.header.staging_ttl.FromMilliseconds(300)
     hung = Rank(daemon, first, part(DATA, 0, 16))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while not hung.answer.done():
             hung.send(Frame(chunk=weights_pb2.PushChunk()), part(DATA, 0, 16))
             await asyncio.sleep(0.02)
@@ -290,7 +291,7 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
         layout.tensors[1] = type(layout.tensors[1])("b", "F16", (8,))
         options = {"version": 1, "push_id": "step-1", "layout": layout, "callers": 2, "timeout_s": 5.0}
         dead = asyncio.create_task(client.push_weights({"a": tensors(1.0)["a"]}, **options))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     if daemon.registry.report("step-1").push.received_bytes == 16:

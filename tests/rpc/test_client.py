@@ -26,6 +26,7 @@ from genserve.errors import (
 )
 from tests.rpc.served import weights
 from tests.support.fault_proxy import FaultProxy, Way
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon
 
 
@@ -214,7 +215,7 @@ async def test_a_cancelled_pause_leaves_no_lease_though_its_answer_was_on_the_wa
         await client.status()
         proxy.switch(Way.TO_CLIENT, delay_s=0.2)
         pausing = asyncio.create_task(client.pause(holder="cancelled"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while len(daemon.board.state().pauses) < 2:
                 await asyncio.sleep(0.001)
         pausing.cancel()

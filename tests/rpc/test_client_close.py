@@ -14,6 +14,7 @@ from genserve.client import AsyncClient
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
 from genserve.v1 import control_pb2
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon
 
 
@@ -87,6 +88,6 @@ async def test_no_connection_outlives_its_client(
     for _ in range(3):
         async with AsyncClient(daemon.address) as client:
             await use(client)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while num_connections(daemon) > before:
             await asyncio.sleep(0.02)

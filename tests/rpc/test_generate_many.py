@@ -14,6 +14,7 @@ from genserve.errors import (
     QueueFullError,
 )
 from genserve.v1 import generation_pb2
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import Daemon, ScriptedStream, reason_of, serving, update
 
@@ -111,7 +112,7 @@ async def test_abort_ends_one_of_this_stream_and_no_other(daemon: Daemon) -> Non
     call, (first, second) = await opened(daemon, "a", "b")
     for request_id in ("elsewhere", "b"):
         await call.write(Request(abort=request_id))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while not second.is_aborted:
             await asyncio.sleep(0.01)
     assert not first.is_aborted
@@ -124,7 +125,7 @@ async def test_cancelling_ends_every_request(daemon: Daemon) -> None:
     call, streams = await opened(daemon, "a", "b")
     call.cancel()
     for stream in streams:
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
 
 
 async def test_a_request_that_is_being_admitted_when_the_client_goes_is_ended_too(daemon: Daemon) -> None:
@@ -135,7 +136,7 @@ async def test_a_request_that_is_being_admitted_when_the_client_goes_is_ended_to
     await call.write(generate("b"))
     await daemon.engine.submitted.wait()
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
     daemon.engine.admission.set()
     await asyncio.sleep(0.1)
     assert all(each.closed.is_set() for each in daemon.engine.streams)
@@ -214,7 +215,7 @@ async def test_a_client_that_does_not_read_leaves_the_updates_to_the_engine(daem
     call, (stream,) = await opened(daemon, "a")
     large = update(1)
     large.outputs[0].text = "x" * 100_000
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(STEP_S):
         before, stuck = -1, 0
         while stuck < 20:
             stream.put(large)
@@ -222,7 +223,7 @@ async def test_a_client_that_does_not_read_leaves_the_updates_to_the_engine(daem
             stuck = stuck + 1 if stream.updates.qsize() > before else 0
             before = stream.updates.qsize()
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_no_message_comes_near_the_limit_of_clients(daemon: Daemon) -> None:

@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.weights.push.types import PushHeader
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import CHECKPOINT, Daemon
 
 HEADER = PushHeader("p", 1, manifest=CHECKPOINT.as_manifest())
@@ -18,7 +19,7 @@ async def test_a_status_lists_the_pushes_in_flight_by_the_clock_of_the_daemon(da
     watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(interval=Duration(seconds=60)), timeout=20)
     assert not (await watch.read()).pushes
     stream = await daemon.registry.open(HEADER)
-    (opened,) = (await asyncio.wait_for(watch.read(), 30)).pushes
+    (opened,) = (await asyncio.wait_for(watch.read(), STEP_S)).pushes
     assert (opened.push_id, opened.state) == ("p", weights_pb2.PUSH_STATE_RECEIVING)
     stream.write(0, bytes(8), None)
     status = await daemon.control.GetStatus(control_pb2.GetStatusRequest())
@@ -28,7 +29,7 @@ async def test_a_status_lists_the_pushes_in_flight_by_the_clock_of_the_daemon(da
     assert before_ns < min(begun_ns, since_ns) < max(begun_ns, since_ns) < now_ns < time.time_ns()
     stream.detach()
     daemon.registry.discard("p")
-    while (await asyncio.wait_for(watch.read(), 30)).pushes:
+    while (await asyncio.wait_for(watch.read(), STEP_S)).pushes:
         pass
 
 

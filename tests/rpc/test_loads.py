@@ -23,6 +23,7 @@ from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Start
+from tests.support.patience import STEP_S
 from tests.support.pulled_peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
 
 
@@ -109,7 +110,7 @@ async def test_files_that_cannot_be_are_the_fault_of_their_index(daemons: Start,
     try:
         with pytest.raises(InvalidFieldError):
             await client.load_weights(tmp_path, version=3)
-        async with asyncio.timeout(30):  # the call's error is dropped a moment after its answer
+        async with asyncio.timeout(STEP_S):  # the call's error is dropped a moment after its answer
             while any(str(tmp_path) in opened for opened in open_files()):
                 await asyncio.sleep(0.01)
     finally:
@@ -267,7 +268,7 @@ async def test_a_load_that_was_cancelled_continues(daemons: Start) -> None:
         await asyncio.wait([load])
     whole = LyingPeer(data_of(1), "p")
     async with listening(whole) as address:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             result = await client.load_weights(peers=[address], push_id="mine")
     assert (result.push.state, daemon.engine.live) == ("applied", content(1))
     assert whole.asked == [[(3 * MIB, TOTAL_BYTES)]]

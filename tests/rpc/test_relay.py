@@ -12,6 +12,7 @@ from google.rpc import status_pb2
 from genserve.ingest.protocol import FAILED, METHOD, OUTCOME, SERVICE
 from genserve.ingest.relay import Relay
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 
 
 async def served(service: str, method: str, handler: "grpc.RpcMethodHandler[bytes, bytes]") -> tuple[Any, str]:
@@ -57,6 +58,6 @@ async def test_the_call_to_the_daemon_is_not_cancelled_after_its_answer(fails: b
                 assert caught.value.code() is grpc.StatusCode.ABORTED
             else:
                 assert await answer_of(push(endless(), timeout=30)) == b"applied"
-        assert await asyncio.wait_for(ends.get(), 30) == "done"
+        assert await asyncio.wait_for(ends.get(), STEP_S) == "done"
         await outer.stop(None)
     await inner.stop(None)

@@ -11,6 +11,7 @@ import pytest
 from genserve.config import ServeConfig
 from genserve.engine.generation import GenerationUpdate
 from genserve.v1 import generation_pb2
+from tests.support.patience import until
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, reason_of, serving, update
 
 WRITE_TIMEOUT_S = 0.4
@@ -62,7 +63,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(daemon: Daemon, metho
     stream = await daemon.stream()
     for _ in range(400):
         stream.put(large())
-    await asyncio.wait_for(stream.closed.wait(), 20)
+    await until(stream.closed.is_set)
     assert stream.updates.qsize() > 0, "everything was written, and nothing was shown"
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await read(call)
@@ -113,5 +114,5 @@ async def test_who_reads_is_served_beside_those_who_do_not(daemon: Daemon) -> No
     for number in range(20):
         other.put(update(number, first=number == 0, last=number == 19))
     assert await read(call) == 20
-    await asyncio.wait_for(stream.closed.wait(), 20)
+    await until(stream.closed.is_set)
     stuck.cancel()

@@ -21,6 +21,7 @@ from genserve.security import watched_files
 from tests.rpc.served import weights
 from tests.support import pulled_peers as peers
 from tests.support.credentials import Authority, Pair, list_callers, one_each
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import serving
 
 
@@ -233,7 +234,7 @@ async def test_more_connections_than_the_limit_are_refused_and_later_ones_served
         with pytest.raises(UnavailableError):
             await clients[2].status(timeout_s=30.0)
         await clients[0].close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     await clients[2].status(timeout_s=30.0)

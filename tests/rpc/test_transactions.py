@@ -14,6 +14,7 @@ from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon, field_of, reason_of, serving
 
 
@@ -106,7 +107,7 @@ async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> Non
 async def test_a_prepared_push_that_nobody_commits_is_gone(daemon: Daemon) -> None:
     """After the time that its header gives it."""
     await prepare(daemon, prepared_ttl=Duration(nanos=50_000_000))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while daemon.engine.prepared:
             await asyncio.sleep(0.01)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -219,7 +220,7 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(chunk_bytes=1), timeout=30)
     await call.read()
     call.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while served.num_readers:
             await asyncio.sleep(0.01)
 
@@ -239,7 +240,7 @@ async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: p
         call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
         await call.read()
         assert served.num_readers == 1
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while served.num_readers:
                 await asyncio.sleep(0.01)
         call.cancel()
