@@ -106,7 +106,7 @@ async def test_without_a_valid_token_nothing_of_ours_can_be_called(served: Guard
 async def test_a_refusal_says_who_needs_what(served: Guarded) -> None:
     async with served.client("generate") as client:
         with pytest.raises(PermissionDeniedError, match="Pause needs the role trainer or operator") as raised:
-            await client.pause(ttl_s=1.0)
+            await client.pause(ttl_s=60.0)
     assert raised.value.metadata["caller"] == "generate"
     assert served.callers.tokens["generate"] not in repr(raised.value)
 
@@ -123,7 +123,7 @@ async def test_a_push_of_a_rollout_worker_is_refused_before_its_bytes(served: Gu
 async def test_a_trainer_pushes_and_a_worker_generates(served: Guarded) -> None:
     async with served.client("trainer") as trainer, served.client("operator") as operator:
         assert (await trainer.push_weights(weights(1), version=1)).applied.active_version == 1
-        lease = await operator.pause(ttl_s=5.0)
+        lease = await operator.pause(ttl_s=60.0)
         await operator.resume(lease.lease.lease_id)
         with pytest.raises(PermissionDeniedError):
             await operator.push_weights(weights(2), version=2)
@@ -164,7 +164,7 @@ async def test_who_is_taken_off_the_list_can_make_no_new_calls(
                     break
                 await asyncio.sleep(0.05)
         async with AsyncClient(served.daemon.address, token=after.tokens["operator"]) as operator:
-            await operator.pause(ttl_s=5.0)
+            await operator.pause(ttl_s=60.0)
         assert (await anext(watching)).state.pauses
         await watching.aclose()
 

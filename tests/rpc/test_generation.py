@@ -9,7 +9,7 @@ import pytest
 
 from genserve.control.conditions import Phase
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError
-from genserve.v1 import generation_pb2
+from genserve.v1 import control_pb2, generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
@@ -75,8 +75,8 @@ async def test_initial_metadata_comes_with_the_admission_and_not_before(daemon: 
     call = daemon.generation.Generate(PROMPT, timeout=30)
     await daemon.engine.submitted.wait()
     metadata = asyncio.create_task(call.initial_metadata())
-    done, _ = await asyncio.wait({metadata}, timeout=0.2)
-    assert not done
+    await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # answered on the same connection
+    assert not metadata.done()
     daemon.engine.admission.set()
     await asyncio.wait_for(metadata, STEP_S)
     assert daemon.engine.streams and not daemon.engine.streams[0].closed.is_set()

@@ -116,7 +116,7 @@ async def test_a_peer_that_sends_nothing_new_ends_with_the_time_to_live(daemons:
     async with listening(SendingPeer(HEADER_FRAME, frame, repeats=True)) as address, asyncio.timeout(STEP_S):
         with pytest.raises(PushNotFoundError, match="nothing new came"):
             await client.load_weights(peers=[address], staging_ttl_s=0.5, push_id="mine")
-    assert not daemon.registry._pushes
+    assert not daemon.registry.live
 
 
 async def interrupted(late: AsyncClient, first: Daemon, num_bytes: int, **fields: Any) -> None:
