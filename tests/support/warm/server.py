@@ -39,7 +39,7 @@ MODULES = (
 when it is imported: genserve.worker.extension ties a worker to its daemon."""
 # Out of the way of the numbers under which new processes are to have their files.
 _CONTROL = 900
-_IDLE_AFTER_S = 0.1
+_IDLE_AFTER_S = 0.3
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 def _idle_soon() -> None:
     """An engine's processes look for messages without a pause for a second after each one. Those of tests are idle most
     of the time, several engines share a core, and half of what they used was that. It is the default of a parameter:
-    how they wait after that, and are woken, is as ever, and happens ten times as often."""
+    how they wait after that, and are woken, is as ever, and happens more often."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # not before the title is set
 
     signature = inspect.signature(SpinCondition.__init__)

@@ -17,7 +17,7 @@ from genserve.errors import (
 )
 from genserve.frontends import link as links
 from genserve.frontends.link import Handler, Link, Message
-from tests.support.patience import STEP_S
+from tests.support.patience import STEP_S, until
 
 
 @asynccontextmanager

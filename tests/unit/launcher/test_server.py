@@ -119,9 +119,14 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
         async with genserve.launch("that never serves", env=fake):
             raise AssertionError
 
-    before = set(psutil.Process().children())
+    before, started = set(psutil.Process().children()), set[psutil.Process]()
+
+    def is_starting() -> bool:
+        started.update(set(psutil.Process().children()) - before)
+        return bool(started)
+
     starting = asyncio.create_task(start())
-    await until(lambda: (started := set(psutil.Process().children()) - before))
+    await until(is_starting)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
