@@ -25,7 +25,7 @@ print("pid", server.pid, "exit status", server.exit_status, "vllm" in sys.module
 def test_a_trainer_launches_its_daemon_pushes_to_it_and_ends_it(learner: Path) -> None:
     """Nothing of it is left, and it has drained."""
     example = block("python", "genserve.launch", GUIDE).replace("path/to/checkpoint", str(learner))
-    example = example.replace("max_model_len=2048", f"max_model_len=512, kv_cache_memory_bytes={256 << 20}")
+    example = example.replace("max_model_len=2048", f"max_model_len=512, kv_cache_memory_bytes={64 << 20}")
     program = AROUND.format(checkpoint=str(learner), example=example)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

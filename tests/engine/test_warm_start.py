@@ -45,6 +45,7 @@ def test_a_warm_process_has_what_a_started_one_has(tmp_path: Path) -> None:
     assert (child["parent"], child["group"], said["child_status"]) == (process.pid, process.pid, 0)
     for each in (own, child):
         assert (each["directory"], each["variable"], each["threads"]) == (str(ROOT), "1 = one", 1)
+        assert each["naps"]
         assert (each["cpus"], each["end_signal"]) == (sorted(os.sched_getaffinity(0)), 0)
     assert own["arguments"] == ["first", "and second"]
     process.communicate(timeout=60)

@@ -143,7 +143,7 @@ async def _run(checkpoint: str, steps: list[list[Any]]) -> list[Any]:
     args = AsyncEngineArgs(
         model=checkpoint,
         max_model_len=2048,
-        kv_cache_memory_bytes=256 << 20,
+        kv_cache_memory_bytes=64 << 20,
         enforce_eager=True,
         enable_prefix_caching=False,  # what was computed under other weights
         worker_extension_cls="tests.engine.trap.Trap",

@@ -28,7 +28,7 @@ async def describe(checkpoint: str, prompts: list[list[int]], tensor_parallel_si
     args = AsyncEngineArgs(
         model=checkpoint,
         max_model_len=2048,
-        kv_cache_memory_bytes=256 << 20,
+        kv_cache_memory_bytes=64 << 20,
         tensor_parallel_size=tensor_parallel_size,
         enforce_eager=True,
         worker_extension_cls="genserve.worker.extension.WeightExchangeExtension",

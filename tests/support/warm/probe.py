@@ -21,6 +21,12 @@ def end_signal() -> int:
     return number.value
 
 
+def naps() -> bool:
+    """Whether readers of vLLM's queues wait as tests.support.warm.waiting has it."""
+    queues = sys.modules.get("vllm.distributed.device_communicators.shm_broadcast")
+    return queues is not None and "warm" in queues.SpinCondition.wait.__module__
+
+
 def describe() -> dict[str, object]:
     """What a process has from the one that started it, and what it has got otherwise."""
     return {
@@ -31,6 +37,7 @@ def describe() -> dict[str, object]:
         "arguments": sys.argv[1:],
         "variable": os.environ.get("GENSERVE_PROBE"),
         "imported": "vllm.v1.engine.core" in sys.modules,
+        "naps": naps(),
         "threads": threading.active_count(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "end_signal": end_signal(),

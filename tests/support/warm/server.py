@@ -9,7 +9,6 @@ that asked. So that one may wait for it and is told its status, as of any child.
 
 import gc
 import importlib
-import inspect
 import os
 import signal
 import socket
@@ -39,7 +38,6 @@ MODULES = (
 when it is imported: genserve.worker.extension ties a worker to its daemon."""
 # Out of the way of the numbers under which new processes are to have their files.
 _CONTROL = 900
-_IDLE_AFTER_S = 0.3
 
 
 def main() -> None:
@@ -49,25 +47,12 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in MODULES:
         importlib.import_module(name)
-    _idle_soon()
+    importlib.import_module("tests.support.warm.waiting").wait_lightly()
     if (count := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"{count} threads run after the imports, and a fork would lose all but one")
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy what it walks
     serve(control, depth=0)
-
-
-def _idle_soon() -> None:
-    """An engine's processes look for messages without a pause for a second after each one. Those of tests are idle most
-    of the time, several engines share a core, and half of what they used was that. It is the default of a parameter:
-    how they wait after that, and are woken, is as ever, and happens more often."""
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # not before the title is set
-
-    signature = inspect.signature(SpinCondition.__init__)
-    names = [name for name, each in signature.parameters.items() if each.default is not each.empty]
-    if names != ["busy_loop_s"]:
-        raise RuntimeError(f"vLLM's SpinCondition has other defaults than busy_loop_s: {names}")
-    SpinCondition.__init__.__defaults__ = (_IDLE_AFTER_S,)
 
 
 def serve(control: socket.socket, depth: int) -> None:
