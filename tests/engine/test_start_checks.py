@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from genserve.doctor.start_checks import CHECKS
-from genserve.worker.contract.placement import GIB
 from tests.support.warm import process
 
 
