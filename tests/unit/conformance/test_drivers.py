@@ -120,7 +120,7 @@ async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, sta
 
 async def test_no_driver_outlives_an_interrupted_runner(started: Started) -> None:
     running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
-    await until(lambda: started())
+    await until(started)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
