@@ -15,6 +15,7 @@ def check(model: Path, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     return done.returncode, {name: (level, text) for level, name, text in lines}
 
+
 def test_a_start_that_would_be_accepted_passes_every_check(model: Path) -> None:
     """Each in its line; status 0."""
     command = [sys.executable, "-m", "genserve", "serve", "--check", "--port", "0", "--model", str(model)]
@@ -36,5 +37,3 @@ def test_all_that_is_wrong_is_told_at_once(model: Path) -> None:
     assert told["addresses"].startswith("failed ") and "Address already in use" in told["addresses"]
     assert told["flags"].startswith("failed ") and "max_model_len" in told["flags"]
     assert told["files"].startswith("ok ")
-
-

@@ -125,7 +125,9 @@ def _functions(tree: ast.Module) -> list[Sequence[ast.AST]]:
 def warm_up(modules: Sequence[str]) -> None:
     """Imports these, except what is ours and may have a bug or import it."""
     for name in modules:
-        if name.split(".")[0] not in ("genserve", "clients", "tests", "conftest", "__main__") or name.startswith(_WITHOUT_BUGS):
+        if name.split(".")[0] not in ("genserve", "clients", "tests", "conftest", "__main__") or name.startswith(
+            _WITHOUT_BUGS
+        ):
             with suppress(Exception):  # a module of another module's making, or one for another system
                 importlib.import_module(name)
 

@@ -59,7 +59,7 @@ async def test_each_line_is_a_result() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("print('x')", "no JSON"), ("import sys; sys.exit('broken')", "ended with 1: broken"), ("1 / 0", "ZeroDivision")],
+    [("print('x')", "JSON"), ("import sys; sys.exit('broken')", "1: broken"), ("1 / 0", "ZeroDivision")],
 )
 async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
@@ -68,19 +68,19 @@ async def test_a_driver_that_fails_is_a_difference(text: str, said: str) -> None
 
 @pytest.mark.parametrize(("name", "said"), [("nonesuch", "No such file"), (str(CLIENTS), "Permission denied")])
 async def test_a_driver_that_does_not_start_is_a_difference(name: str, said: str) -> None:
-    with pytest.raises(RuntimeError, match=f"does not start: .*{said}"):
+    with pytest.raises(RuntimeError, match=said):
         await results_of((name,), {})
 
 
 async def test_a_driver_that_prints_without_end_is_ended(started: Started) -> None:
     """Long before its output fills the memory."""
-    with pytest.raises(RuntimeError, match="more than 16 MiB"):
+    with pytest.raises(RuntimeError, match="16 MiB"):
         await results_of(program("while True: print('x' * (1 << 20))"), {})
     assert started() == set()
 
 
 async def test_output_may_be_nested_too_deeply() -> None:
-    with pytest.raises(RuntimeError, match="no JSON"):
+    with pytest.raises(RuntimeError, match="JSON"):
         await results_of(program("print('[' * 100_000)"), {})
 
 
@@ -120,7 +120,7 @@ async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, sta
 
 async def test_no_driver_outlives_an_interrupted_runner(started: Started) -> None:
     running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
-    await until(lambda: started())
+    await until(started)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

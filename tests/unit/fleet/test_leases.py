@@ -7,6 +7,7 @@ import pytest
 from genserve.errors import PauseLeaseLostError
 from genserve.fleet.leases import _MAX_ENDED, Leases, holder_with, new_lease_id
 from genserve.v1 import types_pb2
+from tests.support.refusals import refuses
 
 L, M = "1" * 32, "2" * 32
 
@@ -35,7 +36,7 @@ def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
     assert (lease.lease_id, lease.holder, lease.mode) == (L, "my [trainer]\n", types_pb2.PAUSE_MODE_KEEP)
     assert (held(leases, "a:1"), held(leases, "b:2")) == ([], [L])
     assert leases.of_replica(L, "a:1") == f"own {L}"
-    with pytest.raises(PauseLeaseLostError, match="b:2"):
+    with refuses(PauseLeaseLostError, says="b:2"):
         leases.of_replica(L, "b:2")
     assert not leases.told("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
 

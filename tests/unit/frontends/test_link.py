@@ -18,6 +18,7 @@ from genserve.errors import (
 from genserve.frontends import link as links
 from genserve.frontends.link import Handler, Link, Message
 from tests.support.patience import STEP_S, until
+from tests.support.refusals import refuses
 
 
 @asynccontextmanager
@@ -65,12 +66,11 @@ async def test_an_error_is_raised_where_it_was_asked() -> None:
         raise ZeroDivisionError
 
     async with linked({"refuse": refuse, "fail": fail}) as (asking, _):
-        with pytest.raises(LoraNotFoundError, match="no adapter 'x'") as raised:
+        with refuses(LoraNotFoundError, says="no adapter 'x'") as raised:
             await asking.ask("refuse", timeout_s=60)
         assert (raised.value.metadata, raised.value.retry_after_s) == ({"lora_name": "x"}, 2.0)
-        with pytest.raises(GenserveError, match="ZeroDivisionError") as failed:
+        with refuses(GenserveError, says="ZeroDivisionError"):
             await asking.ask("fail", timeout_s=60)
-        assert type(failed.value) is GenserveError
 
 
 async def test_a_question_without_an_answer_ends_at_its_deadline_and_harms_no_later_one() -> None:
@@ -85,7 +85,7 @@ async def test_a_question_without_an_answer_ends_at_its_deadline_and_harms_no_la
         return Message({"answer": "next"})
 
     async with linked({"late": late, "next": next_one}) as (asking, _):
-        with pytest.raises(DeadlineError, match="'late' within"):
+        with refuses(DeadlineError, says="'late'"):
             await asking.ask("late", timeout_s=0.01)
         release.set()
         assert (await asking.ask("next", timeout_s=60)).values == {"answer": "next"}

@@ -9,6 +9,7 @@ from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.errors import NoReplicaError
 from genserve.integrations.torchrl_balancer import LoadBalancer
 from genserve.v1 import fleet_pb2
+from tests.support.refusals import refuses
 
 VERSION = 3
 
@@ -75,7 +76,7 @@ def test_only_replicas_at_the_version_of_the_fleet_are_selected(fleet: ListedFle
     fleet.listed[2] = replace(fleet.listed[2], engine=replace(engine, weight_version=VERSION - 1))
     assert {balancer.select_actor() for _ in range(4)} == {3}
     fleet.listed[3] = replace(fleet.listed[3], state="connecting", engine=None, load=None, max_num_seqs=0)
-    with pytest.raises(NoReplicaError, match="1 at version 2, 1 connecting, 2 syncing"):
+    with refuses(NoReplicaError, says="1 at version 2, 1 connecting, 2 syncing"):
         balancer.select_actor()
 
 

@@ -20,9 +20,12 @@ import pytest
 
 import genserve
 from genserve.client import AsyncClient, Client
+from genserve.errors import UnavailableError
 from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, daemon_process, server
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
-from tests.support.patience import until
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, until, wait_until
+from tests.support.refusals import refuses
 
 Env = dict[str, str]
 
@@ -41,7 +44,8 @@ def test_a_daemon_is_launched_and_drains_at_the_end_of_the_block(fake: Env, temp
     with genserve.launch("whatever", env=fake) as launched:
         assert isinstance(launched.client, Client)
         assert (launched.model, launched.address) == ("a model", "127.0.0.1:9")
-        assert launched.client._client._connection.target == launched.address
+        with refuses(UnavailableError, says=launched.address):
+            launched.client.status()
         assert launched.log.parent == temporary
         where = f"address='127.0.0.1:9', model='a model', pid={launched.pid}, log='{launched.log}'"
         assert repr(launched) == f"LaunchedServer({where})"
@@ -70,8 +74,8 @@ def test_type_checkers_know_which_client_it_is() -> None:
 @pytest.mark.parametrize(
     ("model", "status", "says"),
     [
-        ("that exits", 1, "ended with status 1: no such model"),
-        ("that is killed", -9, "was ended by SIGKILL: "),
+        ("that exits", 1, "no such model"),
+        ("that is killed", -9, "SIGKILL"),
     ],
 )
 def test_a_daemon_that_ends_at_its_start_is_an_error_in_its_own_words(
@@ -98,18 +102,37 @@ async def test_the_same_is_an_error_with_asyncio(fake: Env) -> None:
 
 def test_a_flag_that_the_real_daemon_refuses_is_told_before_it_loads_anything() -> None:
     """By genserve itself, in the words of its parser."""
-    with pytest.raises(DaemonFailedError, match=r"status 2: argument --weight-update: invalid choice") as raised:
+    with pytest.raises(DaemonFailedError, match="--weight-update") as raised:
         genserve.launch(weight_update="sideways").__enter__()
     assert raised.value.exit_status == 2
-    with pytest.raises(DaemonFailedError, match="no directory /no/where"):
+    with pytest.raises(DaemonFailedError, match="/no/where"):
         genserve.launch("/no/where").__enter__()
 
 
 def test_a_daemon_that_does_not_serve_in_time_is_ended(fake: Env) -> None:
-    """The error says what it was doing."""
-    with pytest.raises(DaemonFailedError, match=r"did not serve within 3 s .*starting the engine") as raised:
-        genserve.launch("that never serves", env=fake, start_timeout_s=3.0).__enter__()
+    """And all that it has started."""
+    with pytest.raises(DaemonFailedError, match=r"0\.5 s \(start_timeout_s\)") as raised:
+        genserve.launch("that never serves", env=fake, start_timeout_s=0.5).__enter__()
     assert_nobody_writes_to(raised.value.log)
+
+
+async def test_the_error_of_a_start_that_takes_too_long_says_what_the_daemon_was_doing(
+    fake: Env, tmp_path: Path
+) -> None:
+    """In its last words."""
+    log = tmp_path / "log"
+
+    async def start() -> None:
+        async with genserve.launch("that never serves", env=fake, start_timeout_s=600.0, log=log):
+            raise AssertionError
+
+    with advanced_clock() as clock:
+        starting = asyncio.create_task(start())
+        await until(lambda: log.exists() and "starting the engine" in log.read_text())
+        await clock.advance(600)
+        with pytest.raises(DaemonFailedError, match=r"600 s \(start_timeout_s\).*: starting the engine"):
+            await starting
+    assert_nobody_writes_to(log)
 
 
 async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: Path) -> None:
@@ -119,14 +142,15 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
         async with genserve.launch("that never serves", env=fake):
             raise AssertionError
 
-    before, started = set(psutil.Process().children()), set[psutil.Process]()
+    before = set(psutil.Process().children())
+    starting = asyncio.create_task(start())
+    started: set[psutil.Process] = set()
 
-    def is_starting() -> bool:
+    def has_started() -> bool:
         started.update(set(psutil.Process().children()) - before)
         return bool(started)
 
-    starting = asyncio.create_task(start())
-    await until(is_starting)
+    await until(has_started)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -137,7 +161,7 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
 def test_what_a_daemon_writes_never_fills_a_pipe(fake: Env, tmp_path: Path) -> None:
     """Before and after it serves: at the end all of it is in the log."""
     with genserve.launch("that floods", env=fake, log=tmp_path / "log") as launched:
-        wait_for(launched.log, "genserve: flooded")
+        wait_until(lambda: "genserve: flooded" in launched.log.read_text())
     text = launched.log.read_text()
     assert text.count("x") >= 1 << 20
     assert text.count("y") >= 1 << 20
@@ -150,7 +174,7 @@ def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
     """The daemon itself, or a process that it has left after it had the time to drain."""
     monkeypatch.setattr(server, "_CLOSE_S", timeout_s - 0.2)
     with (
-        pytest.warns(RuntimeWarning, match=rf"had to be killed {timeout_s} s after"),
+        pytest.warns(RuntimeWarning, match=rf"killed {timeout_s} s "),
         genserve.launch(model, env=fake, drain_timeout_s=0.2) as launched,
     ):
         assert members_of(launched.pid)
@@ -165,11 +189,11 @@ async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.Mo
     ticked = threading.Event()
 
     def kill_late(group: int) -> None:
-        assert ticked.wait(30), "nothing ran while the daemon was waited for"
+        assert ticked.wait(STEP_S), "nothing ran while the daemon was waited for"
         kill_group(group)
 
     monkeypatch.setattr(daemon_process, "kill_group", kill_late)
-    with pytest.warns(RuntimeWarning, match="had to be killed"):
+    with pytest.warns(RuntimeWarning, match="killed"):
         async with genserve.launch("that ignores SIGTERM", env=fake, drain_timeout_s=0.2):
             asyncio.get_running_loop().call_later(0.1, ticked.set)
     assert ticked.is_set()
@@ -178,7 +202,7 @@ async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.Mo
 def test_a_daemon_that_ends_in_the_block_is_told(fake: Env) -> None:
     """As a warning, or as a note on the error that it has caused."""
     with (
-        pytest.warns(RuntimeWarning, match=r"status 3: .*the engine has died"),
+        pytest.warns(RuntimeWarning, match=r"the engine has died"),
         genserve.launch("that fails later", env=fake) as launched,
     ):
         assert ends_within(launched.pid, 60)
@@ -192,7 +216,8 @@ def test_an_error_of_the_block_keeps_the_log_and_names_it(fake: Env) -> None:
     """Although the daemon drained as it should: it may know more."""
     with pytest.raises(OSError, match="lost") as raised, genserve.launch("whatever", env=fake) as launched:
         raise OSError("lost")
-    assert raised.value.__notes__ == [f"the daemon's log: {launched.log}"]
+    (note,) = raised.value.__notes__
+    assert str(launched.log) in note
     assert launched.exit_status == 0
     assert launched.log.exists()
 
@@ -228,7 +253,7 @@ def test_a_launch_is_for_one_daemon(fake: Env) -> None:
     launch = genserve.launch("whatever", env=fake)
     with launch:
         pass
-    with pytest.raises(RuntimeError, match="call launch"):
+    with pytest.raises(RuntimeError, match="launch"):
         launch.__enter__()
 
 
@@ -266,14 +291,6 @@ def fail_after_the_end_of(pid: int) -> None:
     raise OSError("lost")
 
 
-def wait_for(log: Path, text: str) -> None:
-    """Until a log has it."""
-    deadline_s = time.monotonic() + 60
-    while text not in log.read_text():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def assert_nobody_writes_to(log: Path) -> None:
     """No process has it open."""
     for process in psutil.process_iter():
@@ -295,9 +312,9 @@ def test_the_environment_is_this_one_with_what_was_given(fake: Env, monkeypatch:
 @pytest.mark.parametrize(
     ("args", "error", "says"),
     [
-        ("--max-model-len 2048", TypeError, "a list of words"),
-        (["--headless"], ValueError, "serve nobody"),
-        (["--drain-timeout-s=100"], ValueError, "as a keyword"),
+        ("--max-model-len 2048", TypeError, "list"),
+        (["--headless"], ValueError, "headless"),
+        (["--drain-timeout-s=100"], ValueError, "drain_timeout_s"),
     ],
 )
 def test_words_that_would_be_misunderstood_are_refused(args: Any, error: type[Exception], says: str) -> None:

@@ -42,7 +42,7 @@ def test_the_number_of_gpus_may_be_said(on: Makes) -> None:
     assert [each.words for each in process_shares(["--config", "x.yaml"], 2, 2)] == ["GPUs 0, 1", "GPUs 2, 3"]
     with pytest.raises(ValueError, match=r"--config: .*--gpus-per-replica"):
         process_shares(["--config", "x.yaml"], 2, None)
-    with pytest.raises(ValueError, match="need 6 GPUs, and 4 can be used"):
+    with pytest.raises(ValueError, match=r"6 GPUs.* 4 "):
         process_shares([], 2, 3)
 
 

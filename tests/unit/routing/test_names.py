@@ -43,12 +43,12 @@ def test_the_names_of_torchrl_sglang_and_vllm_are_understood(text: str, expected
     [
         (
             "random",
-            "policy 'random' is not known: use session, prefix-aware, requests, kv-cache, ",
+            "'random'.*: use session, prefix-aware, requests, kv-cache, ",
         ),
-        ("", "policy '' is not known"),
-        ("requests,", "policy '' is not known"),
-        ("prefix,cache-aware", "policy prefix-aware is there twice in 'prefix,cache-aware'"),
-        ("requests,prefix", "policy requests decides about every request, so prefix-aware would never be asked"),
+        ("", "''"),
+        ("requests,", "''"),
+        ("prefix,cache-aware", "prefix-aware .*twice"),
+        ("requests,prefix", "requests .*prefix-aware .*never"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(text: str, message: str) -> None:
@@ -66,7 +66,7 @@ def test_every_name_makes_a_chain_with_the_policies_of_that_name(name: str) -> N
 
 def test_the_overload_threshold_reaches_its_policy() -> None:
     """1.0 is the least that makes sense."""
-    with pytest.raises(ValueError, match=r"overload_threshold must be at least 1, is 0\.5"):
+    with pytest.raises(ValueError, match=r"overload_threshold .*0\.5"):
         make_chain(parse_policies("prefix"), Random(1), lambda: 0.0, overload_threshold=0.5)
 
 

@@ -139,5 +139,5 @@ def _take(policy: PrefixAware, request: Request, replicas: list[Replica]) -> Rep
 @pytest.mark.parametrize("threshold", [0.99, float("nan")])
 def test_a_threshold_below_the_mean_is_refused(threshold: float) -> None:
     """Every replica would be overloaded."""
-    with pytest.raises(ValueError, match="overload_threshold must be at least 1"):
+    with pytest.raises(ValueError, match="overload_threshold"):
         PrefixAware(PrefixIndex(), threshold)

@@ -95,7 +95,7 @@ def test_the_first_length_can_be_chosen() -> None:
     assert len(blocks_of_tokens(range(64), block=32)) == 2
     assert len(blocks_of_text("x" * 64, block=16)) == 4
     assert len(blocks_of_tokens(range(3), block=1)) == 3
-    with pytest.raises(ValueError, match="block must be at least 1, is 0"):
+    with pytest.raises(ValueError, match="block"):
         blocks_of_tokens(range(64), block=0)
 
 

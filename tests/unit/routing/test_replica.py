@@ -29,9 +29,9 @@ def test_kv_pressure_carries_the_report_on_by_what_was_sent_since() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     """A negative load would attract every request."""
-    with pytest.raises(ValueError, match="inflight must not be negative, is -1"):
+    with pytest.raises(ValueError, match=r"inflight .*-1"):
         replica(inflight=-1)
-    with pytest.raises(ValueError, match="max_num_seqs must be at least 1, is 0"):
+    with pytest.raises(ValueError, match=r"max_num_seqs .*0"):
         replica(max_num_seqs=0)
-    with pytest.raises(ValueError, match="num_sequences must be at least 1, is 0"):
+    with pytest.raises(ValueError, match=r"num_sequences .*0"):
         Request(num_sequences=0)

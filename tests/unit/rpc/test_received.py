@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from genserve.errors import MessageTooLargeError
 from genserve.rpc.received import Received, receiver
 from genserve.v1 import generation_pb2
+from tests.support.refusals import refuses
 
 LIMIT_BYTES = 100_000
 SMALL_BYTES = 32 << 10
@@ -49,7 +50,7 @@ async def test_a_message_that_is_too_long_is_neither_parsed_nor_kept() -> None:
     """Its beginning is, which may say whose it is."""
     data = message(LIMIT_BYTES + 1)
     made = received(data)
-    with pytest.raises(MessageTooLargeError, match=f"has {LIMIT_BYTES + 1} bytes; none .* more than {LIMIT_BYTES}"):
+    with refuses(MessageTooLargeError, says=str(LIMIT_BYTES + 1)):
         await made.read(lambda request: pytest.fail("it was parsed"))
     assert made._data == b""
     assert made.head == data[:2048]

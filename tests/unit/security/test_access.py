@@ -67,23 +67,23 @@ def test_a_certificate_is_known_by_a_name_in_it(listed: str, presented: Sequence
     [
         (b"\xff", "UTF-8"),
         (b"[[token]", "TOML"),
-        (b"tokens = 1", "unknown key 'tokens'"),
-        (b"token = 1", "must be a list of tables"),
+        (b"tokens = 1", "'tokens'"),
+        (b"token = 1", "token"),
         (entry(token="secret-in-the-clear"), "token 1: write the sha256"),
-        (entry(sha256="12"), "64 hexadecimal digits"),
-        (entry(sha256=None), "64 hexadecimal digits"),
-        (entry(roles=["admin"]), "'admin' is not one of generate, trainer, operator"),
-        (entry(roles=[]), "has no role"),
-        (entry(roles="trainer"), "roles must be a list"),
-        (entry(roles=[["trainer"]]), "is not one of"),
-        (entry(name="a b"), "name must be"),
-        (entry(name=None), "name must be"),
-        (entry(expires="soon"), "expires must be a time"),
-        (entry(more=1), "unknown key 'more'"),
+        (entry(sha256="12"), "64 "),
+        (entry(sha256=None), "64 "),
+        (entry(roles=["admin"]), "generate, trainer, operator"),
+        (entry(roles=[]), "role"),
+        (entry(roles="trainer"), "roles"),
+        (entry(roles=[["trainer"]]), "['trainer']"),
+        (entry(name="a b"), "name "),
+        (entry(name=None), "name "),
+        (entry(expires="soon"), "expires "),
+        (entry(more=1), "'more'"),
         (entry() + b"\n" + entry(name="other"), "twice"),
         (b'[[certificate]]\nname = "c"\nroles = ["generate"]\nsan = "*"', "one *"),
         (b'[[certificate]]\nname = "c"\nroles = ["generate"]\nsan = "a*b"', "one *"),
-        (b'[[certificate]]\nname = "c"\nroles = ["generate"]', "san must be"),
+        (b'[[certificate]]\nname = "c"\nroles = ["generate"]', "san "),
     ],
 )
 def test_what_is_wrong_with_a_list_is_named(content: bytes, says: str) -> None:
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_a_list_is_named(content: bytes, says: str) -> None:
 
 def test_a_list_is_bounded() -> None:
     entries = b"\n\n".join(entry(name=f"c{i}", sha256=token_digest(str(i)).hex()) for i in range(MAX_ENTRIES + 1))
-    with pytest.raises(AccessError, match="the limit is 1000"):
+    with pytest.raises(AccessError, match="1000"):
         parse_file(entries)
 
 

@@ -51,7 +51,7 @@ def test_a_file_that_is_wrong_or_gone_changes_nothing(tmp_path: Path, capsys: py
     path.unlink()
     assert listed.of_token(callers.tokens["a"]) is not None
     told = capsys.readouterr().err
-    assert told.count("The callers that it listed before stay") == 2
+    assert told.count(callers.auth_file) == 2
     again = list_callers(tmp_path, b=["generate"])
     assert listed.of_token(callers.tokens["a"]) is None
     assert listed.of_token(again.tokens["b"]) is not None
@@ -61,14 +61,14 @@ def test_a_file_that_is_wrong_or_gone_changes_nothing(tmp_path: Path, capsys: py
 def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
     callers = list_callers(tmp_path, a=["generate"])
     Path(callers.auth_file).chmod(mode)
-    with pytest.raises(AccessError, match="others can write"):
+    with pytest.raises(AccessError, match="chmod go-w"):
         AccessList(AccessSource(callers.auth_file))
 
 
 def test_a_pipe_in_place_of_the_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     began_s = time.monotonic()
-    with pytest.raises(AccessError, match="not a file"):
+    with pytest.raises(AccessError, match="pipe"):
         AccessList(AccessSource(str(tmp_path / "pipe")))
     assert time.monotonic() - began_s < 60.0
 

@@ -20,7 +20,7 @@ def test_the_file_that_is_wrong_is_named_by_its_flag(tmp_path: Path) -> None:
     check_files(files)
     pair = f"--ssl-certfile {mine.cert_file} and --ssl-keyfile {other.key_file}: "
     for wrong, names in (
-        (replace(files, ca_certs="/nowhere"), "--ssl-ca-certs /nowhere: No such file"),
+        (replace(files, ca_certs="/nowhere"), "--ssl-ca-certs /nowhere: "),
         (replace(files, ca_certs=mine.key_file), f"--ssl-ca-certs {mine.key_file}: "),
         (replace(files, keyfile=other.key_file), pair),
         (replace(files, keyfile=other.key_file, ca_certs=""), pair),
@@ -38,11 +38,11 @@ def test_a_certificate_that_clients_would_refuse_is_found_before_they_do(tmp_pat
     )
     check_accepted(CertificateFiles(valid.cert_file, valid.key_file))
     check_files(CertificateFiles(expired.cert_file, expired.key_file))
-    with pytest.raises(CertificateError, match=f"--ssl-certfile {expired.cert_file}: certificate has expired"):
+    with pytest.raises(CertificateError, match=f"--ssl-certfile {expired.cert_file}: .*expired"):
         check_accepted(CertificateFiles(expired.cert_file, expired.key_file))
 
 
 def test_a_certificate_without_its_key_says_what_is_missing(tmp_path: Path) -> None:
     pair = Authority(tmp_path).issue("127.0.0.1")
-    with pytest.raises(CertificateError, match=f"{pair.cert_file}: no certificate with its key"):
+    with pytest.raises(CertificateError, match=f"{pair.cert_file}: .*key"):
         check_own("", pair.cert_file, "")

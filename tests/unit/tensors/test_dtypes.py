@@ -25,6 +25,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.push_admission import examine
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract.calls import Prepare
+from tests.support.refusals import refuses
 
 SHAPE = (2, 4)
 
@@ -99,9 +100,8 @@ def test_a_type_that_is_not_supported_is_named_with_its_tensor(tmp_path: Path, d
     (issue,) = examine(base, "", index)[1]
     assert issue.tensor == "x"
     assert dtype in issue.description
-    with pytest.raises(ManifestMismatchError, match=f"'x'.*{dtype}") as raised:
+    with refuses(ManifestMismatchError, field='header.manifest.tensors["x"]', says=dtype):
         completed(Manifest((base.tensors[0],), 1, partial=True), base, ())
-    assert [each.field for each in raised.value.violations] == ['header.manifest.tensors["x"]']
     with pytest.raises(CheckpointFileError, match=f"x: .*{dtype}"):
         read_checkpoint(tmp_path)
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):

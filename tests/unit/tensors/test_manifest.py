@@ -6,9 +6,10 @@ import time
 import pytest
 
 from genserve.errors import InvalidFieldError, ManifestMismatchError
-from genserve.tensors.manifest import MAX_TENSORS, Manifest, PushIssue, TensorSpec, structural_issues
+from genserve.tensors.manifest import MAX_TENSORS, Manifest, TensorSpec, structural_issues
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push_admission import check_num_tensors, examine, refuse_issues
+from tests.support.refusals import refuses
 
 
 def spec(name: str, offset: int, shape: tuple[int, ...] = (2, 2), dtype: str = "F32", length: int = 16) -> TensorSpec:
@@ -38,19 +39,19 @@ def test_digest_is_that_of_the_lines_in_order_of_the_names() -> None:
     [
         (spec("", 0), 16, "no name"),
         (spec("a\tb", 0), 16, "printable"),
-        (spec("a", 0, dtype="F31"), 16, "dtype 'F31' is unknown"),
-        (spec("a", 0, shape=(2, 3)), 16, "takes 24 bytes"),
+        (spec("a", 0, dtype="F31"), 16, "F31"),
+        (spec("a", 0, shape=(2, 3)), 16, " 24 "),
         (spec("a", 0, shape=(-2, -2)), 16, "out of range"),
-        (spec("a", 0, shape=(2**32, 2**32), length=0), 16, "takes 73786976294838206464 bytes"),  # 0 modulo 2^64
+        (spec("a", 0, shape=(2**32, 2**32), length=0), 16, "73786976294838206464"),  # 0 modulo 2^64
         (spec("a", 0, shape=(2**63,)), 16, "out of range"),
         (spec("a", 0, shape=(1,) * 17, length=4), 4, "17 dimensions"),
-        (spec("a", -1), 16, "outside of total_bytes"),
-        (spec("a", 1), 16, "outside of total_bytes"),
-        (spec("a", 2**63), 16, "outside of total_bytes"),
-        (spec("a", 0), 17, "bytes [16, 17) belong to no tensor"),
-        (spec("a", 1), 17, "bytes [0, 1) belong to no tensor"),
-        (spec("a", 0), -1, "total_bytes -1 is out of range"),
-        (spec("a", 0), 2**63, "is out of range"),
+        (spec("a", -1), 16, "total_bytes"),
+        (spec("a", 1), 16, "total_bytes"),
+        (spec("a", 2**63), 16, "total_bytes"),
+        (spec("a", 0), 17, "[16, 17)"),
+        (spec("a", 1), 17, "[0, 1)"),
+        (spec("a", 0), -1, "total_bytes -1"),
+        (spec("a", 0), 2**63, str(2**63)),
     ],
 )
 def test_tensor_that_cannot_be_is_an_issue(bad: TensorSpec, total_bytes: int, says: str) -> None:
@@ -60,10 +61,10 @@ def test_tensor_that_cannot_be_is_an_issue(bad: TensorSpec, total_bytes: int, sa
 
 def test_duplicates_and_overlaps_name_the_tensor() -> None:
     """The issue is about the tensor that is wrong."""
-    assert structural_issues(Manifest((spec("a", 0), spec("a", 16)), 32)) == [PushIssue("a", "occurs more than once")]
+    assert [each.tensor for each in structural_issues(Manifest((spec("a", 0), spec("a", 16)), 32))] == ["a"]
     (issue,) = structural_issues(Manifest((spec("a", 0), spec("b", 8)), 24))
-    assert issue == PushIssue("b", "begins at 8, inside 'a', which ends at 16")
-    assert structural_issues(Manifest((), 0)) == [PushIssue("", "has no tensors")]
+    assert issue.tensor == "b" and "8" in issue.description and "'a'" in issue.description
+    assert [each.tensor for each in structural_issues(Manifest((), 0))] == [""]
 
 
 def test_a_small_tensor_inside_a_large_one_is_an_overlap() -> None:
@@ -76,7 +77,7 @@ def test_at_most_twenty_issues_are_named_and_the_others_counted() -> None:
     """An error message stays readable."""
     issues = structural_issues(Manifest(tuple(spec(f"t{i}", 16 * i, dtype="X") for i in range(50)), 800))
     assert [issue.tensor for issue in issues] == [*(f"t{i}" for i in range(20)), ""]
-    assert issues[-1].description == "and 30 more issues"
+    assert " 30 " in issues[-1].description
 
 
 CHECKPOINT = CheckpointIndex(
@@ -101,10 +102,10 @@ def changed(**tensors: CheckpointTensor | None) -> Manifest:
         (changed(), None),
         (changed(**{"embed.weight": CheckpointTensor("F32", (4, 2), 32)}), None),
         (changed(**{"lm_head.weight": CheckpointTensor("BF16", (4, 2), 16)}), None),
-        (changed(ids=None), ("ids", "is missing")),
-        (changed(other=CheckpointTensor("I64", (1,), 8), ids=None), ("other", "is not in the checkpoint")),
-        (changed(**{"embed.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("embed.weight", "has shape [2, 4]")),
-        (changed(**{"lm_head.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("lm_head.weight", "has shape")),
+        (changed(ids=None), ("ids", "missing")),
+        (changed(other=CheckpointTensor("I64", (1,), 8), ids=None), ("other", "checkpoint")),
+        (changed(**{"embed.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("embed.weight", "[2, 4]")),
+        (changed(**{"lm_head.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("lm_head.weight", "[2, 4]")),
         (changed(ids=CheckpointTensor("F64", (1,), 8)), ("ids", "cannot be cast")),
         (changed(ids=CheckpointTensor("I32", (1,), 4)), ("ids", "cannot be cast")),
         (changed(**{"fp8.weight": CheckpointTensor("BF16", (2,), 4)}), ("fp8.weight", "cannot be cast")),
@@ -126,7 +127,7 @@ def test_partial_manifest_may_lack_tensors_but_not_bring_others() -> None:
     assert examine(Manifest(lacking.tensors, lacking.total_bytes, partial=True), "", CHECKPOINT)[1] == []
     foreign = changed(ids=None, other=CheckpointTensor("I64", (1,), 8))
     issues = examine(Manifest(foreign.tensors, foreign.total_bytes, partial=True), "", CHECKPOINT)[1]
-    assert issues == [PushIssue("other", "is not in the checkpoint")]
+    assert [each.tensor for each in issues] == ["other"]
 
 
 def test_manifest_that_is_not_the_one_claimed_is_refused() -> None:
@@ -141,10 +142,9 @@ def test_one_tensor_too_many_is_named() -> None:
     manifest = changed(rotary=CheckpointTensor("F32", (4,), 16), **head)
     check_num_tensors(len(manifest.tensors), CHECKPOINT)
     issues = examine(manifest, "", CHECKPOINT)[1]
-    assert issues == [PushIssue("rotary", "is not in the checkpoint")]
-    with pytest.raises(ManifestMismatchError, match="'rotary' is not in the checkpoint") as raised:
+    assert [each.tensor for each in issues] == ["rotary"]
+    with refuses(ManifestMismatchError, field='header.manifest.tensors["rotary"]', says="'rotary'"):
         refuse_issues(issues)
-    assert [each.field for each in raised.value.violations] == ['header.manifest.tensors["rotary"]']
 
 
 def test_unknown_and_missing_tensors_are_both_named() -> None:
@@ -153,17 +153,12 @@ def test_unknown_and_missing_tensors_are_both_named() -> None:
     checkpoint = CheckpointIndex(dict.fromkeys(names, CheckpointTensor("F32", (1,), 4)))
     prefixed = CheckpointIndex({f"module.{n}": t for n, t in checkpoint.tensors.items()}).as_manifest()
     issues = examine(prefixed, "", checkpoint)[1]
-    told = [(issue.tensor, issue.description) for issue in issues]
-    assert told == [
-        *((f"module.{name}", "is not in the checkpoint") for name in names[:20]),
-        ("", "and 30 more issues"),
-        *((name, "is missing") for name in names[:20]),
-        ("", "and 30 more issues"),
-    ]
-    with pytest.raises(
-        ManifestMismatchError, match=r"'module\.layers\.000' is not .*; 'layers\.000' is missing; 98 more, see"
-    ) as raised:
+    assert [issue.tensor for issue in issues] == [*(f"module.{name}" for name in names[:20]), "", *names[:20], ""]
+    assert all(" 30 " in issue.description for issue in issues if issue.tensor == "")
+    with refuses(ManifestMismatchError) as raised:
         refuse_issues(issues)
+    for each in ("'module.layers.000'", "'layers.000'", " 98 "):
+        assert each in raised.value.message
     assert raised.value.metadata == {"num_violations": "100"}
 
 
@@ -183,8 +178,8 @@ def test_hostile_manifest_of_a_million_tensors_is_refused_at_once(
     with pytest.raises(ManifestMismatchError):
         check_num_tensors(len(million_and_one.tensors), checkpoint)
     assert time.thread_time() - began_s < 0.3
-    assert "1000001 tensors" in issues[0].description
-    assert (PushIssue("t0", "is not in the checkpoint") in issues) == (checkpoint is not None)
+    assert "1000001" in issues[0].description
+    assert any(issue.tensor == "t0" for issue in issues) == (checkpoint is not None)
 
 
 def test_hostile_manifest_below_the_limit_is_read_no_further_than_needed() -> None:
@@ -193,4 +188,4 @@ def test_hostile_manifest_below_the_limit_is_read_no_further_than_needed() -> No
     began_s = time.thread_time()
     issues = structural_issues(manifest)
     assert time.thread_time() - began_s < 0.3
-    assert issues[-1].description == "and at least 980 more issues"
+    assert " 980 " in issues[-1].description

@@ -40,7 +40,7 @@ def _runs(numbers: set[int]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (3, 2)])
 def test_what_is_no_range_is_refused(start: int, end: int) -> None:
     """Silently adding it would count bytes that do not exist."""
-    with pytest.raises(ValueError, match="not a range"):
+    with pytest.raises(ValueError, match=str(start)):
         ByteRanges().add(start, end)
 
 

@@ -8,16 +8,16 @@ from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"address": "ray://head:10001"}, "Ray Client cannot be used: run this on a node"),
-        ({"address": "local"}, "--ray must be HOST:PORT of a cluster's head, is 'local'"),
-        ({"address": ""}, "--ray must be HOST:PORT of a cluster's head, is ''"),
-        ({"address": "head"}, "--ray must be HOST:PORT of a cluster's head, is 'head'"),
-        ({"name": ""}, "--ray-name must be"),
-        ({"name": "a/b"}, "--ray-name must be"),
-        ({"name": "a" * 65}, "--ray-name must be"),
-        ({"timeout_s": 0.0}, "--ray-timeout must be in"),
-        ({"timeout_s": float("nan")}, "--ray-timeout must be in"),
-        ({"timeout_s": 1e6}, "--ray-timeout must be in"),
+        ({"address": "ray://head:10001"}, "ray://head:10001"),
+        ({"address": "local"}, "--ray .*HOST:PORT.*'local'"),
+        ({"address": ""}, "--ray .*HOST:PORT.*''"),
+        ({"address": "head"}, "--ray .*HOST:PORT.*'head'"),
+        ({"name": ""}, "--ray-name "),
+        ({"name": "a/b"}, "--ray-name "),
+        ({"name": "a" * 65}, "--ray-name "),
+        ({"timeout_s": 0.0}, "--ray-timeout "),
+        ({"timeout_s": float("nan")}, "--ray-timeout "),
+        ({"timeout_s": 1e6}, "--ray-timeout "),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, object], says: str) -> None:

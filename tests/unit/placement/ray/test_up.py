@@ -38,7 +38,7 @@ def test_without_an_engine_here_the_gpus_must_be_said(monkeypatch: pytest.Monkey
         return None if name == "vllm" else real(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    with pytest.raises(ValueError, match="say --gpus-per-replica"):
+    with pytest.raises(ValueError, match="--gpus-per-replica"):
         fleet_of(UpConfig(1, []))
     assert fleet_of(UpConfig(1, [], 2)).gpus == 2
 

@@ -19,6 +19,7 @@ from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.token_columns import MAX_FIRST_SLOT, ColumnsOfStep, Slots, first_slot
 from genserve.v1 import generation_pb2
 from genserve.words import FIRST_SLOT_KEY
+from tests.support.refusals import refuses
 
 LOGPROBS = LogprobColumns([-1.0, -2.0], [1, 2], 1, [8, 9], [-0.5, -0.25])
 ROW = SequenceDelta(0, [5, 6], "abc", LOGPROBS, [WeightSpan(3, 4, 6)], None)
@@ -134,5 +135,5 @@ def test_the_first_number_is_a_slot() -> None:
     assert first_slot([]) == first_slot([("other", "7")]) == 0
     assert first_slot([("other", b"7"), (FIRST_SLOT_KEY, str(MAX_FIRST_SLOT))]) == MAX_FIRST_SLOT
     for wrong in ("", "-1", "1.5", "x", "²", str(MAX_FIRST_SLOT + 1), "9" * 5000, b"7"):
-        with pytest.raises(InvalidFieldError, match=FIRST_SLOT_KEY):
+        with refuses(InvalidFieldError, says=FIRST_SLOT_KEY):
             first_slot([(FIRST_SLOT_KEY, wrong)])

@@ -8,11 +8,10 @@ from google.protobuf.message import DecodeError, Message
 
 from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError
 from genserve.memory.segment import SegmentChunk
-from genserve.rpc.frames import push
 from genserve.rpc.frames.push import Frame, OversizedFrame, UnknownFrame, frame_parser, read_header
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import weights_pb2
-from tests.support.patience import STEP_S
+from tests.support.clocks import leaping_clock
 
 
 def frame(**kind: Message) -> bytes:
@@ -79,14 +78,15 @@ async def test_a_push_begins_with_a_header(first: list[Frame], error: type[Excep
         await read_header(frames(*first))
 
 
-async def test_a_client_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have gone."""
-    assert push.HEADER_TIMEOUT_S >= 10, "an honest client may be slow"
-    monkeypatch.setattr(push, "HEADER_TIMEOUT_S", 0.01)
+async def test_a_client_that_says_nothing_is_given_up() -> None:
+    """It may have gone. An honest client may be slow."""
 
     async def silent() -> AsyncIterator[Frame]:
         await asyncio.Event().wait()
         yield HEADER
 
-    with pytest.raises(DeadlineError, match="no header arrived"):
-        await asyncio.wait_for(read_header(silent()), STEP_S)
+    with leaping_clock():
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError):
+            await asyncio.wait_for(read_header(silent()), 600)
+        assert 10 <= asyncio.get_running_loop().time() - began_s < 600
