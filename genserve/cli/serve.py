@@ -75,13 +75,14 @@ def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
         print(Finding("flags", False, said.getvalue().removeprefix("genserve serve: error: ")))
         return 1
     _quiet()
-    try:  # imports vLLM, which takes seconds
+    try:
         from genserve.doctor.start_checks import Start, findings
+
+        for finding in findings(Start(config, tuple(flags), _model_of(flags))):
+            print(finding, flush=True)
+            status = status if finding.is_ok else 1
     except ImportError as error:
         return _failed(engine.import_failure(error))
-    for finding in findings(Start(config, tuple(flags), _model_of(flags))):
-        print(finding, flush=True)
-        status = status if finding.is_ok else 1
     return status
 
 

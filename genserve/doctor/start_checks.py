@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from genserve import daemon
 from genserve.addresses import joined
 from genserve.config import ServeConfig
 from genserve.demo_model import built_demo_model
@@ -110,6 +109,8 @@ def memory(start: Start) -> str:
 
 def engine(start: Start) -> str:
     """vLLM takes its flags and the model's configuration, and none is refused because of pushes."""
+    from genserve import daemon  # imports vLLM, which takes seconds: the other checks are done before
+
     warnings = daemon.check(start.flags)
     return "; ".join(warnings) if warnings else "all flags are taken"
 

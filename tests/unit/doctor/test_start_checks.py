@@ -2,15 +2,13 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from genserve.cli import main
 from genserve.config import ServeConfig
 from genserve.doctor import start_checks
 from genserve.doctor.room.size import Memory
@@ -37,29 +35,6 @@ def found(config: ServeConfig, model: Path, names: Sequence[str]) -> dict[str, F
         return {each.name: each for each in findings(start)}
 
 
-def test_a_start_that_would_be_accepted_passes_every_check(model: Path) -> None:
-    """Each in its line; status 0."""
-    command = [sys.executable, "-m", "genserve", "serve", "--check", "--port", "0", "--model", str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["ok", name] for name, _ in CHECKS]
-
-
-def test_all_that_is_wrong_is_told_at_once(model: Path) -> None:
-    """Status 1. vLLM's flags are checked with the model's configuration."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        flags = ["--port", str(taken.getsockname()[1]), "--max-model-len", "100000000", "--weight-update", "inplace"]
-        command = [sys.executable, "-m", "genserve", "serve", "--check", "--model", str(model), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1
-    told = {line.split()[1]: line for line in done.stdout.splitlines()}
-    assert told["addresses"].startswith("failed ") and "Address already in use" in told["addresses"]
-    assert told["flags"].startswith("failed ") and "max_model_len" in told["flags"]
-    assert told["files"].startswith("ok ")
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -68,11 +43,12 @@ def test_all_that_is_wrong_is_told_at_once(model: Path) -> None:
         (["--model", "/nowhere/at/all"], "--model: no directory /nowhere/at/all"),
     ],
 )
-def test_wrong_flags_of_ours_are_a_failed_check(flags: list[str], says: str) -> None:
+def test_wrong_flags_of_ours_are_a_failed_check(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And not the usage of the command: a script asks for the status alone."""
-    command = [sys.executable, "-m", "genserve", "serve", "--check", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stdout) == (1, f"failed  flags      {says}\n")
+    assert main(["serve", "--check", *flags]) == 1
+    assert capsys.readouterr().out == f"failed  flags      {says}\n"
 
 
 def test_a_directory_that_cannot_be_written_has_no_socket(model: Path, tmp_path: Path) -> None:
