@@ -8,7 +8,6 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import ManifestMismatchError
-from genserve.worker.model.draft import PREFIX
 from tests.engine.outputs import next_version, state_of
 from tests.support import models
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
@@ -55,6 +54,8 @@ def _client(daemon: DaemonProcess) -> AsyncClient:
 
 def drafting(digests: Digests) -> Digests:
     """Those of what drafts."""
+    from genserve.worker.model.draft import PREFIX  # imports vLLM
+
     return {name: digest for name, digest in digests.items() if name.split()[1].startswith(PREFIX)}
 
 

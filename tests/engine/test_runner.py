@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError
@@ -26,6 +25,8 @@ async def test_the_daemon_says_which_model_runner_its_workers_have(client: Async
 
 def test_engines_schedule_a_step_ahead_where_they_have_the_runner_of_gpus(checkpoints: dict[str, Path]) -> None:
     """As on a GPU, so that a pause finds two steps in flight. On a CPU vLLM does not."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     config = AsyncEngineArgs(model=str(checkpoints["a"])).create_engine_config()
     assert config.scheduler_config.async_scheduling == on_runner_v2.IS_ON
     assert config.max_concurrent_batches == (2 if on_runner_v2.IS_ON else 1)

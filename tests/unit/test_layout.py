@@ -1,4 +1,4 @@
-"""Where tests keep what they share."""
+"""Where tests keep what they share, and what it takes to collect them."""
 
 import ast
 import pkgutil
@@ -11,6 +11,13 @@ import pytest
 TESTS = Path(__file__).parents[1]
 AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
 """The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
+WITH_VLLM = (
+    *("unit/engine/vllm", "unit/worker"),
+    *(f"engine/{name}.py" for name in ("test_internals", "test_client_internals", "test_openai_internals")),
+    *("unit/integrations/test_torchrl_answers.py", "unit/integrations/test_torchrl_options.py"),
+    *("unit/test_frontend.py", "unit/test_refused_starts.py", "fake_cuda"),
+)
+"""Tests of code that runs inside vLLM, in the process of the test itself."""
 
 
 @cache
@@ -30,6 +37,51 @@ def imported() -> list[tuple[Path, Path]]:
                 if (TESTS / module).is_file():
                     found.append((path.relative_to(TESTS), module))
     return found
+
+
+@cache
+def loaded_by(path: Path) -> tuple[bool, list[Path]]:
+    """Whether a module imports vLLM while it is imported itself, neither in a function nor under a condition; and which
+    of our files it imports so."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = [place for name in names if name.split(".")[0] in ("genserve", "tests") for place in files_of(name)]
+    return any(name.split(".")[0] == "vllm" for name in names), files
+
+
+@cache
+def files_of(module: str) -> list[Path]:
+    """A module and the packages that it is in."""
+    names = module.split(".")
+    places = [TESTS.parent.joinpath(*names[:end]) for end in range(1, len(names) + 1)]
+    return [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+
+
+def way_to_vllm(path: Path) -> list[str]:
+    """The files through which a file imports vLLM, from the first to the last; empty if it does not."""
+    known, chains = {path}, [[path]]
+    for chain in chains:  # grows while it is walked
+        imports_it, files = loaded_by(chain[-1])
+        if imports_it:
+            return [str(each.relative_to(TESTS.parent)) for each in chain]
+        for file in files:
+            if file not in known:
+                known.add(file)
+                chains.append([*chain, file])
+    return []
+
+
+def test_collecting_tests_imports_no_vllm() -> None:
+    """That takes ten seconds in each process of pytest, also of a run that needs none of it."""
+    files = [path for path in sorted(TESTS.rglob("test_*.py"))]
+    with_vllm = tuple(TESTS / each for each in WITH_VLLM)
+    ways = {path: way_to_vllm(path) for path in files}
+    assert sum(map(bool, ways.values())) > 10, "the search finds nothing"
+    assert [way for path, way in ways.items() if way and not any(path.is_relative_to(each) for each in with_vllm)] == []
 
 
 def test_no_test_file_is_imported() -> None:
