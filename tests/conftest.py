@@ -18,6 +18,8 @@ settings.load_profile("genserve")
 NUM_AT_A_TIME = 2
 """Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
 FLAKY_RECORD = Path(__file__).with_name("flaky.tsv")
+_WITH_DAEMONS = tuple(Path(__file__).with_name(each) for each in ("engine", "faults"))
+"""Folders whose tests start real daemons."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,17 +61,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     imported here: torch alone makes one take a second."""
     gc.collect()
     gc.freeze()
-    if any(item.path.parent.name in ("engine", "faults") for item in session.items):
+    if any(_starts_daemons(item) for item in session.items):
         process.warm_up()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Gives clients of real daemons a token, which is told by nothing: see `daemons_that_have_ended`."""
-    if item.path.parent.name in ("engine", "faults"):
+    if _starts_daemons(item):
         os.environ.setdefault(known_secrets.VARIABLE, known_secrets.known_token())
     else:
         os.environ.pop(known_secrets.VARIABLE, None)
+
+
+def _starts_daemons(item: pytest.Item) -> bool:
+    return any(item.path.is_relative_to(each) for each in _WITH_DAEMONS)  # tests/unit/engine starts none
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -176,11 +176,11 @@ class PauseController:
         async with self.turn.take(timeout_s, for_weights=True) as deadline_s:
             if lease_id:
                 self._leases.require(lease_id)
-            began_s = time.perf_counter()
+            began_s = time.monotonic()
             # What sleeps was dropped before.
             drops = kv_policy is KvPolicy.RECOMPUTE and not self._dropped and not self._board.asleep.tags
             counts = await self.stand_still(mode, kv_policy, deadline_s)
-            paused_at_s = time.perf_counter()
+            paused_at_s = time.monotonic()
             hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s, drops=drops)
             try:
                 yield hold
@@ -188,9 +188,9 @@ class PauseController:
                 if self._leases.active:  # no request waits for this, because nothing runs afterwards
                     await _told_soon(hold.interruption)
             finally:
-                resume_s = time.perf_counter()
+                resume_s = time.monotonic()
                 await self._run_if_free()
-                ended_s = time.perf_counter()
+                ended_s = time.monotonic()
                 hold.resume_s = ended_s - resume_s
                 if not self.standstill.is_on:
                     # While WAIT waits, requests still run; the other modes stop them at once.

@@ -15,13 +15,13 @@ from tests.support.oracle import Oracle, OracleError
 from tests.support.subject import Subject
 
 
-async def finds_only(hasty: Oracle, version: int, name: str) -> None:
+async def finds_only(hasty: Oracle, name: str) -> None:
     """It finds that this differs, and nothing else when what is on its way has gone."""
     found: set[str] = set()
     async with asyncio.timeout(60):
         while found != {name}:
             with pytest.raises(OracleError) as raised:
-                await hasty.holds((version, "a"))
+                await hasty.holds((await hasty.served_version(), "a"))
             assert name in raised.value.findings
             found = set(raised.value.findings)
 
@@ -74,7 +74,7 @@ async def test_the_oracle_notices_a_call_that_goes_on(subject: Subject, hasty: O
     async with AsyncClient(subject.process.address) as other:
         watch = other.watch_status()
         await anext(watch)
-        await finds_only(hasty, version, "tasks")
+        await finds_only(hasty, "tasks")
         await watch.aclose()
     await subject.oracle.holds((version, "a"))
 
@@ -82,10 +82,9 @@ async def test_the_oracle_notices_a_call_that_goes_on(subject: Subject, hasty: O
 async def test_the_oracle_notices_memory_that_a_worker_keeps(subject: Subject, hasty: Oracle) -> None:
     """More than it may, and without a name."""
     subject.order(Fault("digests", "leak"))
-    version = await hasty.served_version()
-    await finds_only(hasty, version, "private_bytes")
+    await finds_only(hasty, "private_bytes")
     subject.release()
-    await subject.oracle.holds((version, "a"))
+    await subject.oracle.holds((await hasty.served_version(), "a"))
 
 
 async def test_the_oracle_notices_a_pause(subject: Subject, hasty: Oracle) -> None:

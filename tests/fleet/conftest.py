@@ -10,15 +10,15 @@ from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
 
 @pytest.fixture
 async def impatient_router() -> AsyncIterator[ScriptedFleet]:
-    """Its requests wait half a second for a replica."""
+    """Its requests wait half a second for a replica: for tests in which there is none."""
     async with scripted_fleet(settings=replace(SETTINGS, wait_ready_s=0.5)) as running:
         yield running
 
 
 @pytest.fixture
 async def attentive_router() -> AsyncIterator[ScriptedFleet]:
-    """It takes replicas that say nothing for two seconds for lost."""
-    async with scripted_fleet(settings=replace(SETTINGS, heartbeat_s=0.2, silence_s=2.0)) as running:
+    """Its replicas say often that they are there."""
+    async with scripted_fleet(settings=replace(SETTINGS, heartbeat_s=0.2)) as running:
         yield running
 
 

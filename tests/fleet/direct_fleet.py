@@ -13,12 +13,13 @@ from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import QUICK, RoutedFleet, over, replica
 from tests.fleet.scripted_fleet import running
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon, ScriptedStream
 
 DIRECT = Direct(
-    policies="requests", report_interval_s=0.1, silence_s=1.0, keep_s=20.0, wait_ready_s=5.0, connect_timeout_s=20.0
+    policies="requests", report_interval_s=0.1, silence_s=60.0, keep_s=300.0, wait_ready_s=60.0, connect_timeout_s=20.0
 )
-QUIET = replace(DIRECT, report_interval_s=60.0, silence_s=120.0, keep_s=300.0)
+QUIET = replace(DIRECT, report_interval_s=60.0, silence_s=120.0)
 """The router tells no loads while a test lasts: those of scripted engines leave out the requests that run, so what was
 told between two requests would change where the second one goes."""
 
@@ -54,7 +55,7 @@ class DirectFleet:
 
     async def until_known(self, *states: ReplicaState | None) -> None:
         """Waits until the client takes the replicas to be in these states."""
-        await self.routed.until(lambda: [self.state(number) for number in range(len(self.links))] == list(states))
+        await until(lambda: [self.state(number) for number in range(len(self.links))] == list(states))
 
     def blind_router(self) -> None:
         """The router learns nothing any more."""

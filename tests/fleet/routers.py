@@ -1,7 +1,6 @@
 """Scripted daemons behind a real router, and clients of both."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +13,17 @@ from genserve.fleet.serve import RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
 from genserve.signals import Stopped
-from tests.fleet.scripted_fleet import LIMIT_S, until
+from tests.fleet.reports import until_reported
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content
 from tests.support.scripted_daemon import Daemon, serving
 from tests.support.scripted_engine import Gate
 
 QUICK = FleetSettings(
-    heartbeat_s=0.1, report_interval_s=0.1, silence_s=2.0, settle_s=5.0, wait_ready_s=10.0, straggler_s=2.0
+    heartbeat_s=0.1, report_interval_s=0.1, silence_s=60.0, settle_s=60.0, wait_ready_s=60.0, straggler_s=60.0
 )
+"""Replicas tell at once what has changed. What only time brings does not come while a test lasts, however slow the
+machine is: a test that is about it sets the clock forward."""
 MAX_STAGING_BYTES = 1 << 30
 
 
@@ -48,14 +50,14 @@ class RoutedFleet:
         fleet = self.running.router.fleet
         return fleet.where(fleet.upstreams[daemon.address].member)[0]
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds."""
-        await until(holds)
-
     async def until_ready(self, count: int | None = None) -> None:
         """Waits until so many replicas get requests; by default all."""
         expected = len(self.daemons) if count is None else count
-        await self.until(lambda: len(self.running.router.fleet.ready) == expected)
+        await until(lambda: len(self.running.router.fleet.ready) == expected)
+
+    async def until_reported(self) -> None:
+        """Waits until each replica that answers has told its state twice: what must not happen would have begun."""
+        await until_reported(self.running.router.fleet)
 
 
 @asynccontextmanager
@@ -91,8 +93,7 @@ def hold(version: int, daemon: Daemon) -> bool:
 
 async def until_reached(gate: Gate) -> None:
     """Waits until an engine is at a step."""
-    async with asyncio.timeout(LIMIT_S):
-        await gate.reached.wait()
+    await until(gate.reached.is_set)
 
 
 def running(fleet: RoutedFleet) -> list[bool]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,24 +35,17 @@ from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.caller import Caller
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
 
 if TYPE_CHECKING:
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
 
 SETTINGS = FleetSettings(
-    heartbeat_s=60.0, report_interval_s=0.1, silence_s=120.0, connect_timeout_s=30.0, wait_ready_s=3.0
+    heartbeat_s=60.0, report_interval_s=0.1, silence_s=120.0, connect_timeout_s=30.0, wait_ready_s=60.0
 )
 """Replicas report what changes, and nothing else while a test lasts: a scripted engine's load leaves out the requests
 that run, so a report between two requests would change where the second one goes."""
-LIMIT_S = 30.0  # far above what a busy machine takes
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it does."""
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 async def running(
@@ -99,6 +92,11 @@ class ScriptedFleet:
     def num_submitted(self) -> list[int]:
         """Requests that each engine was given."""
         return [len(daemon.engine.requests) for daemon in self.daemons]
+
+    @property
+    def inflight(self) -> list[int]:
+        """Sequences that the router has sent to each replica, and that have not ended."""
+        return [self.fleet.upstreams[link.address].member.inflight for link in self.links]
 
     @contextmanager
     def busy(self, number: int, num_sequences: int = 1) -> Iterator[None]:

@@ -10,9 +10,15 @@ from genserve.client import AsyncClient, Generation
 from genserve.errors import ReplicaLostError
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
 from tests.fleet.talking_engine import Made, continued, let_talk
+from tests.support.patience import until
 
 NUM_TOKENS = 250
 PROMPTS = [[number, 7] for number in range(24)]
+
+
+async def until_made(engines: list[Made], num_tokens: int) -> None:
+    """Waits for so many tokens of all of them."""
+    await until(lambda: sum(made.num_tokens for made in engines) >= num_tokens)
 
 
 async def break_links(router: ScriptedFleet, engines: list[Made], rng: random.Random) -> None:
@@ -20,14 +26,13 @@ async def break_links(router: ScriptedFleet, engines: list[Made], rng: random.Ra
     cuts, however slow the machine is."""
     while True:
         next_cut = sum(made.num_tokens for made in engines) + rng.randrange(1000, 1600)
-        while sum(made.num_tokens for made in engines) < next_cut:
-            await asyncio.sleep(0.01)
+        await until_made(engines, next_cut)
         rng.choice(router.links).cut()
 
 
-async def told(client: AsyncClient, position: int, *, resume: bool) -> Generation:
-    """One answer by Generate, with its error if it has one."""
-    await asyncio.sleep(0.03 * position)
+async def told(client: AsyncClient, engines: list[Made], position: int, *, resume: bool) -> Generation:
+    """One answer by Generate, with its error if it has one. It begins when others have got on."""
+    await until_made(engines, 10 * position)
     generation = Generation()
     stream = client.stream(PROMPTS[position], max_tokens=NUM_TOKENS, text=False, resume=resume, timeout_s=50)
     try:
@@ -52,7 +57,7 @@ async def test_answers_are_exact(*, many: bool, resume: bool) -> None:
                 options = {"max_tokens": NUM_TOKENS, "text": False, "resume": resume, "stream_interval": 1}
                 generations = await client.generate_many(PROMPTS, raise_errors=False, timeout_s=50, **options)  # type: ignore[arg-type]
             else:
-                tellings = [told(client, position, resume=resume) for position in range(len(PROMPTS))]
+                tellings = [told(client, engines, position, resume=resume) for position in range(len(PROMPTS))]
                 generations = await asyncio.gather(*tellings)
         finally:
             breaking.cancel()
@@ -72,5 +77,4 @@ async def test_answers_are_exact(*, many: bool, resume: bool) -> None:
             num_versions = max(num_versions, len(spans))
         broken = [each for each in generations if each.error is not None]
         assert num_versions > 1 if resume else broken, "no link broke in the middle of an answer"
-        await asyncio.sleep(0)
-        assert all(member.inflight == 0 for member in router.fleet.members)
+        await until(lambda: all(member.inflight == 0 for member in router.fleet.members))

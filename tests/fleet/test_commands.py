@@ -11,6 +11,7 @@ from genserve.cli import main, make_parser
 from genserve.fleet.config import RouteConfig
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, replica, routed
+from tests.support.patience import until
 
 Command = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -48,7 +49,7 @@ async def test_the_table_says_why_ready_replicas_generate_nothing(fleet: RoutedF
     """They are paused."""
     await fleet.client.pause()
     paused = fleet.running.router.fleet
-    await fleet.until(lambda: all(up.member.engine is not None and up.member.engine.pauses for up in paused.ready))
+    await until(lambda: all(up.member.engine is not None and up.member.engine.pauses for up in paused.ready))
     _, output, _ = await genserve("replicas", "list")
     assert output.count("it is paused") == 2
 
@@ -108,7 +109,7 @@ async def test_drain_shuts_down_who_is_asked_and_says_what_runs(fleet: RoutedFle
     leaving, staying = fleet.daemons
     assert await genserve("drain", target=leaving.address) == (0, "draining: 3 running, 2 waiting\n", "")
     assert leaving.stopped.limit_s(30) == 30 and not fleet.stopped.is_set()
-    await fleet.until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
+    await until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
     status, output, _ = await genserve("drain", "--drain-timeout", "90s")
     assert (status, output.split(":")[0], fleet.stopped.limit_s(30)) == (0, "draining", 90)
     assert not staying.stopped.is_set()

@@ -1,6 +1,7 @@
 """Replicas that are there, and do not answer a call: none of them waits without an end."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, FleetPushError, StagingFullError
 from genserve.fleet.push import fleet_push, spread
-from genserve.fleet.settings import FleetSettings
-from tests.fleet.routers import replica, routed
+from tests.fleet.reports import time_passes
+from tests.fleet.routers import QUICK, replica, routed
+from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.pulled_peers import content, weights
 
-TWO_SUFFICE = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2, straggler_s=1.0)
+TWO_SUFFICE = replace(QUICK, min_replicas=2)
 LIMIT_S = 25.0
 """Below the deadline of any call that a test does not shorten, and far above what a busy machine takes."""
 
@@ -66,8 +69,13 @@ async def test_a_replica_whose_parent_refuses_a_push_fetches_it_elsewhere(monkey
 
 async def test_a_replica_whose_parent_hangs_fetches_a_push_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the time is over in which all should have heard of it."""
-    monkeypatch.setattr(spread, "_KNOWN_S", 0.3)
     async with routed(3, TWO_SUFFICE) as fleet:
         monkeypatch.setattr(fleet.daemons[1].registry, "open", hang)
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=LIMIT_S)
+        with advanced_clock() as clock:
+            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=3600))
+            await until(lambda: bool(fleet.daemons[0].engine.prepared))
+            await time_passes(clock, fleet.running.router.fleet, 31.0)
+            await until(lambda: bool(fleet.daemons[2].engine.prepared))
+            await time_passes(clock, fleet.running.router.fleet, TWO_SUFFICE.straggler_s)  # for the one that hangs
+            await pushing
         assert [fleet.daemons[number].engine.live for number in (0, 2)] == [content(1)] * 2

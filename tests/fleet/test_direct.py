@@ -26,6 +26,7 @@ from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet, replicas_of
 from tests.fleet.routers import replica, routed
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
+from tests.support.patience import STEP_S, turns, until
 from tests.support.pulled_peers import weights
 
 READY, GONE = ReplicaState.READY, None
@@ -134,19 +135,19 @@ async def test_a_replica_that_is_drained_gets_no_new_requests() -> None:
         assert not is_closed(upstream)
         engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
         assert (await generating).token_ids == [5]
-        await fleet.routed.until(lambda: is_closed(upstream))
+        await until(lambda: is_closed(upstream))
 
 
 async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
     """A client that has not heard of a push asks the router, and knows then. A version that is not there is refused, as
     a daemon does."""
-    async with direct_fleet(2, replace(DIRECT, report_interval_s=10.0, silence_s=20.0)) as fleet:
+    async with direct_fleet(2, replace(DIRECT, report_interval_s=10.0)) as fleet:
         for daemon in fleet.daemons:
             let_talk(daemon.engine, 0)
         await fleet.client.generate([1], max_tokens=1, text=False)
         async with AsyncClient(fleet.routed.running.address) as trainer:
             await trainer.push_weights(weights(3), version=3, timeout_s=30)
-        await fleet.routed.until(lambda: fleet.known.committed_version == 3)
+        await until(lambda: fleet.known.committed_version == 3)
         fleet.known._version = 0  # as if it had not been told
         await fleet.client.generate([1], max_tokens=1, text=False, min_weight_version=3)
         assert fleet.known.committed_version == 3
@@ -207,7 +208,7 @@ async def test_cancelling_ends_the_request_in_the_replica() -> None:
         generating = asyncio.create_task(fleet.client.generate([1], request_id="a"))
         _, engine = await fleet.running("a")
         generating.cancel()
-        await asyncio.wait_for(engine.closed.wait(), 30)
+        await until(engine.closed.is_set)
         for request_id, drops in (("b", False), ("c", True)):
             stream = fleet.client.stream([1], request_id=request_id)
             _, engine = await fleet.running(request_id)
@@ -216,7 +217,7 @@ async def test_cancelling_ends_the_request_in_the_replica() -> None:
                 gc.collect()
             else:
                 await stream.aclose()
-            await asyncio.wait_for(engine.closed.wait(), 30)
+            await until(engine.closed.is_set)
         assert fleet.known.replicas()[0].inflight == 0
 
 
@@ -228,9 +229,9 @@ async def test_requests_are_ended_by_their_ids() -> None:
         assert (await fleet.client.abort(["a"])).aborted_ids == ["a"]
         generating.cancel()
         fleet.links[0].kill()
-        await fleet.routed.until(lambda: fleet.state(0) is not READY)
+        await until(lambda: fleet.state(0) is not READY)
         waiting = asyncio.create_task(fleet.client.generate([1], request_id="w"))
-        await asyncio.sleep(0.2)
+        await turns()
         answer = await fleet.client.abort(["w", "nobody"])
         assert (answer.aborted_ids, answer.unknown_ids) == (["w"], ["nobody"])
         assert (await waiting).sequences[0].finish_reason == "aborted"
@@ -244,7 +245,7 @@ async def test_no_ready_replica_and_the_deadline_are_told() -> None:
                 await fleet.client.generate([1], timeout_s=timeout_s)
             if fleet.daemons[0].engine.streams:
                 break
-        await asyncio.wait_for(fleet.daemons[0].engine.streams[0].closed.wait(), 30)
+        await until(fleet.daemons[0].engine.streams[0].closed.is_set)
         fleet.links[0].kill()
         with pytest.raises(NoReplicaError, match="no replica is ready at version 0: 1 "):
             await fleet.client.generate([1], max_tokens=1, text=False)
@@ -271,23 +272,23 @@ async def test_a_client_that_is_closed_says_so() -> None:
 
 async def test_a_client_that_is_closed_says_so_to_who_waits() -> None:
     """For a replica, or for the router: no call to any of them runs."""
-    async with direct_fleet(1, replace(DIRECT, wait_ready_s=60.0)) as fleet:
+    async with direct_fleet(1) as fleet:
         fleet.links[0].kill()
-        await fleet.routed.until(lambda: not fleet.routed.running.router.fleet.ready)
+        await until(lambda: not fleet.routed.running.router.fleet.ready)
         waiting = asyncio.create_task(fleet.client.generate([1]))
-        await fleet.routed.until(lambda: fleet.known.is_known)
-        await asyncio.sleep(0.1)
+        await until(lambda: fleet.known.is_known)
+        await turns()
         await fleet.client.close()
         with pytest.raises(ClientClosedError):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, STEP_S)
 
 
 async def test_the_deadline_holds_while_the_router_is_silent() -> None:
     """And before a replica is known."""
-    async with direct_fleet(1, replace(DIRECT, silence_s=20.0)) as fleet:
+    async with direct_fleet(1) as fleet:
         fleet.router_link.silence()
         with pytest.raises(DeadlineError):
-            await asyncio.wait_for(fleet.client.generate([1], timeout_s=0.3), 30)
+            await asyncio.wait_for(fleet.client.generate([1], timeout_s=0.3), STEP_S)
 
 
 async def test_a_client_that_is_dropped_watches_no_more() -> None:
@@ -303,7 +304,7 @@ async def test_a_client_that_is_dropped_watches_no_more() -> None:
             gc.collect()
             return known() is None
 
-        await fleet.routed.until(is_gone)
+        await until(is_gone)
 
 
 async def test_connections_are_closed_when_replicas_go() -> None:
@@ -314,10 +315,10 @@ async def test_connections_are_closed_when_replicas_go() -> None:
         await fleet.client.generate([1], max_tokens=1, text=False)
         await fleet.client.add_replica(other.address)
         await fleet.routed.until_ready(2)
-        await fleet.routed.until(lambda: len(fleet.known.instance_ids()) == 2)
+        await until(lambda: len(fleet.known.instance_ids()) == 2)
         upstream = fleet.known.upstream_at(other.address)
         await fleet.client.remove_replica(other.address)
-        await fleet.routed.until(lambda: is_closed(upstream))
+        await until(lambda: is_closed(upstream))
 
 
 async def test_only_a_router_tells_of_replicas() -> None:

@@ -20,11 +20,12 @@ from genserve.errors import (
 from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
+from tests.support.patience import STEP_S, until
 
 
 async def item_of(many: ManyStream, request_id: str) -> ManyItem:
     """The next one of a request."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(STEP_S):
         async for item in many:
             if item.request_id == request_id:
                 return item
@@ -69,7 +70,7 @@ async def test_a_replica_that_dies_ends_what_it_has_begun() -> None:
             sorted(ready, key=lambda replica: replica.address != fleet.links[0].address)
         )
         await fleet.client.wait_ready(20)
-        await fleet.routed.until(lambda: len(fleet.known.instance_ids()) == 2)
+        await until(lambda: len(fleet.known.instance_ids()) == 2)
         for request_id in ("begun", "new", "resumed"):
             await many.submit([1], request_id=request_id, resume=request_id == "resumed", text=False, max_tokens=3)
         engines = {each: (await fleet.running(each)) for each in ("begun", "new", "resumed")}
@@ -98,10 +99,10 @@ async def test_requests_are_aborted_also_after_the_last_one_was_sent() -> None:
         engines = [(await fleet.running(each))[1] for each in ("a", "b")]
         fleet.router_link.kill()
         await many.abort("a")
-        await fleet.routed.until(lambda: engines[0].is_aborted)
+        await until(lambda: engines[0].is_aborted)
         await many.done()
         await many.abort("b")
-        await fleet.routed.until(lambda: engines[1].is_aborted)
+        await until(lambda: engines[1].is_aborted)
         with pytest.raises(StreamOverError):
             await many.submit([1])
 
@@ -111,12 +112,12 @@ async def test_closing_the_stream_ends_its_requests() -> None:
     async with direct_fleet(2) as fleet:
         completed = fleet.client.generate_as_completed([[number] for number in range(8)])
         reading = asyncio.create_task(anext(completed))
-        await fleet.routed.until(lambda: sum(len(each.engine.streams) for each in fleet.daemons) == 8)
+        await until(lambda: sum(len(each.engine.streams) for each in fleet.daemons) == 8)
         reading.cancel()
         await completed.aclose()
         for daemon in fleet.daemons:
             for engine in daemon.engine.streams:
-                await asyncio.wait_for(engine.closed.wait(), 30)
+                await until(engine.closed.is_set)
         assert all(each.inflight == 0 for each in fleet.known.replicas())
 
 
@@ -135,7 +136,7 @@ async def test_the_deadline_is_that_of_the_stream() -> None:
                 await generate()
             if streams:
                 break
-        await asyncio.wait_for(streams[0].closed.wait(), 30)
+        await until(streams[0].closed.is_set)
         with pytest.raises(DeadlineError):
             await many.submit([1])
 
@@ -166,8 +167,11 @@ async def test_who_does_not_read_is_not_read_for() -> None:
             last = FinishReason.LENGTH if number == count - 1 else None
             engine.put(tokens([number] * 2000, 2000 * number, finish=last))
         kept = call._answer.messages._messages
-        await fleet.routed.until(lambda: len(kept) == READ_AHEAD)
-        await asyncio.sleep(0.2)
+        await until(lambda: len(kept) == READ_AHEAD)
+        reading = asyncio.create_task(fleet.client.generate([2], request_id="b"))  # on the same connection
+        _, other = await fleet.running("b")
+        other.put(tokens([5], prompt=1, finish=FinishReason.EOS))
+        await reading
         assert len(kept) == READ_AHEAD
         await many.done()
         token_ids: list[int] = []
@@ -193,6 +197,6 @@ async def test_calls_of_a_client_that_is_closed_at_once_end() -> None:
         await fleet.client.close()
         for reading in (anext(stream), anext(many)):
             with pytest.raises(ClientClosedError):
-                await asyncio.wait_for(reading, 20)
+                await asyncio.wait_for(reading, STEP_S)
         with pytest.raises(ClientClosedError):
-            await asyncio.wait_for(many.submit([1]), 20)
+            await asyncio.wait_for(many.submit([1]), STEP_S)

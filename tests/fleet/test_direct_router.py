@@ -16,10 +16,13 @@ from genserve.fleet.serve import start_router
 from genserve.routing.replica import ReplicaState, Request
 from genserve.signals import Stopped
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
+from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, over, replica
-from tests.fleet.scripted_fleet import tokens, until
+from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import let_talk
 from tests.support.breakable_link import BreakableLink
+from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.ports import free_port
 
 READY = ReplicaState.READY
@@ -37,15 +40,16 @@ async def test_tokens_do_not_need_the_router() -> None:
         assert (await reading).outputs[0].token_ids == [5]
         for daemon in fleet.daemons:
             let_talk(daemon.engine, 0)
-        await asyncio.sleep(1.5)  # more than it may be silent
-        await fleet.client.generate([1], max_tokens=1, text=False)
-        with pytest.raises(UnavailableError):
-            await fleet.client.list_replicas()
-        engine.put(tokens([6], 1, finish=FinishReason.EOS))
-        assert (await anext(stream)).outputs[0].token_ids == [6]
-        await fleet.router_link.listen_again()
-        answered = fleet.known._num_answered
-        await fleet.routed.until(lambda: fleet.known._num_answered > answered and fleet.known._failure is None)
+        with advanced_clock() as clock:
+            await time_passes(clock, fleet.routed.running.router.fleet, 2 * DIRECT.silence_s)
+            await fleet.client.generate([1], max_tokens=1, text=False)
+            with pytest.raises(UnavailableError):
+                await fleet.client.list_replicas()
+            engine.put(tokens([6], 1, finish=FinishReason.EOS))
+            assert (await anext(stream)).outputs[0].token_ids == [6]
+            await fleet.router_link.listen_again()
+            await fleet.routed.running.router.remove(fleet.links[0].address)
+            await until(lambda: fleet.state(0) is None)
 
 
 async def test_a_router_that_starts_again_is_heard_again() -> None:
@@ -74,23 +78,27 @@ async def test_a_router_that_starts_again_is_heard_again() -> None:
 
 async def test_a_silent_router_is_called_again_and_believed_for_a_while() -> None:
     """Its host has vanished, and closed no connection. After `keep_s` nobody knows what the fleet serves."""
-    direct = replace(DIRECT, silence_s=0.3, keep_s=1.5, wait_ready_s=0.5)
-    async with direct_fleet(2, direct) as fleet:
-        for daemon in fleet.daemons:
-            let_talk(daemon.engine, 0)
-        await fleet.client.generate([1], max_tokens=1, text=False)
-        fleet.router_link.silence()
-        await fleet.routed.until(lambda: fleet.known._failure is not None)
-        assert fleet.known.is_known
-        await fleet.client.generate([1], max_tokens=1, text=False)
-        await fleet.routed.until(lambda: not fleet.known.is_known)
-        assert fleet.known.choose(Request()) is None, "not for a request that was begun before, either"
-        assert "has told nothing for 1.5 s" in fleet.known.why_none()
-        with pytest.raises(UnavailableError, match=r"the router at .* has said nothing for 0\.3 s"):
+    async with direct_fleet(2) as fleet:
+        with advanced_clock() as clock:
+            members = fleet.routed.running.router.fleet
+            for daemon in fleet.daemons:
+                let_talk(daemon.engine, 0)
+            await fleet.client.generate([1], max_tokens=1, text=False)
+            fleet.router_link.silence()
+            await time_passes(clock, members, DIRECT.silence_s)
+            assert fleet.known.is_known
+            await fleet.client.generate([1], max_tokens=1, text=False)
+            await time_passes(clock, members, DIRECT.keep_s)
+            assert not fleet.known.is_known
+            assert fleet.known.choose(Request()) is None, "not for a request that was begun before, either"
+            assert "has told nothing for 300 s" in fleet.known.why_none()
+            generating = asyncio.create_task(fleet.client.generate([1], max_tokens=1, text=False, timeout_s=3600))
+            await time_passes(clock, members, DIRECT.silence_s)
+            with pytest.raises(UnavailableError, match=r"the router at .* has said nothing for 60 s"):
+                await generating
+            fleet.router_link.let_go()
+            await until(lambda: fleet.known.is_known)
             await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
-        fleet.router_link.let_go()
-        await fleet.routed.until(lambda: fleet.known.is_known)
-        await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
 
 
 async def test_an_address_of_the_router_alone_is_named() -> None:
@@ -134,15 +142,21 @@ async def test_another_daemon_at_the_address_of_a_replica_gets_nothing() -> None
 
 async def test_a_replica_that_vanishes_is_lost_when_the_router_says_so() -> None:
     """Its connection tells nothing for many minutes. Where tokens were delivered that is an error."""
-    async with direct_fleet(2, settings=replace(QUICK, silence_s=0.5)) as fleet:
-        stream = fleet.client.stream([1], request_id="a")
+    async with direct_fleet(2) as fleet:
+        stream = fleet.client.stream([1], request_id="a", timeout_s=3600)
         reading = asyncio.create_task(anext(stream))
         number, engine = await fleet.running("a")
         engine.put(tokens([5], prompt=1))
         await reading
-        fleet.links[number].silence()
-        with pytest.raises(ReplicaLostError, match="after 1 token: "):
-            await asyncio.wait_for(anext(stream), 20)
+        members = fleet.routed.running.router.fleet
+        with advanced_clock() as clock:
+            fleet.links[number].silence()
+            await silence_passes(clock, members, fleet.links[number].address)
+            await until(lambda: fleet.state(number) is ReplicaState.UNHEALTHY)
+            await time_passes(clock, members, DIRECT.silence_s, [fleet.links[number].address])
+            with pytest.raises(ReplicaLostError) as raised:
+                await anext(stream)
+        assert raised.value.metadata["num_tokens"] == "1"
 
 
 async def test_clients_of_a_link_that_breaks_come_back() -> None:

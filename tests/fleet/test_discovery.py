@@ -8,6 +8,7 @@ import pytest
 
 from genserve.fleet.discovery import Discovery, dns_addresses
 from tests.fleet.routers import over, replica
+from tests.support.patience import until
 from tests.support.ports import free_port
 
 
@@ -24,7 +25,7 @@ async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_
 
     async def look_twice() -> None:
         before = looks
-        await fleet.until(lambda: looks > before + 1)
+        await until(lambda: looks > before + 1)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     async with over([]) as fleet:
@@ -68,11 +69,11 @@ async def test_the_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> 
         router = fleet.running.router
         discovery = Discovery(router, "fleet.local", dns_addresses("fleet.local:1", 0.05))
         looking = asyncio.create_task(discovery.run())
-        await fleet.until(lambda: len(router.fleet.upstreams) == 6)
+        await until(lambda: len(router.fleet.upstreams) == 6)
         failure[:] = [UnicodeError("label empty or too long"), socket.gaierror("no such name"), RuntimeError("a fault")]
-        await fleet.until(lambda: not failure)
+        await until(lambda: not failure)
         assert len(router.fleet.upstreams) == 6
         found[:] = ["127.0.0.2", "127.0.0.9", "::1"]
-        await fleet.until(lambda: sorted(router.fleet.upstreams) == ["127.0.0.2:1", "127.0.0.9:1", "[::1]:1"])
+        await until(lambda: sorted(router.fleet.upstreams) == ["127.0.0.2:1", "127.0.0.9:1", "[::1]:1"])
         looking.cancel()
         await asyncio.wait({looking})

@@ -16,7 +16,10 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import generation_pb2
-from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
+from tests.fleet.reports import silence_passes
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, turns, until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
@@ -56,7 +59,7 @@ async def test_initial_metadata_come_with_the_admission_and_name_no_ports(router
     call = router.generation.Generate(asked(), timeout=20)
     waiting = asyncio.ensure_future(call.initial_metadata())
     await until(lambda: sum(router.num_submitted) == 1)
-    await asyncio.sleep(0.1)
+    await router.generation.Tokenize(generation_pb2.TokenizeRequest(text="ab"), timeout=30)  # on the same connections
     assert not waiting.done()
     for daemon in router.daemons:
         daemon.engine.admission.set()
@@ -137,24 +140,29 @@ async def test_a_replica_that_is_lost_before_the_first_message_is_replaced(route
 
 async def test_a_silent_replica_is_replaced(attentive_router: ScriptedFleet) -> None:
     """Its connection stays, and says nothing."""
-    call = attentive_router.generation.Generate(asked(), timeout=20)
+    call = attentive_router.generation.Generate(asked(), timeout=60)
     first, lost = await attentive_router.running("a")
-    attentive_router.links[first].silence()
-    number, stream = await attentive_router.running("a", lost)
-    assert number != first
-    stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
-    assert len([each async for each in call]) == 1
+    with advanced_clock() as clock:
+        attentive_router.links[first].silence()
+        await silence_passes(clock, attentive_router.fleet, attentive_router.links[first].address)
+        number, stream = await attentive_router.running("a", lost)
+        assert number != first
+        stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
+        assert len([each async for each in call]) == 1
 
 
 async def test_a_replica_that_is_silent_before_it_admits_is_replaced(attentive_router: ScriptedFleet) -> None:
     """No metadata come any more either."""
     for daemon in attentive_router.daemons:
         daemon.engine.admission.clear()
-    call = attentive_router.generation.Generate(asked(), timeout=20)
+    call = attentive_router.generation.Generate(asked(), timeout=60)
     await until(lambda: sum(attentive_router.num_submitted) == 1)
-    attentive_router.links[attentive_router.num_submitted.index(1)].silence()
-    await until(lambda: sum(attentive_router.num_submitted) == 2)
-    call.cancel()
+    with advanced_clock() as clock:
+        link = attentive_router.links[attentive_router.num_submitted.index(1)]
+        link.silence()
+        await silence_passes(clock, attentive_router.fleet, link.address)
+        await until(lambda: sum(attentive_router.num_submitted) == 2)
+        call.cancel()
 
 
 async def test_after_the_first_message_the_loss_is_told(router: ScriptedFleet) -> None:
@@ -195,7 +203,7 @@ async def test_a_cancelled_call_ends_upstream(router: ScriptedFleet) -> None:
     call = router.generation.Generate(asked(), timeout=20)
     _, stream = await router.running("a")
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_the_deadline_goes_on_to_the_replica(router: ScriptedFleet) -> None:
@@ -207,7 +215,7 @@ async def test_the_deadline_goes_on_to_the_replica(router: ScriptedFleet) -> Non
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         if streams := [stream for daemon in router.daemons for stream in daemon.engine.streams]:
             break
-    await asyncio.wait_for(streams[0].closed.wait(), 30)
+    await until(streams[0].closed.is_set)
 
 
 async def test_a_version_that_nobody_has_is_refused_as_a_daemon_does(patient_router: ScriptedFleet) -> None:
@@ -237,8 +245,10 @@ async def test_a_request_waits_for_a_replica_and_can_be_aborted(router: Scripted
     await until(lambda: not router.fleet.ready)
     call = router.generation.Generate(asked(), timeout=20)
     reading = asyncio.ensure_future(call.read())
-    await asyncio.sleep(0.2)
-    answer = await router.generation.Abort(generation_pb2.AbortRequest(request_ids=["a", "b"]), timeout=30)
+    aborting = generation_pb2.AbortRequest(request_ids=["a", "b"])
+    async with asyncio.timeout(STEP_S):
+        while not (answer := await router.generation.Abort(aborting, timeout=30)).aborted_ids:
+            await turns()  # the router has not read the request yet
     assert (list(answer.aborted_ids), list(answer.unknown_ids)) == (["a"], ["b"])
     last = await reading
     assert last.outputs[0].finish.reason == generation_pb2.FINISH_REASON_ABORTED and last.HasField("usage")

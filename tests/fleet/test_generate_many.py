@@ -12,7 +12,10 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
-from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
+from tests.fleet.reports import silence_passes
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import ScriptedStream
 
@@ -111,13 +114,17 @@ async def test_a_lost_replica_ends_what_was_delivered_and_the_rest_goes_elsewher
 async def test_a_silent_replica_loses_its_requests_to_the_others(attentive_router: ScriptedFleet) -> None:
     """Even if it has said nothing at all, and more is sent to it."""
     number = 0
-    attentive_router.links[number].silence()
-    call = attentive_router.generation.GenerateMany(timeout=20)
-    for each in range(9):
-        await call.write(generate(str(each)))
-    await until(lambda: sum(attentive_router.num_submitted) == 9)
-    assert attentive_router.num_submitted[number] == 0
-    call.cancel()
+    with advanced_clock() as clock:
+        attentive_router.links[number].silence()
+        call = attentive_router.generation.GenerateMany(timeout=60)
+        for each in range(9):
+            await call.write(generate(str(each)))
+        await until(lambda: sum(attentive_router.inflight) == 9)
+        assert attentive_router.inflight[number] == 3
+        await silence_passes(clock, attentive_router.fleet, attentive_router.links[number].address)
+        await until(lambda: sum(attentive_router.num_submitted) == 9)
+        assert attentive_router.num_submitted[number] == 0
+        call.cancel()
 
 
 async def test_a_refusal_is_not_told_if_another_replica_takes_the_request(router: ScriptedFleet) -> None:
@@ -217,7 +224,7 @@ async def test_a_client_that_goes_away_ends_its_requests(router: ScriptedFleet) 
     call, where = await opened(router, "a", "b", "c")
     call.cancel()
     for _, stream in where.values():
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
     await until(lambda: all(member.inflight == 0 for member in router.fleet.members))
 
 
@@ -228,8 +235,9 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     # 64 KiB a message: more than connections, windows and the router could hold, if they held all of it.
     count = 1500
     stream.put(tokens([1], prompt=3))
+    ids = list(range(16_000))
     for index in range(count):
-        stream.put(tokens(list(range(16_000)), 1 + 16_000 * index))
+        stream.put(tokens(ids, 1 + len(ids) * index))
     left = count
     while True:  # until nothing more is taken for a second
         await asyncio.sleep(1.0)
@@ -242,7 +250,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     assert (await other.read()).items[0].request_id == "b"
     other.cancel()
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
@@ -326,18 +334,21 @@ async def test_our_client_keeps_what_it_has_when_a_replica_dies() -> None:
     """The others' answers are whole."""
     async with scripted_fleet() as router, AsyncClient(router.address) as client:
         prompts = [[10 * number] for number in range(9)]
-        generating = asyncio.create_task(client.generate_many(prompts, raise_errors=False, stream_interval=1))
+        completed = client.generate_as_completed(prompts, stream_interval=1)
+        first = asyncio.create_task(anext(completed))
         await until(lambda: router.num_submitted == [3, 3, 3])
+        begun, ended = (each.prompt.ids[0] for each in router.daemons[1].engine.requests[:2])  # type: ignore[union-attr]
         victims = router.daemons[1].engine.streams
-        begun = router.daemons[1].engine.requests[0].prompt.ids[0]  # type: ignore[union-attr]
         victims[0].put(tokens([begun], prompt=1))
-        await until(victims[0].updates.empty)
-        await asyncio.sleep(0.2)
+        victims[1].put(tokens([ended + each for each in range(4)], prompt=1, finish=FinishReason.EOS))
+        generations = dict([await first])  # after the first token of the other one, on the same stream
         router.links[1].kill()
         router.daemons[1].engine.streams.clear()
-        await answer(router, 8)
-        generations = await asyncio.wait_for(generating, 20)
-        for (prompt,), generation in zip(prompts, generations, strict=True):
+        await answer(router, 7)
+        async with asyncio.timeout(STEP_S):
+            generations |= {position: generation async for position, generation in completed}
+        for position, (prompt,) in enumerate(prompts):
+            generation = generations[position]
             if prompt == begun:
                 assert isinstance(generation.error, ReplicaLostError) and list(generation.token_ids) == [begun]
             else:

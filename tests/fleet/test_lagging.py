@@ -6,14 +6,16 @@ from dataclasses import replace
 import pytest
 
 from genserve.client import AsyncClient
-from tests.fleet.scripted_fleet import SETTINGS, scripted_fleet, until
+from tests.fleet.scripted_fleet import SETTINGS, scripted_fleet
 from tests.fleet.talking_engine import let_talk
+from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
 async def test_a_replica_that_lags_unnoticed_serves_nobody(*, many: bool) -> None:
     """It has restarted with its checkpoint between two reports. It is out until it has told what it serves."""
-    settings = replace(SETTINGS, report_interval_s=1.5, heartbeat_s=1.0, silence_s=20.0)
+    settings = replace(SETTINGS, report_interval_s=10.0)
     async with scripted_fleet(2, settings, "round-robin", versions=(3, 3)) as router:
         for daemon in router.daemons:
             let_talk(daemon.engine, 3)
@@ -26,4 +28,6 @@ async def test_a_replica_that_lags_unnoticed_serves_nobody(*, many: bool) -> Non
         assert router.num_submitted == [0, 3]
         assert len(router.fleet.ready) == 1
         router.daemons[0].engine.weight_version = 3
-        await until(lambda: len(router.fleet.ready) == 2)
+        with advanced_clock() as clock:
+            await clock.advance(settings.heartbeat_s)
+            await until(lambda: len(router.fleet.ready) == 2)

@@ -11,8 +11,10 @@ import pytest
 from genserve.errors import UnavailableError
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
+from tests.fleet.reports import clock_of_leases, entered
 from tests.fleet.routers import RoutedFleet, over, replica, routed, running, until_reached
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.ports import free_port
 from tests.support.scripted_engine import Gate
 
@@ -62,7 +64,7 @@ class Lost:
     async def ends(self) -> None:
         """Returns when the router knows."""
         await self._run.aclose()
-        await self.fleet.until(lambda: self.fleet.state(self.fleet.daemons[0]) is ReplicaState.UNHEALTHY)
+        await until(lambda: self.fleet.state(self.fleet.daemons[0]) is ReplicaState.UNHEALTHY)
 
     async def starts(self) -> None:
         self.fleet.daemons[0] = await self._run.enter_async_context(replica(self._port))
@@ -91,9 +93,9 @@ async def test_a_grant_that_is_taken_when_its_replica_is_lost_does_not_count(mon
         gate.open.set()
         lease_id = (await pausing).lease.lease_id
         await lost.starts()
-        await fleet.until(lambda: running(fleet) == [False, False])
+        await until(lambda: running(fleet) == [False, False])
         await fleet.client.resume(lease_id)
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 async def test_a_renewal_that_is_taken_when_its_replica_is_lost_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,7 @@ async def test_a_renewal_that_is_taken_when_its_replica_is_lost_does_not_count(m
         gate.open.set()
         await renewing
         await lost.starts()
-        await fleet.until(lambda: running(fleet) == [False, False])
+        await until(lambda: running(fleet) == [False, False])
 
 
 async def test_a_grant_to_a_replica_that_joins_and_is_lost_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +125,7 @@ async def test_a_grant_to_a_replica_that_joins_and_is_lost_does_not_count(monkey
         await lost.ends()
         gate.open.set()
         await lost.starts()
-        await fleet.until(lambda: running(fleet) == [False, False])
+        await until(lambda: running(fleet) == [False, False])
 
 
 async def test_a_pause_that_breaks_before_the_watch_does_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,23 +157,24 @@ async def test_a_pause_that_breaks_before_the_watch_does_is_no_failure(monkeypat
             await fleet.until_ready(2)
             gate.open.set()
             await pausing
-            await fleet.until(lambda: not any(each.engine.running for each in daemons))
+            await until(lambda: not any(each.engine.running for each in daemons))
 
 
 async def test_a_repeat_of_an_expired_pause_that_was_granted_anew_and_told_to_nobody_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replicas had granted it before they were told that nobody waits for it, and the router knew the old lease."""
-    async with routed(2) as fleet:
-        await fleet.client.pause(request_id="own", ttl_s=1.0)
+    async with routed(2) as fleet, clock_of_leases() as clock:
+        await fleet.client.pause(request_id="own", ttl_s=600)
         gates = [answers_late(monkeypatch, each, "Pause") for each in fleet.running.router.fleet.upstreams.values()]
+        asked = [entered(monkeypatch, daemon.pauses, "pause") for daemon in fleet.daemons]
         async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
-            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
+            await clock.advance(601)  # no lease is ended meanwhile, so none is told to be
             repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-            await asyncio.sleep(0.3)
+            await until(lambda: all(each.is_set() for each in asked))
         for gate in gates:
             await until_reached(gate)
         repeating.cancel()
         with suppress(asyncio.CancelledError):
             await repeating
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])

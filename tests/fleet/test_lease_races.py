@@ -9,6 +9,7 @@ from genserve.errors import DeadlineError, NoReplicaError
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import over, replica, routed, running, until_reached
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.ports import free_port
 from tests.support.scripted_engine import Gate
 
@@ -23,8 +24,8 @@ async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:
         await fleet.client.resume(lease_id)
         gate.open.set()
         await fleet.until_ready(3)
-        await asyncio.sleep(0.5)
-        await fleet.until(lambda: late.engine.running)
+        await fleet.until_reported()
+        await until(lambda: late.engine.running)
         assert running(fleet) == [True, True]
         assert not (await fleet.client.status()).state.pauses
 
@@ -43,7 +44,7 @@ async def test_a_replica_that_was_away_is_resumed_when_it_is_back() -> None:
             await fleet.client.resume(lease_id)
             assert not daemons[1].engine.running
             await link.listen_again()
-            await fleet.until(lambda: daemons[1].engine.running)
+            await until(lambda: daemons[1].engine.running)
             await fleet.until_ready(2)
 
 
@@ -60,7 +61,7 @@ async def test_a_resume_that_failed_on_one_replica_is_made_up_for(monkeypatch: p
         monkeypatch.setattr(failing, "resume", fail)
         with pytest.raises(DeadlineError, match="not now"):
             await fleet.client.resume(lease_id)
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 async def test_a_lease_that_is_granted_again_while_another_is_made_up_for_lasts(
@@ -85,10 +86,10 @@ async def test_a_lease_that_is_granted_again_while_another_is_made_up_for_lasts(
         await until_reached(gate)
         again = (await fleet.client.pause(request_id="b")).lease.lease_id
         gate.open.set()
-        await asyncio.sleep(0.5)
+        await fleet.until_reported()
         assert running(fleet) == [False, False]
         await fleet.client.resume(again)
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_passed_over() -> None:
@@ -100,11 +101,11 @@ async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_pass
         await until_reached(gate)
         await fleet.client.resume(lease_ids[1])
         gate.open.set()
-        await fleet.until(lambda: not late.engine.running)
-        await asyncio.sleep(0.5)
+        await until(lambda: not late.engine.running)
+        await fleet.until_reported()
         assert fleet.running.router.fleet.upstreams[late.address].member.sync_failure == ""
         await fleet.client.resume(lease_ids[0])
-        await fleet.until(lambda: late.engine.running)
+        await until(lambda: late.engine.running)
 
 
 async def test_a_replica_that_joins_while_others_are_being_paused_is_paused() -> None:
@@ -115,11 +116,11 @@ async def test_a_replica_that_joins_while_others_are_being_paused_is_paused() ->
         await until_reached(gate)
         fleet.running.router.add(late.address)
         await fleet.until_ready(3)
-        await asyncio.sleep(0.5)
+        await fleet.until_reported()
         assert late.engine.running
         gate.open.set()
         await pausing
-        await fleet.until(lambda: not late.engine.running)
+        await until(lambda: not late.engine.running)
 
 
 async def test_a_pause_waits_until_the_resume_of_its_lease_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +143,10 @@ async def test_a_pause_waits_until_the_resume_of_its_lease_is_made_up_for(monkey
             await fleet.client.resume(lease_id)
         await until_reached(gate)
         pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-        await asyncio.wait({pausing}, timeout=0.5)
+        await fleet.until_reported()
         gate.open.set()
         await pausing
-        await asyncio.sleep(0.5)
+        await fleet.until_reported()
         assert running(fleet) == [False, False]
 
 
@@ -160,15 +161,15 @@ async def test_a_replica_that_starts_again_while_others_are_paused_is_paused() -
             gate = daemons[1].engine.gates["pause"] = Gate()
             pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
             await until_reached(gate)
-            await fleet.until(lambda: not daemons[0].engine.running)
+            await until(lambda: not daemons[0].engine.running)
             await first.aclose()
-            await fleet.until(lambda: fleet.state(daemons[0]) is ReplicaState.UNHEALTHY)
+            await until(lambda: fleet.state(daemons[0]) is ReplicaState.UNHEALTHY)
             gate.open.set()
             lease_id = (await pausing).lease.lease_id
             again = await stack.enter_async_context(replica(port))
-            await fleet.until(lambda: not again.engine.running)
+            await until(lambda: not again.engine.running)
             await fleet.client.resume(lease_id)
-            await fleet.until(lambda: again.engine.running and daemons[1].engine.running)
+            await until(lambda: again.engine.running and daemons[1].engine.running)
 
 
 async def test_a_replica_that_is_removed_fails_neither_a_pause_nor_a_resume() -> None:
@@ -177,7 +178,7 @@ async def test_a_replica_that_is_removed_fails_neither_a_pause_nor_a_resume() ->
         gate = fleet.daemons[2].engine.gates["pause"] = Gate()
         pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
         await until_reached(gate)
-        await fleet.until(lambda: running(fleet)[:2] == [False, False])
+        await until(lambda: running(fleet)[:2] == [False, False])
         for each in (fleet.daemons[0], fleet.daemons[2]):  # one that has granted the lease, and one that has not
             await fleet.running.router.remove(each.address)
         lease_id = (await pausing).lease.lease_id
@@ -186,7 +187,7 @@ async def test_a_replica_that_is_removed_fails_neither_a_pause_nor_a_resume() ->
         await fleet.until_ready(2)
         async with fleet.daemons[1].pauses.turn.take():
             resuming = asyncio.create_task(fleet.client.resume(lease_id))
-            await fleet.until(lambda: fleet.daemons[0].engine.running)
+            await until(lambda: fleet.daemons[0].engine.running)
             await fleet.running.router.remove(fleet.daemons[1].address)
             await resuming
         assert fleet.running.router.fleet.leases.known(lease_id) is None
@@ -211,7 +212,7 @@ async def test_a_replica_that_was_away_for_a_moment_does_not_fail_a_pause() -> N
             await fleet.until_ready(2)
             gates[0].open.set()
             await pausing
-            await fleet.until(lambda: not any(each.engine.running for each in daemons))
+            await until(lambda: not any(each.engine.running for each in daemons))
 
 
 async def test_a_resume_that_reaches_no_replica_can_be_repeated() -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from genserve.errors import DeadlineError, DrainingError, GenserveError, PauseLeaseLostError
+from genserve.fleet import serve
+from tests.fleet.reports import clock_of_leases, entered
 from tests.fleet.routers import over, replica, routed, running, until_reached
+from tests.support.patience import until
 from tests.support.scripted_engine import Gate
 
 
@@ -24,25 +27,27 @@ async def test_a_pause_that_nobody_waits_for_pauses_nothing() -> None:
         gate = fleet.daemons[1].engine.gates["pause"] = Gate()
         pausing = asyncio.create_task(fleet.client.pause(ttl_s=None))
         await until_reached(gate)
-        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await until(lambda: not fleet.daemons[0].engine.running)
         await cancelled(pausing)
-        await asyncio.sleep(0.3)
+        await until(lambda: fleet.daemons[0].engine.running)  # the router is undoing it
         gate.open.set()
-        await fleet.until(lambda: running(fleet) == [True] * 3)
-        await asyncio.sleep(0.5)
+        await until(lambda: running(fleet) == [True] * 3)
+        await fleet.until_reported()
         assert running(fleet) == [True] * 3
         assert not (await fleet.client.status()).state.pauses
 
 
-async def test_a_repeat_that_nobody_waits_for_leaves_the_lease_that_was_there() -> None:
+async def test_a_repeat_that_nobody_waits_for_leaves_the_lease_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with one daemon: its holder relies on it."""
     async with routed(2) as fleet:
         lease_id = (await fleet.client.pause(request_id="own")).lease.lease_id
+        asked = entered(monkeypatch, fleet.daemons[1].pauses, "pause")
         async with fleet.daemons[1].pauses.turn.take():  # its answer does not come
             repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
-            await asyncio.sleep(0.3)
+            await until(asked.is_set)
             await cancelled(repeating)
-        await asyncio.sleep(0.5)
+            await fleet.until_reported()
+        await fleet.until_reported()
         assert running(fleet) == [False, False]
         await fleet.client.renew_pause(lease_id)
 
@@ -55,10 +60,10 @@ async def test_a_pause_that_is_repeated_after_its_cancellation_lasts() -> None:
         await until_reached(gate)
         await cancelled(pausing)
         repeating = asyncio.create_task(fleet.client.pause(request_id="own"))
-        await asyncio.sleep(0.3)
+        await fleet.until_reported()
         gate.open.set()
         lease_id = (await repeating).lease.lease_id
-        await asyncio.sleep(0.5)
+        await fleet.until_reported()
         assert running(fleet) == [False, False]
         await fleet.client.resume(lease_id)
         assert running(fleet) == [True, True]
@@ -71,29 +76,32 @@ async def test_a_repeat_that_is_cancelled_too_pauses_nothing() -> None:
         for _ in range(2):
             pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
             await until_reached(gate)
-            await asyncio.sleep(0.3)
+            await fleet.until_reported()
             await cancelled(pausing)
         gate.open.set()
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.3)
+        await until(lambda: running(fleet) == [True, True])
+        await fleet.until_reported()
         assert not any(daemon.board.state().pauses for daemon in fleet.daemons)
         # The fleet can be paused again by the same call.
         await fleet.client.pause(request_id="own")
         assert running(fleet) == [False, False]
 
 
-async def test_a_repeat_of_an_expired_pause_that_nobody_waits_for_pauses_nothing() -> None:
+async def test_a_repeat_of_an_expired_pause_that_nobody_waits_for_pauses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The replicas grant a new lease, though the router was not told yet that the old one has expired."""
-    async with routed(2) as fleet:
-        await fleet.client.pause(request_id="own", ttl_s=1.0)
+    async with routed(2) as fleet, clock_of_leases() as clock:
+        await fleet.client.pause(request_id="own", ttl_s=600)
+        asked = [entered(monkeypatch, daemon.pauses, "pause") for daemon in fleet.daemons]
         async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
-            await asyncio.sleep(1.2)  # no lease is ended meanwhile, so none is told to be
+            await clock.advance(601)  # no lease is ended meanwhile, so none is told to be
             repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-            await asyncio.sleep(0.3)
+            await until(lambda: all(each.is_set() for each in asked))
             await cancelled(repeating)
-            await asyncio.sleep(0.1)
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.3)
+            await fleet.until_reported()
+        await until(lambda: running(fleet) == [True, True])
+        await fleet.until_reported()
         assert running(fleet) == [True, True]
 
 
@@ -103,11 +111,11 @@ async def test_a_cancelled_pause_waits_for_no_replica() -> None:
         gate = fleet.daemons[1].engine.gates["pause"] = Gate()
         pausing = asyncio.create_task(fleet.client.pause(no_expiry=True, timeout_s=3600))
         await until_reached(gate)
-        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await until(lambda: not fleet.daemons[0].engine.running)
         await cancelled(pausing)
-        await fleet.until(lambda: fleet.daemons[0].engine.running)
+        await until(lambda: fleet.daemons[0].engine.running)
         gate.open.set()
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 async def test_a_pause_that_failed_and_could_not_be_undone_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +131,11 @@ async def test_a_pause_that_failed_and_could_not_be_undone_is_made_up_for(monkey
         monkeypatch.setattr(fleet.daemons[0].pauses, "resume", fail)
         pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
         await until_reached(gate)
-        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await until(lambda: not fleet.daemons[0].engine.running)
         gate.open.set()
         with pytest.raises(DeadlineError, match="it is stuck"):
             await pausing
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 async def test_a_resume_that_nobody_waits_for_is_carried_out() -> None:
@@ -136,27 +144,30 @@ async def test_a_resume_that_nobody_waits_for_is_carried_out() -> None:
         lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
         async with fleet.daemons[0].pauses.turn.take(), fleet.daemons[1].pauses.turn.take():
             resuming = asyncio.create_task(fleet.client.resume(lease_id))
-            await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+            await until(lambda: not fleet.running.router.fleet.leases.active)
             await cancelled(resuming)
-            await asyncio.sleep(0.2)
-        await fleet.until(lambda: running(fleet) == [True, True])
+            await fleet.until_reported()
+        await until(lambda: running(fleet) == [True, True])
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_a_resume_does_not_wait_for_a_repeat_of_its_pause(*, force: bool) -> None:
+async def test_a_resume_does_not_wait_for_a_repeat_of_its_pause(
+    monkeypatch: pytest.MonkeyPatch, *, force: bool
+) -> None:
     """That is not answered by one replica. It is told that the lease has ended, and none is left."""
     async with routed(2) as fleet:
         lease_id = (await fleet.client.pause(request_id="own", no_expiry=True)).lease.lease_id
+        asked = entered(monkeypatch, fleet.daemons[1].pauses, "pause")
         async with fleet.daemons[1].pauses.turn.take():
             repeating = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-            await asyncio.sleep(0.3)
+            await until(asked.is_set)
             resuming = asyncio.create_task(fleet.client.resume("" if force else lease_id, force=force))
-            await fleet.until(lambda: fleet.daemons[0].engine.running)
+            await until(lambda: fleet.daemons[0].engine.running)
         await resuming
         with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
             await repeating
-        await fleet.until(lambda: running(fleet) == [True, True])
-        await asyncio.sleep(0.3)
+        await until(lambda: running(fleet) == [True, True])
+        await fleet.until_reported()
         assert running(fleet) == [True, True]
         assert not any(each.board.state().pauses for each in fleet.daemons)
         await fleet.client.pause(request_id="own")
@@ -169,14 +180,14 @@ async def test_a_forced_resume_ends_a_pause_that_is_being_granted() -> None:
         gate = fleet.daemons[1].engine.gates["pause"] = Gate()
         pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
         await until_reached(gate)
-        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        await until(lambda: not fleet.daemons[0].engine.running)
         resuming = asyncio.create_task(fleet.client.resume(force=True))
-        await fleet.until(lambda: fleet.daemons[0].engine.running)
+        await until(lambda: fleet.daemons[0].engine.running)
         gate.open.set()
         await resuming
         with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
             await pausing
-        await fleet.until(lambda: running(fleet) == [True, True])
+        await until(lambda: running(fleet) == [True, True])
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -196,11 +207,11 @@ async def test_a_pause_waits_for_the_resume_of_its_lease(monkeypatch: pytest.Mon
         resuming = asyncio.create_task(fleet.client.resume("" if force else lease_id, force=force))
         await until_reached(gate)
         pausing = asyncio.create_task(fleet.client.pause(request_id="own", no_expiry=True))
-        await asyncio.wait({pausing}, timeout=0.5)
+        await fleet.until_reported()
         gate.open.set()
         await resuming
         await pausing
-        await asyncio.sleep(0.5)
+        await fleet.until_reported()
         assert running(fleet) == [False, False]
 
 
@@ -214,16 +225,17 @@ async def test_a_router_that_drains_undoes_what_nobody_waits_for(*, drains_first
             gate = daemons[1].engine.gates["pause"] = Gate()
             pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
             await until_reached(gate)
-            await fleet.until(lambda: not daemons[0].engine.running)
+            await until(lambda: not daemons[0].engine.running)
             async with daemons[0].pauses.turn.take():
                 if drains_first:
                     draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
-                    await fleet.until(lambda: fleet.running.router.is_draining)
+                    await until(lambda: fleet.running.router.is_draining)
                     await cancelled(pausing)
                 else:
                     await cancelled(pausing)
                     draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
-                await asyncio.wait({draining}, timeout=0.5)
+                await until(lambda: fleet.running.router.is_draining)
+                await fleet.until_reported()
                 assert not draining.done()
             await draining
             assert daemons[0].engine.running
@@ -231,20 +243,27 @@ async def test_a_router_that_drains_undoes_what_nobody_waits_for(*, drains_first
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_router_that_must_end_undoes_what_it_can(*, answers: bool) -> None:
+async def test_a_router_that_must_end_undoes_what_it_can(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
     """A pause is in flight when the time of the drain is over. A replica that does not answer does not keep it."""
+    monkeypatch.setattr(serve, "_CLOSE_GRACE_S", 10.0)
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        async with over(daemons) as fleet:
+        async with over(daemons) as fleet, clock_of_leases() as clock:
             await fleet.until_ready()
             gate = daemons[1].engine.gates["pause"] = Gate()
-            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True, timeout_s=3600))
             await until_reached(gate)
-            await fleet.until(lambda: not daemons[0].engine.running)
+            await until(lambda: not daemons[0].engine.running)
             async with daemons[0].pauses.turn.take():
-                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 0.1))
-                await asyncio.wait({draining}, timeout=0.5 if answers else 30.0)
-                assert draining.done() is not answers
+                draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+                await until(lambda: fleet.running.router.is_draining)
+                await clock.advance(61)
+                await asyncio.wait({pausing})
+                await fleet.until_reported()
+                assert not draining.done()
+                if not answers:
+                    await clock.advance(11)
+                    await until(draining.done)
             await draining
             assert daemons[0].engine.running is answers
             with pytest.raises(GenserveError):
@@ -261,10 +280,11 @@ async def test_a_router_that_drains_ends_the_lease_of_a_resume_that_nobody_waits
             lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
             async with daemons[0].pauses.turn.take(), daemons[1].pauses.turn.take():
                 resuming = asyncio.create_task(fleet.client.resume(lease_id))
-                await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+                await until(lambda: not fleet.running.router.fleet.leases.active)
                 await cancelled(resuming)
                 draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
-                await asyncio.wait({draining}, timeout=0.5)
+                await until(lambda: fleet.running.router.is_draining)
+                await fleet.until_reported()
                 assert not draining.done()
             await draining
             assert running(fleet) == [True, True]
@@ -290,4 +310,4 @@ async def test_a_replica_that_shuts_down_does_not_fail_a_pause(monkeypatch: pyte
         await fleet.client.pause(no_expiry=True)
         assert running(fleet) == [False, True]
         monkeypatch.undo()
-        await fleet.until(lambda: running(fleet) == [False, False])
+        await until(lambda: running(fleet) == [False, False])

@@ -18,6 +18,7 @@ from genserve.fleet.push import fleet_push
 from genserve.fleet.push.commit import commit_everywhere
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, until_reached
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.pulled_peers import weights
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_engine import Gate
@@ -123,7 +124,7 @@ async def test_an_adapter_does_not_hide_what_became_of_a_commit_of_weights(stage
         with pytest.raises(GenserveError):
             await pushing
         gate.open.set()
-        await fleet.until(lambda: hold(1, daemon))
+        await until(lambda: hold(1, daemon))
         await link.listen_again()
         await fleet.until_ready(1)
         assert (await fleet.client.status()).state.weight_version == 1

@@ -1,26 +1,21 @@
 """One lease pauses all replicas, and outlives the router."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
-from tests.fleet.routers import RoutedFleet, over, replica, routed, running
+from genserve.v1 import types_pb2
+from tests.fleet.reports import clock_of_leases
+from tests.fleet.routers import over, replica, routed, running
+from tests.support.patience import until
 from tests.support.pulled_peers import content, weights
 
 
 async def paused(client: AsyncClient, **options: Any) -> str:
     """The id of a lease."""
     return (await client.pause(**options)).lease.lease_id
-
-
-async def until_phase(fleet: RoutedFleet, phase: str) -> None:
-    """Waits until the fleet says so."""
-    async with asyncio.timeout(20):
-        while (await fleet.client.status()).state.phase != phase:
-            await asyncio.sleep(0.01)
 
 
 async def test_a_pause_stops_all_and_a_resume_lets_all_run() -> None:
@@ -30,9 +25,9 @@ async def test_a_pause_stops_all_and_a_resume_lets_all_run() -> None:
             assert running(fleet) == [False] * 3
             (told,) = (await fleet.client.status()).state.pauses
             assert (told.lease_id, told.holder) == (lease.lease_id, "trainer")
-            await until_phase(fleet, "paused")
+            await until(lambda: fleet.running.router.state().phase == types_pb2.PHASE_PAUSED)
         assert running(fleet) == [True] * 3
-        await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+        await until(lambda: not fleet.running.router.fleet.leases.active)
 
 
 async def test_a_pause_that_fails_on_one_replica_is_undone_on_the_others() -> None:
@@ -79,22 +74,23 @@ async def test_a_daemon_that_joins_a_paused_fleet_is_paused_first() -> None:
         await fleet.until_ready(3)
         assert not late.engine.running
         await fleet.client.resume(lease_id)
-        await fleet.until(lambda: late.engine.running)
+        await until(lambda: late.engine.running)
 
 
 async def test_a_lease_that_expires_ends_everywhere() -> None:
     """No replica is paused again because another one still was."""
-    async with routed(3) as fleet:
-        await fleet.client.pause(ttl_s=1.5)
+    async with routed(3) as fleet, clock_of_leases() as clock:
+        await fleet.client.pause(ttl_s=600)
         last = fleet.daemons[2]
         (own,) = last.board.state().pauses
-        last.pauses.renew(own.lease_id, 60.0)
-        await fleet.until(lambda: running(fleet) == [True, True, False])
+        last.pauses.renew(own.lease_id, 6000)
+        await clock.advance(601)
+        await until(lambda: running(fleet) == [True, True, False])
         (lease,) = fleet.running.router.fleet.leases.active
-        await fleet.until(lambda: lease.given_up == {daemon.address for daemon in fleet.daemons[:2]})
+        await until(lambda: lease.given_up == {daemon.address for daemon in fleet.daemons[:2]})
         await fleet.until_ready()
         await last.pauses.resume(own.lease_id)
-        await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+        await until(lambda: not fleet.running.router.fleet.leases.active)
         assert running(fleet) == [True] * 3
         assert [sum(call.startswith("pause") for call in daemon.engine.calls) for daemon in fleet.daemons] == [1] * 3
 

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -19,14 +20,15 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
-from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
+from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 
@@ -35,10 +37,18 @@ def served(fleet: RoutedFleet) -> list[int]:
     return [daemon.engine.weight_version for daemon in fleet.daemons]
 
 
+def received(daemon: Daemon) -> int:
+    """How many bytes of the push "p" a daemon has; -1 if it does not know the push."""
+    try:
+        return daemon.registry.report("p").push.received_bytes
+    except PushNotFoundError:
+        return -1
+
+
 @pytest.mark.parametrize(("num_replicas", "fanout"), [(1, 1), (2, 1), (4, 1), (5, 2), (4, 8)])
 async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int) -> None:
     """In a chain, a tree and a star; and all are ready at its version."""
-    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, fanout=fanout)
+    settings = replace(QUICK, fanout=fanout)
     async with routed(num_replicas, settings) as fleet:
         for version in (1, 2):
             result = await fleet.client.push_weights(weights(version), version=version, timeout_s=30)
@@ -66,8 +76,8 @@ async def test_all_are_prepared_before_one_commits() -> None:
         gate = fleet.daemons[2].engine.gates["prepare_weights"] = Gate()
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
         await until_reached(gate)
-        await fleet.until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
-        await asyncio.sleep(0.2)
+        await until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
+        await fleet.until_reported()
         assert served(fleet) == [0, 0, 0]
         gate.open.set()
         await pushing
@@ -101,7 +111,7 @@ async def test_what_the_first_replica_refuses_is_freed_on_all() -> None:
 
 async def test_with_min_replicas_the_others_go_on_without_it() -> None:
     """It gets no requests until it has fetched the version."""
-    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2)
+    settings = replace(QUICK, min_replicas=2)
     async with routed(3, settings) as fleet:
         engine = fleet.daemons[1].engine
         engine.fails["prepare_weights"] = ManifestMismatchError("no room for it")
@@ -121,7 +131,7 @@ async def test_a_replica_that_fails_to_commit_is_out_of_rotation_until_it_has_ca
         failing = fleet.daemons[2]
         failing.engine.fails["commit_weights"] = PushRolledBackError("not now")
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        await fleet.until(lambda: hold(1, failing))
+        await until(lambda: hold(1, failing))
         await fleet.until_ready()
         assert not failing.engine.misuses
 
@@ -155,7 +165,7 @@ async def test_a_daemon_that_is_ahead_of_the_fleet_waits_for_a_newer_version() -
             await client.push_weights(weights(7), version=7, timeout_s=30)
         fleet.running.router.add(ahead.address)
         members = fleet.running.router.fleet
-        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
         await fleet.client.push_weights(weights(8), version=8, timeout_s=30)
         await fleet.until_ready(3)
         assert hold(8, ahead)
@@ -213,7 +223,7 @@ async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
             )
             async with PacedPush(fleet.running.address, header, data_of(1)) as push:
                 push.send(0, 3 << 20)
-                await asyncio.sleep(0.3)
+                await until(lambda: all(received(daemon) >= 2 << 20 for daemon in daemons))
                 dead = addressed[lost][0]
                 dead.kill()
                 push.send(3 << 20, len(data_of(1)))
@@ -327,10 +337,11 @@ async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
                 ending = asyncio.create_task(push.end())
                 await until_reached(gate)
                 ending.cancel()
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(0.2)
+            else:
+                await until(lambda: received(fleet.daemons[0]) == int(share * len(data_of(1))))
+        await fleet.until_reported()
         gate.open.set()
-        await fleet.until(lambda: not fleet.running.pushes.are_live)
+        await until(lambda: not fleet.running.pushes.are_live)
         assert served(fleet) == [int(share)] * 3
         await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
         assert all(hold(2, daemon) for daemon in fleet.daemons)

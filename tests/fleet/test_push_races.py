@@ -17,6 +17,7 @@ from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
@@ -38,9 +39,9 @@ async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="gone"))
         await until_reached(gate)
         await cancelled(pushing)
-        await asyncio.sleep(0.1)
+        await fleet.until_reported()
         gate.open.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     await fleet.client.push_weights(weights(2), version=2, timeout_s=20)
@@ -64,8 +65,9 @@ async def test_a_router_that_drains_ends_a_commit_that_nobody_waits_for(*, is_st
         await until_reached(gate)
         await cancelled(committing)
         draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
-        await fleet.until(lambda: hold(1, fleet.daemons[0]))
-        await asyncio.wait({draining}, timeout=0.5)
+        await until(lambda: hold(1, fleet.daemons[0]))
+        await until(lambda: fleet.running.router.is_draining)
+        await fleet.until_reported()
         assert not draining.done()
         gate.open.set()
         await draining
@@ -83,8 +85,8 @@ async def test_a_commit_that_nobody_waits_for_is_known_to_the_router() -> None:
         await cancelled(committing)
         for gate in gates:
             gate.open.set()
-        await fleet.until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
-        await asyncio.sleep(0.5)
+        await until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
+        await fleet.until_reported()
         await fleet.until_ready(2)
 
 
@@ -98,7 +100,7 @@ async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
                 fleet.running.router.add(link.address)
             await fleet.until_ready(2)
             gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in daemons]
-            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=8))
+            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
             for gate in gates:
                 await until_reached(gate)
             for link in links:
@@ -107,7 +109,7 @@ async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
                 await pushing
             for gate in gates:
                 gate.open.set()
-            await fleet.until(lambda: all(hold(1, daemon) for daemon in daemons))
+            await until(lambda: all(hold(1, daemon) for daemon in daemons))
             for link in links:
                 await link.listen_again()
             await fleet.until_ready(2)
@@ -128,7 +130,7 @@ async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, remo
         except GenserveError as error:
             assert error.reason not in ("INTERNAL", "CANCELLED")
         gate.open.set()
-        await fleet.until(lambda: len(fleet.running.router.fleet.ready) == 2)
+        await until(lambda: len(fleet.running.router.fleet.ready) == 2)
         await fleet.client.push_weights(weights(2), version=2, timeout_s=20)
         await fleet.until_ready(2)
 
@@ -139,7 +141,7 @@ async def join_ahead(fleet: RoutedFleet, ahead: Daemon) -> None:
         await client.push_weights(weights(7), version=7, timeout_s=30)
     fleet.running.router.add(ahead.address)
     members = fleet.running.router.fleet
-    await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+    await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
 
 
 async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() -> None:
@@ -235,7 +237,7 @@ async def test_a_push_under_an_unknown_lease_is_not_in_the_way() -> None:
     async with routed(2) as fleet:
         with pytest.raises(GenserveError, match="lease"):
             await fleet.client.push_weights(weights(1), version=1, pause_lease_id="nobody's", timeout_s=30)
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=5)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
 
 
 async def test_what_was_staged_is_committed_after_a_replica_has_joined() -> None:
@@ -273,7 +275,8 @@ async def test_a_push_while_a_replica_fetches_the_version_before() -> None:
         fleet.running.router.add(late.address)
         await until_reached(gate)
         pushing = asyncio.create_task(fleet.client.push_weights(weights(2), version=2, timeout_s=20))
-        await asyncio.sleep(0.5)
+        await until(lambda: fleet.running.pushes.are_live)
+        await fleet.until_reported()
         gate.open.set()
         await pushing
         await fleet.until_ready(3)
@@ -287,7 +290,7 @@ async def test_a_tainted_replica_fetches_the_version_once_more() -> None:
         tainted = fleet.daemons[0]
         tainted.engine.live = {}
         tainted.board.enter(EngineCondition.TAINTED)
-        await fleet.until(lambda: tainted.engine.live == content(1))
+        await until(lambda: tainted.engine.live == content(1))
         await fleet.until_ready(2)
         assert tainted.engine.calls.count("commit_weights 1") == 2
 
@@ -304,17 +307,17 @@ async def test_what_was_pushed_to_one_replica_alone_does_not_pass_for_the_fleets
             async with AsyncClient(daemons[1].address) as client:
                 await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
             link.cut()
-            await fleet.until(lambda: hold(1, daemons[1]))
+            await until(lambda: hold(1, daemons[1]))
             await fleet.until_ready(2)
 
 
 async def test_a_stream_without_a_header_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be there for ever. So does one that begins with another frame, as with a daemon."""
-    monkeypatch.setattr(weight_service, "_HEADER_TIMEOUT_S", 0.05)
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
-        call = WeightServiceStub(channel).PushWeights(timeout=30)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
+        with monkeypatch.context() as patched:
+            patched.setattr(weight_service, "_HEADER_TIMEOUT_S", 0.05)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await WeightServiceStub(channel).PushWeights(timeout=30)
         assert reason_of(caught.value) == "DEADLINE_EXCEEDED" and "header" in str(caught.value.details())
         call = WeightServiceStub(channel).PushWeights(
             iter([weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd())]), timeout=30

@@ -14,12 +14,14 @@ from genserve.control.conditions import DaemonCondition
 from genserve.engine.types import Load
 from genserve.errors import InvalidFieldError
 from genserve.fleet.member import Member
-from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
+from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import Daemon, reason_of
 from tests.support.scripted_engine import Gate
@@ -45,9 +47,9 @@ async def test_replicas_are_listed_with_what_they_serve() -> None:
         for each in answer.replicas:
             assert (each.state, each.reason, each.push_id, each.max_num_seqs) == (READY, "", "p", 4)
             assert len(each.content_digest) == 64
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while any(each.engine.weight_version != 2 for each in (await listed(stub)).values()):
-                await asyncio.sleep(0.01)
+                await fleet.until_reported()
 
 
 async def test_a_replica_is_added_drained_and_removed() -> None:
@@ -63,7 +65,7 @@ async def test_a_replica_is_added_drained_and_removed() -> None:
             draining = asyncio.ensure_future(
                 stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address=other.address), timeout=30)
             )
-            await fleet.until(lambda: fleet.state(other) is ReplicaState.DRAINING)
+            await until(lambda: fleet.state(other) is ReplicaState.DRAINING)
             for _ in range(20):
                 assert (await fleet.running.router.fleet.route(request)).address != other.address
             assert not draining.done()
@@ -82,9 +84,9 @@ async def test_a_replica_that_is_drained_can_be_added_again() -> None:
         upstream = router.find(fleet.daemons[0].address)
         with router.fleet.carrying(Request(), upstream):
             draining = asyncio.create_task(router.drain(upstream.address))
-            await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+            await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
             router.add(upstream.address)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(STEP_S):
                 await draining
             assert fleet.state(fleet.daemons[0]) is ReplicaState.READY
 
@@ -123,10 +125,10 @@ async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers(
             router.add(daemons[1].address)
             await fleet.until_ready(2)
             link.cut()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             await fleet.until_ready(2)
             link.kill()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await until(lambda: len(router.fleet.ready) == 1)
             state, reason = router.fleet.where(router.find(link.address).member)
             assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
             await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
@@ -137,24 +139,23 @@ async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers(
 
 async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
     """A host that vanishes closes no connection: nothing but the silence tells."""
-    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, silence_s=0.7)
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
         link = await stack.enter_async_context(BreakableLink(daemons[0].address))
-        async with over([], settings) as fleet:
+        async with over([]) as fleet:
             router = fleet.running.router
             router.add(link.address)
             router.add(daemons[1].address)
             await fleet.until_ready(2)
-            await asyncio.sleep(1.5)
-            assert len(router.fleet.ready) == 2, "idle is not silent"
-            link.silence()
-            await fleet.until(lambda: len(router.fleet.ready) == 1)
-            reason = router.fleet.where(router.find(link.address).member)[1]
-            # Of the watch and a call, which share the deadline, either may notice it first.
-            assert "said nothing for 0.7 s" in reason or "has not answered a call for" in reason, reason
-            link.let_go()
-            await fleet.until_ready(2)
+            with advanced_clock() as clock:
+                await time_passes(clock, router.fleet, 2 * QUICK.silence_s)
+                assert len(router.fleet.ready) == 2, "idle is not silent"
+                link.silence()
+                await silence_passes(clock, router.fleet, link.address)
+                assert [each.address for each in router.fleet.ready] == [daemons[1].address]
+                assert "for 60 s" in router.fleet.where(router.find(link.address).member)[1]
+                link.let_go()
+                await fleet.until_ready(2)
 
 
 async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.M
         told = (
             f"it serves Other of 9 tokens in bfloat16, but {fleet.daemons[0].address} Scripted of 8 tokens in bfloat16"
         )
-        await fleet.until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
+        await until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
         assert router.fleet.where(router.find(other.address).member)[0] is ReplicaState.UNHEALTHY
         monkeypatch.undo()
         await fleet.until_ready(2)
@@ -178,7 +179,7 @@ async def test_a_router_is_no_replica() -> None:
     async with routed(1) as fleet:
         router = fleet.running.router
         router.add(fleet.running.address)
-        await fleet.until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
+        await until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
         assert len(router.fleet.ready) == 1
 
 
@@ -264,15 +265,19 @@ async def test_an_interval_that_is_too_short_is_refused() -> None:
             await anext(fleet.client.watch_replicas(interval_s=-1))
         async with fleet.client.watch_replicas() as watched:
             await anext(watched)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(watched), 0.5)
+            following = asyncio.ensure_future(anext(watched))
+            with advanced_clock() as clock:
+                await clock.advance(3600)
+                await fleet.client.status()  # comes after what was told, on the same connection
+                assert not following.done()
+            following.cancel()
 
 
 async def test_a_replica_that_shuts_down_gets_no_requests() -> None:
     """It says so before it ends."""
     async with routed(2) as fleet:
         fleet.daemons[0].board.become(DaemonCondition.DRAINING)
-        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+        await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
         assert len(fleet.running.router.fleet.ready) == 1
 
 
@@ -294,22 +299,24 @@ async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
         router = fleet.running.router
         twice = fleet.daemons[0].address.replace("127.0.0.1", "localhost")
         router.add(twice)
-        await fleet.until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
+        await until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
         assert [each.address for each in router.fleet.ready] == [fleet.daemons[0].address]
         await router.remove(fleet.daemons[0].address)
-        await fleet.until(lambda: [each.address for each in router.fleet.ready] == [twice])
+        await until(lambda: [each.address for each in router.fleet.ready] == [twice])
 
 
 async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
     """Neither has told who it is when the other one is called."""
-    async with over([], replace(QUICK, settle_s=0.5)) as fleet, replica() as daemon:
+    async with over([]) as fleet, replica() as daemon:
         router = fleet.running.router
         both = [daemon.address, daemon.address.replace("127.0.0.1", "localhost")]
         for address in both:
             router.add(address)
         wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
-        await fleet.until(lambda: any("is the daemon at" in where()[1] for where in wheres))
-        await fleet.until_ready(1)
+        await until(lambda: any("is the daemon at" in where()[1] for where in wheres))
+        with advanced_clock() as clock:
+            await clock.advance(QUICK.settle_s)  # one of them never tells what it serves
+            await fleet.until_ready(1)
 
 
 async def test_the_answer_to_a_sleep_tells_of_it() -> None:
@@ -335,6 +342,6 @@ async def test_a_fault_of_the_router_does_not_end_a_watch(monkeypatch: pytest.Mo
             told(member, *report)
 
         monkeypatch.setattr(Member, "reported", reported)
-        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
+        await until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
         is_broken = False
         await fleet.until_ready()

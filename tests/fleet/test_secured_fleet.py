@@ -19,9 +19,9 @@ from genserve.routing.replica import ReplicaState
 from genserve.security import watched_files
 from genserve.signals import Stopped
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK
-from tests.fleet.scripted_fleet import until
 from tests.support.breakable_link import BreakableLink
 from tests.support.credentials import Authority, Callers, Pair, one_each
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, weights
 from tests.support.scripted_daemon import Daemon, serving
 
@@ -93,7 +93,7 @@ async def test_each_role_does_its_own_through_the_router(tmp_path: Path) -> None
             assert await worker.tokenize("a") == [0, 97]
             for refused in (
                 worker.push_weights(weights(1), version=1),
-                worker.pause(ttl_s=1.0),
+                worker.pause(ttl_s=60.0),
                 worker.sleep(),
                 worker.add_replica("127.0.0.1:1"),
                 trainer.remove_replica(fleet.links[0].address),
@@ -125,7 +125,7 @@ async def test_a_router_without_a_role_at_the_replicas_says_so(tmp_path: Path) -
         await fleet.until_ready()  # who generates may see the state
         async with fleet.client("trainer") as trainer:
             with pytest.raises(PermissionDeniedError):
-                await trainer.pause(ttl_s=1.0)
+                await trainer.pause(ttl_s=60.0)
 
 
 async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +135,7 @@ async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, m
         one_each(tmp_path)  # everybody has another token, and the router's file, too
         (tmp_path / "router.token").write_text("a-token-that-nobody-lists\n")
         fleet.links[0].cut()
-        async with asyncio.timeout(60):
-            while not any("token is unknown" in why for _, why in fleet.states()):
-                await asyncio.sleep(0.05)
+        await until(lambda: any("token is unknown" in why for _, why in fleet.states()))
         async with fleet.client("trainer") as trainer:
             with pytest.raises(UnauthenticatedError):
                 await trainer.status()

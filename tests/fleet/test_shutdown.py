@@ -6,6 +6,8 @@ import pytest
 
 from genserve.errors import UnavailableError
 from tests.fleet.routers import routed
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, until
 
 
 async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
@@ -14,7 +16,7 @@ async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
         replicas, statuses = fleet.client.watch_replicas(), fleet.client.watch_status()
         await anext(replicas)
         await anext(statuses)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STEP_S):
             draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
             phases = [status.state.phase async for status in statuses]
             _ = [each async for each in replicas]
@@ -35,13 +37,16 @@ async def test_a_router_that_is_drained_ends_alone() -> None:
 async def test_a_signal_ends_what_a_drain_would_have_waited_for() -> None:
     """After the time of the flags, though the call gave an hour: whoever sends it kills the process soon."""
     async with routed(1) as fleet:
-        generating = asyncio.create_task(fleet.client.generate([1]))
+        generating = asyncio.create_task(fleet.client.generate([1], timeout_s=3600))
         await fleet.daemons[0].stream()
         await fleet.client.drain(drain_timeout_s=3600)
-        draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 0.1))
-        await asyncio.sleep(0.3)
-        assert not draining.done() and not generating.done()
-        fleet.stopped.signal("SIGTERM")
-        await asyncio.wait_for(draining, 20)
-        with pytest.raises(UnavailableError):
-            await generating
+        with advanced_clock() as clock:
+            draining = asyncio.create_task(fleet.running.drain(fleet.stopped, 60))
+            await clock.advance(61)
+            await fleet.until_reported()
+            assert not draining.done() and not generating.done()
+            fleet.stopped.signal("SIGTERM")
+            await clock.advance(61)
+            await until(draining.done)
+            with pytest.raises(UnavailableError):
+                await generating

@@ -13,6 +13,7 @@ from genserve.rpc.server import DaemonServer
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.routers import MAX_STAGING_BYTES, routed
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
 from tests.support.scripted_daemon import serving
 
@@ -35,7 +36,7 @@ async def test_a_replica_whose_engine_starts_gets_requests_when_it_serves() -> N
                 seen[:] = [fleet.running.router.fleet.where(member)[1]]
                 return "starting" in seen[0]
 
-            await fleet.until(told)
+            await until(told)
             assert seen == ["its engine is starting: loading weights"]
             replica_told = next(
                 each

@@ -1,8 +1,6 @@
 """`genserve top` on a router."""
 
-import asyncio
 import time
-from collections.abc import Callable
 
 from genserve.cli.top.app import TopApp
 from genserve.cli.top.feed import Pace
@@ -11,9 +9,8 @@ from genserve.cli.top.lines import plain
 from genserve.cli.top.screen import Screen
 from genserve.weights.push.types import PushHeader
 from tests.fleet.routers import routed
+from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
-
-LIMIT_S = 30.0  # far above what a busy machine takes
 
 
 async def test_every_replica_is_shown_and_one_can_be_drained() -> None:
@@ -26,11 +23,6 @@ async def test_every_replica_is_shown_and_one_can_be_drained() -> None:
             """What is shown of a replica."""
             lines = plain(frame(app.state, 80, 24, time.monotonic())).split("\n")
             return next((line for line in lines if line[1:].startswith(address)), "")
-
-        async def until(holds: Callable[[], bool]) -> None:
-            async with asyncio.timeout(LIMIT_S):
-                while not holds():
-                    await asyncio.sleep(0.005)
 
         async with app.run_test(size=(80, 24)) as pilot:
             await until(lambda: " ready " in row(first) and " ready " in row(second))

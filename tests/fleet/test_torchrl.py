@@ -18,7 +18,8 @@ from genserve.errors import ManifestMismatchError, NoReplicaError, UnsupportedEr
 from genserve.integrations.torchrl import AsyncVLLM
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import replica, routed
-from tests.fleet.scripted_fleet import tokens, until
+from tests.fleet.scripted_fleet import tokens
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content
 from tests.support.scripted_daemon import Daemon
 
@@ -138,7 +139,7 @@ async def test_a_replica_that_is_not_ready_is_not_asked() -> None:
         running = asyncio.create_task(in_thread(engine.generate, [IDS, IDS]))
         await until(lambda: all(each.engine.streams for each in fleet.daemons))
         drained = asyncio.create_task(fleet.client.drain_replica(leaving.address))
-        await fleet.until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
+        await until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
         assert {await in_thread(balancer.select_actor, IDS) for _ in range(4)} == {1}
         with pytest.raises(NoReplicaError, match="draining"):
             await in_thread(engine.generate, IDS, actor_index=0)
@@ -186,7 +187,7 @@ async def test_the_balancer_selects_by_what_replicas_report() -> None:
         for daemon, (running, kv_usage) in zip(fleet.daemons, reported, strict=True):
             daemon.engine.current_load = Load(running, 0, kv_usage, 0.0, 0.0)
         counts = [running for running, _ in reported]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STEP_S):
             while await in_thread(engine.get_num_unfinished_requests) != counts:
                 await asyncio.sleep(0.05)
         assert await in_thread(engine.get_num_unfinished_requests, 2) == 7

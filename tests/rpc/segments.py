@@ -36,10 +36,10 @@ def segment(path: str, start: int = 0, end: int = 32, **fields: Any) -> Frame:
     return Frame(segment=weights_pb2.PushSegment(path=path, **place))
 
 
-def has_bytes(daemon: Daemon, num_bytes: int) -> bool:
+def has_bytes(daemon: Daemon, num_bytes: int, push_id: str = "p1") -> bool:
     """Whether the push is there and has so many."""
     try:
-        return daemon.registry.report("p1").push.received_bytes >= num_bytes
+        return daemon.registry.report(push_id).push.received_bytes >= num_bytes
     except PushNotFoundError:
         return False
 

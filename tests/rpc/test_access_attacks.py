@@ -64,9 +64,9 @@ async def test_files_that_a_client_finds_half_written_neither_stop_nor_end_its_c
         await anext(watching)
         for _ in broken(Path(pair.key_file), Path(server.key_file)):
             for _ in range(5):
-                await client.status(timeout_s=5.0)
+                await client.status(timeout_s=30.0)
         authority.issue("after", into=pair)
-        await client.resume((await client.pause(ttl_s=1.0)).lease.lease_id)
+        await client.resume((await client.pause(ttl_s=60.0)).lease.lease_id)
         await anext(watching)
         await watching.aclose()
 

@@ -11,9 +11,12 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import PushConflictError
-from genserve.v1 import weights_pb2
+from genserve.v1 import control_pb2, weights_pb2
+from genserve.weights import registry
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
+from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import Daemon, reason_of
 
 OTHER = hashlib.sha256(b"other").digest()
@@ -31,6 +34,7 @@ class Rank:
 
     def __init__(self, daemon: Daemon, *frames: Frame) -> None:
         self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.has_sent_all = False
         self.send(*frames)
         self.call = daemon.weights.PushWeights(self._requests(), timeout=30)
         self.answer = asyncio.ensure_future(self._answered())
@@ -40,6 +44,7 @@ class Rank:
             frame = await self._frames.get()
             yield frame
             if frame.WhichOneof("frame") == "end":
+                self.has_sent_all = True
                 return
 
     async def _answered(self) -> str:
@@ -61,22 +66,19 @@ class Rank:
 
 
 async def until_received(daemon: Daemon, num_bytes: int) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                report = daemon.registry.report("p1").push
-                if report.received_bytes >= num_bytes:
-                    return
-            except Exception:  # not opened yet
-                pass
-            await asyncio.sleep(0.005)
+    await until(lambda: has_bytes(daemon, num_bytes))
+
+
+async def until_read(daemon: Daemon, rank: Rank) -> None:
+    """The daemon has what the rank has sent: it answers a call that came after it on the same connection."""
+    await until(lambda: rank.has_sent_all)
+    for _ in range(2):
+        await daemon.control.GetStatus(control_pb2.GetStatusRequest())
 
 
 async def until_left(daemon: Daemon) -> None:
     """No stream of the push is here."""
-    async with asyncio.timeout(30):
-        while daemon.registry._pushes["p1"].num_attached:
-            await asyncio.sleep(0.005)
+    await until(lambda: not daemon.registry.find("p1").num_attached)
 
 
 async def digest_header(daemon: Daemon, **fields: Any) -> Frame:
@@ -104,10 +106,10 @@ async def test_a_second_attempt_with_other_bytes_is_refused_whole(daemon: Daemon
     await until_left(daemon)
     b = Rank(daemon, await digest_header(daemon, num_streams=2), part(OTHER, 16, 32), END)
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), STEP_S) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
     late = Rank(daemon, first, part(OTHER, 0, 32), END)
-    assert await asyncio.wait_for(late.answer, 30) == "PUSH_CONFLICT", "who comes late is told as well"
+    assert await asyncio.wait_for(late.answer, STEP_S) == "PUSH_CONFLICT", "who comes late is told as well"
     report = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
     assert report.push.state == weights_pb2.PUSH_STATE_FAILED
     assert "other bytes" in report.push.issues[0].description
@@ -125,7 +127,7 @@ async def test_a_second_attempt_with_other_bytes_over_several_streams_is_refused
     streams = [Rank(daemon, first, part(OTHER, 0, 10), END)]
     for start, end in ((10, 20), (20, 32)):
         streams.append(Rank(daemon, await digest_header(daemon, num_streams=3), part(OTHER, start, end), END))
-    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), 30)
+    answers = await asyncio.wait_for(asyncio.gather(*(stream.answer for stream in streams)), STEP_S)
     assert set(answers) == {"PUSH_CONFLICT"}
     assert daemon.engine.weight_version == 0
 
@@ -141,10 +143,10 @@ async def test_bytes_that_are_left_of_a_complete_push_do_not_go_live_for_another
         daemon.engine.fails["prepare_weights"] = RuntimeError("out of memory")
         await refused(daemon, [await header(daemon), part(DATA, 0, 32), END])
     b = Rank(daemon, await digest_header(daemon, num_streams=2), part(DATA, 16, 32), END)
-    await asyncio.wait({b.answer}, timeout=0.2)
+    await until_read(daemon, b)
     assert not b.answer.done(), "the push was applied although one of its ranks had not come"
     a = Rank(daemon, first, part(OTHER, 0, 16), END)
-    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), 30) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
+    assert await asyncio.wait_for(asyncio.gather(a.answer, b.answer), STEP_S) == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
 
 
@@ -176,21 +178,24 @@ async def test_ranks_of_two_attempts_at_once_are_refused(daemon: Daemon) -> None
     old = Rank(daemon, await header(daemon, num_streams=2, attempt="old"), part(DATA, 0, 16))
     await until_received(daemon, 16)
     new = Rank(daemon, await header(daemon, num_streams=2, attempt="new"), part(OTHER, 16, 32), END)
-    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), 30)
+    answers = await asyncio.wait_for(asyncio.gather(old.answer, new.answer), STEP_S)
     assert answers == ["PUSH_CONFLICT", "PUSH_CONFLICT"]
     third = [await header(daemon, attempt="third"), part(OTHER, 0, 32), END]
     assert (await push(daemon, third)).push.state == APPLIED
     assert daemon.engine.live == {"a": OTHER[:16], "b": OTHER[16:]}
 
 
-async def test_an_attempt_that_comes_while_another_is_leaving_waits_for_it(daemon: Daemon) -> None:
+async def test_an_attempt_that_comes_while_another_is_leaving_waits_for_it(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trainer that cancels a push and pushes again is not in conflict with itself."""
+    monkeypatch.setattr(registry, "_LEAVE_TIMEOUT_S", STEP_S)
     old = Rank(daemon, await header(daemon, attempt="old"), part(DATA, 0, 16))
     await until_received(daemon, 16)
     new = Rank(daemon, await header(daemon, attempt="new"), part(DATA, 0, 32), END)
-    await asyncio.sleep(0.05)
+    await until_read(daemon, new)
     await old.cut()
-    assert await asyncio.wait_for(new.answer, 30) == "APPLIED"
+    assert await asyncio.wait_for(new.answer, STEP_S) == "APPLIED"
 
 
 async def test_other_bytes_for_a_push_that_is_served_are_refused(daemon: Daemon) -> None:
@@ -240,7 +245,7 @@ async def test_a_commit_that_meets_the_check_of_a_staged_push_applies_it(
     await checking.wait()
     request = weights_pb2.CommitPushRequest(push_id="p1")
     committing = asyncio.ensure_future(daemon.weights.CommitPush(request, timeout=30))
-    await asyncio.sleep(0.05)
+    await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # comes after it on the same connection
     go_on.set()
     assert (await pushing).push.state == weights_pb2.PUSH_STATE_STAGED
     assert (await committing).applied.active_version == 1
@@ -256,7 +261,7 @@ async def test_a_trainer_that_hangs_is_evicted_by_force(daemon: Daemon) -> None:
     assert reason_of(caught.value) == "APPLY_IN_PROGRESS"
     discarded = await daemon.weights.DiscardPush(weights_pb2.DiscardPushRequest(push_id="p1", force=True))
     assert discarded.push.received_bytes == 16
-    assert await asyncio.wait_for(hung.answer, 30) == "PUSH_NOT_FOUND"
+    assert await asyncio.wait_for(hung.answer, STEP_S) == "PUSH_NOT_FOUND"
     second = await header(daemon, push_id="p2")
     assert (await push(daemon, [second, part(OTHER, 0, 32), END])).push.state == APPLIED
 
@@ -266,7 +271,7 @@ async def test_chunks_that_bring_nothing_do_not_keep_a_push_alive(daemon: Daemon
     first = await header(daemon)
     first.header.staging_ttl.FromMilliseconds(300)
     hung = Rank(daemon, first, part(DATA, 0, 16))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while not hung.answer.done():
             hung.send(Frame(chunk=weights_pb2.PushChunk()), part(DATA, 0, 16))
             await asyncio.sleep(0.02)
@@ -288,16 +293,9 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
     async with AsyncClient(daemon.address) as client:
         layout = await client.get_weights()
         layout.tensors[1] = type(layout.tensors[1])("b", "F16", (8,))
-        options = {"version": 1, "push_id": "step-1", "layout": layout, "callers": 2, "timeout_s": 5.0}
+        options = {"version": 1, "push_id": "step-1", "layout": layout, "callers": 2, "timeout_s": STEP_S}
         dead = asyncio.create_task(client.push_weights({"a": tensors(1.0)["a"]}, **options))
-        async with asyncio.timeout(30):
-            while True:
-                try:
-                    if daemon.registry.report("step-1").push.received_bytes == 16:
-                        break
-                except Exception:
-                    pass
-                await asyncio.sleep(0.01)
+        await until(lambda: has_bytes(daemon, 16, "step-1"))
         dead.cancel()
         await asyncio.wait({dead})
         results = await asyncio.gather(

@@ -14,6 +14,7 @@ from genserve.client import AsyncClient
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
 from genserve.v1 import control_pb2
+from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon
 
 
@@ -39,54 +40,55 @@ async def check_closed(*calls: "asyncio.Task[Any]") -> None:
     assert {type(each) for each in ended} == {ClientClosedError}
 
 
-async def closed_meanwhile(client: AsyncClient) -> None:
+async def closed_meanwhile(client: AsyncClient, daemon: Daemon) -> None:
+    before = len(daemon.engine.streams)
     calls = [asyncio.create_task(client.generate([1], max_tokens=8)) for _ in range(3)]
-    await asyncio.wait(calls, timeout=0.3)
+    await until(lambda: len(daemon.engine.streams) == before + 3)
     await client.close()
     await check_closed(*calls)
 
 
-async def watched_until_closed(client: AsyncClient) -> None:
+async def watched_until_closed(client: AsyncClient, daemon: Daemon) -> None:
+    told = asyncio.Event()
+
     async def watch() -> None:
         async for _ in client.watch_status():
-            pass
+            told.set()
 
     call = asyncio.create_task(watch())
-    await asyncio.wait([call], timeout=0.3)
+    await until(told.is_set)
     await client.close()
     await check_closed(call)
 
 
-async def late(client: AsyncClient) -> None:
+async def late(client: AsyncClient, daemon: Daemon) -> None:
     with pytest.raises(DeadlineError):
         await client.generate([1], max_tokens=8, timeout_s=0.3)
 
 
-async def given_up(client: AsyncClient) -> None:
+async def given_up(client: AsyncClient, daemon: Daemon) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(0.3):
             await client.generate([1], max_tokens=8)
 
 
-async def refused(client: AsyncClient) -> None:
+async def refused(client: AsyncClient, daemon: Daemon) -> None:
     with pytest.raises(PauseLeaseLostError):
         await client.resume("unknown")
 
 
-async def refused_push(client: AsyncClient) -> None:
+async def refused_push(client: AsyncClient, daemon: Daemon) -> None:
     with pytest.raises(ManifestMismatchError):
         await client.push_weights({"unknown": torch.zeros(3)}, version=1)
 
 
 @pytest.mark.parametrize("use", [closed_meanwhile, watched_until_closed, late, given_up, refused, refused_push])
 async def test_no_connection_outlives_its_client(
-    daemon: Daemon, without_collection: None, use: Callable[[AsyncClient], Awaitable[None]]
+    daemon: Daemon, without_collection: None, use: Callable[[AsyncClient, Daemon], Awaitable[None]]
 ) -> None:
     await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # the own connection of the fixture
     before = num_connections(daemon)
     for _ in range(3):
         async with AsyncClient(daemon.address) as client:
-            await use(client)
-    async with asyncio.timeout(30):
-        while num_connections(daemon) > before:
-            await asyncio.sleep(0.02)
+            await use(client, daemon)
+    await until(lambda: num_connections(daemon) <= before)

@@ -16,6 +16,7 @@ from genserve.errors import (
     UnavailableError,
 )
 from genserve.v1 import generation_pb2
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import Daemon, update
 
@@ -55,7 +56,7 @@ async def test_generate_as_completed_gives_each_when_it_ends(daemon: Daemon, cli
         position, generation = await first
         assert (position, generation.token_ids, generation.error) == (2, [7], None)
     for stream in daemon.engine.streams[:2]:
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
 
 
 async def test_generate_many_raises_the_error_of_a_request_and_ends_the_others(
@@ -65,7 +66,7 @@ async def test_generate_many_raises_the_error_of_a_request_and_ends_the_others(
     with pytest.raises(GenserveError) as raised:
         await client.generate_many(["a", ""], timeout_s=5)
     assert raised.value.violations[0].field == "text"
-    await asyncio.wait_for((await daemon.stream(0)).closed.wait(), 30)
+    await until((await daemon.stream(0)).closed.is_set)
 
 
 async def test_without_raising_errors_stand_with_what_there_is(daemon: Daemon, client: AsyncClient) -> None:
@@ -74,7 +75,7 @@ async def test_without_raising_errors_stand_with_what_there_is(daemon: Daemon, c
     (await daemon.stream(0)).put(update(5, first=True))
     (await daemon.stream(1)).put(update(6, first=True, last=True))
     (await daemon.stream(0)).put(EngineDeadError("gone"))
-    first, second, third = await asyncio.wait_for(generating, 30)
+    first, second, third = await asyncio.wait_for(generating, STEP_S)
     assert (first.token_ids, type(first.error)) == ([5], EngineDeadError)
     assert (second.token_ids, second.error.reason if second.error else "") == ([], "INVALID_FIELD")
     assert (third.token_ids, third.error) == ([6], None)
@@ -89,7 +90,7 @@ async def test_requests_of_a_stream_are_submitted_and_aborted_at_any_time(daemon
             await many.submit("c", request_id="mine")
         await many.abort("mine")
         aborted = await daemon.stream(1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while not aborted.is_aborted:  # it is ignored once the request has ended
                 await asyncio.sleep(0.001)
         (await daemon.stream(0)).put(update(1, first=True, last=True))

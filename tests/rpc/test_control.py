@@ -22,6 +22,8 @@ from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
 from tests.rpc.conftest import busier
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
@@ -80,10 +82,10 @@ async def test_watching_begins_at_once_and_follows_every_change(daemon: Daemon) 
     watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(interval=Duration(seconds=60)), timeout=30)
     phases = [(await watch.read()).state.phase]
     granted = await daemon.control.Pause(control_pb2.PauseRequest())
-    phases.append((await asyncio.wait_for(watch.read(), 30)).state.phase)
+    phases.append((await asyncio.wait_for(watch.read(), STEP_S)).state.phase)
     await daemon.control.Resume(control_pb2.ResumeRequest(lease_id=granted.lease.lease_id))
     while phases[-1] != types_pb2.PHASE_RUNNING:
-        phases.append((await asyncio.wait_for(watch.read(), 30)).state.phase)
+        phases.append((await asyncio.wait_for(watch.read(), STEP_S)).state.phase)
     assert phases[:2] == [types_pb2.PHASE_RUNNING, types_pb2.PHASE_PAUSED]
 
 
@@ -92,11 +94,14 @@ async def test_watching_tells_of_the_load_at_the_interval_while_it_differs(daemo
     watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(interval=Duration(nanos=100_000_000)), timeout=30)
     assert (await watch.read()).load.running == 3
     daemon.engine.current_load = busier(daemon.engine.current_load, 4)
-    second = await asyncio.wait_for(watch.read(), 30)
+    second = await asyncio.wait_for(watch.read(), STEP_S)
     assert (second.load.running, second.state.running_requests) == (4, 4)
     third = asyncio.create_task(watch.read())
-    done, _ = await asyncio.wait({third}, timeout=0.5)
-    assert not done
+    with advanced_clock() as clock:
+        for _ in range(5):
+            await clock.advance(0.1)
+        await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # comes after what was told
+        assert not third.done()
     third.cancel()
 
 
@@ -138,7 +143,7 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
     try:
-        await asyncio.wait_for(reader.second.wait(), 30)
+        await until(reader.second.is_set)
     finally:
         watching.cancel()
     assert [each.state.phase for each in reader.messages] == [types_pb2.PHASE_RUNNING, types_pb2.PHASE_APPLYING]

@@ -17,6 +17,7 @@ from genserve.worker import fetch
 from genserve.worker.contract.calls import Fetch, Progress
 from genserve.worker.fetch import FetchedBytes
 from tests.rpc.served import weights
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
@@ -117,16 +118,16 @@ async def test_a_push_that_never_gets_its_bytes_is_waited_for_until_the_deadline
     layout = await client.get_weights()
     only_a = {"a": weights(1)["a"]}
     sending = asyncio.create_task(
-        client.push_weights(only_a, version=1, push_id="p", layout=layout, callers=2, timeout_s=2.0)
+        client.push_weights(only_a, version=1, push_id="p", layout=layout, callers=2, timeout_s=60.0)
     )
-    while "p" not in daemon.registry._pushes:
-        await asyncio.sleep(0.001)
+    await until(lambda: "p" in daemon.registry.live)
     pulled = PulledPush(daemon.registry.find("p"), daemon.resident)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(STEP_S):
         while pulled.there(0, SIZE_BYTES) != (0, 16):
             await pulled.wait()
     _, progress = await fetched(wanted(daemon, timeout_s=0.5))
     assert "DEADLINE_EXCEEDED" in progress.error and not progress.arena_path
+    sending.cancel()
     await asyncio.wait([sending])
 
 
@@ -248,7 +249,7 @@ async def test_fetching_that_is_given_up_ends_at_once(
 
     monkeypatch.setattr(servicer_module, "pull_frames", silent)
     copy = FetchedBytes(RANK, wanted(daemon, timeout_s=60.0))
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(STEP_S):
         running = asyncio.create_task(asyncio.to_thread(copy.run))
         await waiting.wait()
         copy.close()

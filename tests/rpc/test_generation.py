@@ -9,8 +9,9 @@ import pytest
 
 from genserve.control.conditions import Phase
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError
-from genserve.v1 import generation_pb2
+from genserve.v1 import control_pb2, generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import Daemon, field_of, reason_of, update
 
@@ -74,10 +75,10 @@ async def test_initial_metadata_comes_with_the_admission_and_not_before(daemon: 
     call = daemon.generation.Generate(PROMPT, timeout=30)
     await daemon.engine.submitted.wait()
     metadata = asyncio.create_task(call.initial_metadata())
-    done, _ = await asyncio.wait({metadata}, timeout=0.2)
-    assert not done
+    await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # answered on the same connection
+    assert not metadata.done()
     daemon.engine.admission.set()
-    await asyncio.wait_for(metadata, 30)
+    await asyncio.wait_for(metadata, STEP_S)
     assert daemon.engine.streams and not daemon.engine.streams[0].closed.is_set()
 
 
@@ -97,7 +98,7 @@ async def test_a_generation_that_has_begun_is_never_replayed(daemon: Daemon) -> 
     """The same retry policy, and the same code, after the admission: one request, and the error is the client's."""
     async with grpc.aio.insecure_channel(daemon.address, options=RETRIES) as channel:
         call = GenerationServiceStub(channel).Generate(PROMPT, timeout=30)
-        await asyncio.wait_for(call.initial_metadata(), 30)
+        await asyncio.wait_for(call.initial_metadata(), STEP_S)
         (await daemon.stream()).put(EngineDeadError("gone"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
@@ -111,7 +112,7 @@ async def test_cancelling_while_waiting_for_a_token_ends_the_request(daemon: Dae
     stream = await daemon.stream()
     assert not stream.closed.is_set()
     call.cancel()
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await until(stream.closed.is_set)
 
 
 async def test_a_client_that_vanishes_while_being_written_to_ends_the_request(
@@ -126,14 +127,14 @@ async def test_a_client_that_vanishes_while_being_written_to_ends_the_request(
         for _ in range(300):
             stream.put(large)
         await call.read()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             before = -1
             while stream.updates.qsize() != before:  # until the writer is stuck
                 before = stream.updates.qsize()
                 await asyncio.sleep(0.2)
         assert before > 0, "the stream took everything: the control does not hold"
         call.cancel()
-        await asyncio.wait_for(stream.closed.wait(), 30)
+        await until(stream.closed.is_set)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -146,7 +147,7 @@ async def test_a_deadline_ends_the_request(daemon: Daemon) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         if daemon.engine.streams:
             break
-    await asyncio.wait_for((await daemon.stream()).closed.wait(), 30)
+    await until((await daemon.stream()).closed.is_set)
 
 
 async def test_a_refusal_has_its_code_reason_and_delay(daemon: Daemon) -> None:

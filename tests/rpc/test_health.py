@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.rpc.server import SERVICE_NAMES
+from tests.support.patience import STEP_S, turns
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import Daemon
 
@@ -45,10 +46,10 @@ async def test_watch_tells_every_change_and_ends_with_the_engine(daemon: Daemon)
     watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
     seen = [(await watch.read()).status]
     enter_phase(daemon.board, Phase.APPLYING)
-    await asyncio.sleep(0.1)
+    await turns()  # the watcher has looked
     for condition in (EngineCondition.TAINTED, None, EngineCondition.DEAD):
         daemon.board.enter(condition)
-        seen.append((await asyncio.wait_for(watch.read(), 30)).status)
+        seen.append((await asyncio.wait_for(watch.read(), STEP_S)).status)
     assert seen == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert await watch.read() is grpc.aio.EOF
 
@@ -66,6 +67,6 @@ async def test_an_engine_that_does_not_answer_is_not_serving_until_it_does(daemo
     seen = [(await watch.read()).status]
     for answers in (False, True):
         daemon.board.tell_answers(answers)
-        seen.append((await asyncio.wait_for(watch.read(), 30)).status)
+        seen.append((await asyncio.wait_for(watch.read(), STEP_S)).status)
     assert seen == [SERVING, NOT_SERVING, SERVING]
     assert daemon.board.phase is Phase.RUNNING

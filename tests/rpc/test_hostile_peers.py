@@ -22,6 +22,7 @@ from genserve.weights.load import loader as loader_module
 from genserve.wire import manifest_message
 from tests.rpc.conftest import Start
 from tests.support.paced_push import PacedPush
+from tests.support.patience import STEP_S
 from tests.support.pulled_peers import (
     CHECKPOINT,
     MIB,
@@ -95,7 +96,7 @@ async def test_whatever_a_peer_sends_the_next_one_is_asked(daemons: Start, frame
             await client.load_weights(peers=[wrong], version=1, timeout_s=60)
         if isinstance(caught.value, InvalidFieldError):
             assert caught.value.violations[0].field == "weight_version"  # what it says that it has
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             await client.load_weights(peers=[wrong, right], push_id="p1")
     assert daemon.engine.live == content(1)
 
@@ -112,10 +113,10 @@ async def test_frames_of_a_peer_that_are_too_large_are_not_held(daemons: Start) 
 async def test_a_peer_that_sends_nothing_new_ends_with_the_time_to_live(daemons: Start, frame: bytes) -> None:
     """It is never silent, but nothing comes of it."""
     daemon, client = await daemons()
-    async with listening(SendingPeer(HEADER_FRAME, frame, repeats=True)) as address, asyncio.timeout(20):
+    async with listening(SendingPeer(HEADER_FRAME, frame, repeats=True)) as address, asyncio.timeout(STEP_S):
         with pytest.raises(PushNotFoundError, match="nothing new came"):
             await client.load_weights(peers=[address], staging_ttl_s=0.5, push_id="mine")
-    assert not daemon.registry._pushes
+    assert not daemon.registry.live
 
 
 async def interrupted(late: AsyncClient, first: Daemon, num_bytes: int, **fields: Any) -> None:

@@ -30,6 +30,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header
 from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ async def test_one_that_dies_again_and_again_is_told() -> None:
     await processes.start()
     keeping = asyncio.create_task(processes.run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while not keeping.done():
                 with suppress(ProcessLookupError):
                     os.kill(processes.pids[0], signal.SIGKILL)
@@ -272,7 +273,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
             async def frames() -> AsyncIterator[Frame]:
                 yield first
                 yield chunk(0, 20)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(STEP_S):
                     while not has_bytes(daemon, 20):
                         await asyncio.sleep(0.01)
                 os.kill(killed, signal.SIGKILL)
@@ -281,7 +282,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            async with asyncio.timeout(60):  # a connection to the port of the dead one may still be taken, and reset
+            async with asyncio.timeout(STEP_S):
                 while not said or processes.pids[0] == killed:
                     await asyncio.sleep(0.01)
             report = daemon.registry.report("p1").push

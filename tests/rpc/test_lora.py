@@ -84,7 +84,7 @@ async def test_tensors_of_another_rank_than_the_configuration(daemon: Daemon, cl
         await client.push_lora("x", TENSORS, CONFIG | {"r": 8}, push_id="p")
     (violation,) = caught.value.violations
     assert violation.field == 'header.manifest.tensors["base_model.model.q.lora_A.weight"]'
-    assert (daemon.engine.calls, list(daemon.registry._pushes)) == ([], [])
+    assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
 
 
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

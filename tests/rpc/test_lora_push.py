@@ -12,7 +12,9 @@ from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.wire import manifest_message
 from tests.rpc.frames import END, Frame, push, refused
+from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
@@ -84,9 +86,7 @@ async def test_an_adapter_is_not_loaded_into_an_engine_that_has_gone_to_sleep(da
         yield END
 
     pushing = asyncio.ensure_future(answer_of(daemon.weights.PushWeights(requests(), timeout=30)))
-    async with asyncio.timeout(30):
-        while not daemon.registry._pushes or not daemon.registry.report("p1").push.received_bytes:
-            await asyncio.sleep(0.005)
+    await until(lambda: has_bytes(daemon, 1))
     await daemon.control.Sleep(control_pb2.SleepRequest(), timeout=30)
     go_on.set()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -113,7 +113,7 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
             yield END
 
         late = asyncio.ensure_future(answer_of(daemon.weights.PushWeights(requests(), timeout=30)))
-        async with asyncio.timeout(30):  # its header waits for the push, beside the task that drops what is idle
+        async with asyncio.timeout(STEP_S):  # its header waits for the push, beside the task that drops what is idle
             while len(daemon.registry._pushes.changed._next._waiters) < 2:
                 await asyncio.sleep(0.005)
         pushing = asyncio.ensure_future(push(daemon, [first, *chunks, END]))

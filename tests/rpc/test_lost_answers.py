@@ -9,15 +9,15 @@ from typing import Any
 from genserve.client import AsyncClient, PushResult
 from tests.rpc.served import weights
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 
-async def until_freed(daemon: Daemon) -> None:
-    """When the daemon knows more of the push than when it answered."""
-    async with asyncio.timeout(30):
-        while (applied := daemon.registry.report("p1").applied) is None or applied.discard_s is None:
-            await asyncio.sleep(0.001)
+def is_freed(daemon: Daemon) -> bool:
+    """Whether the daemon knows more of the push than when it answered."""
+    applied = daemon.registry.report("p1").applied
+    return applied is not None and applied.discard_s is not None
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def lost_answer(daemon: Daemon, **options: Any) -> AsyncIterator["asyncio.
         await committing.reached.wait()
         link.silence()
         committing.open.set()
-        await until_freed(daemon)
+        await until(lambda: is_freed(daemon))
         link.cut()
         yield push
         link.let_go()

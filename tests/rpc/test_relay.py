@@ -12,6 +12,7 @@ from google.rpc import status_pb2
 from genserve.ingest.protocol import FAILED, METHOD, OUTCOME, SERVICE
 from genserve.ingest.relay import Relay
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S, until
 
 
 async def served(service: str, method: str, handler: "grpc.RpcMethodHandler[bytes, bytes]") -> tuple[Any, str]:
@@ -29,12 +30,14 @@ async def test_the_call_to_the_daemon_is_not_cancelled_after_its_answer(fails: b
     sending, and gets what the daemon answers."""
     failure = status_pb2.Status(code=grpc.StatusCode.ABORTED.value[0], message="truncated")
     ends: asyncio.Queue[str] = asyncio.Queue()
+    answered, goes_on = asyncio.Event(), asyncio.Event()
 
     async def daemon(frames: AsyncIterator[bytes], context: Any) -> None:
         try:
             await anext(aiter(frames))
             await context.write(FAILED + failure.SerializeToString() if fails else OUTCOME + b"applied")
-            await asyncio.sleep(0.2)
+            answered.set()
+            await goes_on.wait()
         except asyncio.CancelledError:
             ends.put_nowait("cancelled")
             raise
@@ -51,12 +54,18 @@ async def test_the_call_to_the_daemon_is_not_cancelled_after_its_answer(fails: b
         outer, address = await served("s", "Push", grpc.stream_unary_rpc_method_handler(relay.push_weights))
         async with grpc.aio.insecure_channel(address) as channel:
             push: Any = channel.stream_unary("/s/Push")
+            pushing = asyncio.ensure_future(answer_of(push(endless(), timeout=30)))
+            await until(answered.is_set)
+            for _ in range(2):  # comes back after the answer, and then to the daemon after a cancellation
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await to_daemon.unary_unary("/s/Unknown")(b"")
+            goes_on.set()
             if fails:
                 with pytest.raises(grpc.aio.AioRpcError, match="truncated") as caught:
-                    await answer_of(push(endless(), timeout=30))
+                    await pushing
                 assert caught.value.code() is grpc.StatusCode.ABORTED
             else:
-                assert await answer_of(push(endless(), timeout=30)) == b"applied"
-        assert await asyncio.wait_for(ends.get(), 30) == "done"
+                assert await pushing == b"applied"
+        assert await asyncio.wait_for(ends.get(), STEP_S) == "done"
         await outer.stop(None)
     await inner.stop(None)

@@ -14,6 +14,7 @@ from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.rpc.segments import has_bytes, memory, pipe, segment
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 
@@ -134,7 +135,7 @@ async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
             for start in (0, 8, 16, 24, 24):
                 os.pwrite(fd, DATA[start : start + 8], 0)
                 yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
-                assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
+                assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), STEP_S) == b"\0"
             yield END
 
         response = await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
@@ -156,7 +157,7 @@ async def test_each_piece_may_lie_in_memory_of_its_own(daemon: Daemon, one_pipe:
                     taken_path, reading = shared if one_pipe else own
                     paths.add((path, taken_path))
                     yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
-                    assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 30) == b"\0"
+                    assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), STEP_S) == b"\0"
         yield END
 
     await answer_of(daemon.weights.PushWeights(frames(), timeout=30))
@@ -177,7 +178,7 @@ async def test_memory_with_a_name_may_be_made_anew(daemon: Daemon, named: Path) 
     async def frames() -> AsyncIterator[Frame]:
         yield first
         yield segment(str(named), 0, 16)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STEP_S):
             while not has_bytes(daemon, 16):
                 await asyncio.sleep(0.001)
         make_anew(named, DATA[16:])
@@ -254,7 +255,7 @@ async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) ->
         async def frames() -> AsyncIterator[Frame]:
             yield first
             yield segment(path, 0, 16)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(STEP_S):
                 while not has_bytes(daemon, 16):
                     await asyncio.sleep(0.001)
             os.ftruncate(fd, 20)

@@ -21,6 +21,7 @@ from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.support.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import Daemon, serving
 
 
@@ -56,7 +57,7 @@ async def test_grpcurl_needs_no_proto_files(daemon: Daemon) -> None:
     process = await asyncio.create_subprocess_exec(
         program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), STEP_S)
     assert process.returncode == 0, err
     answer = json.loads(out)
     assert answer["lease"]["holder"] == "me"

@@ -24,6 +24,7 @@ from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.weights.push.types import PushHeader
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import CHECKPOINT, serving
 
 CONFIG = ServeConfig(port=0)
@@ -136,7 +137,7 @@ async def test_a_watch_that_began_early_shows_pushes(starting: Starting) -> None
         async with serving(CONFIG, opened=starting.server, board=starting.board) as daemon:
             starting.board.become(DaemonCondition.SERVING)
             stream = await daemon.registry.open(PushHeader("step-1", 1, manifest=CHECKPOINT.as_manifest()))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(STEP_S):
                 while not (last := await anext(watch)).pushes:
                     pass
             stream.detach()

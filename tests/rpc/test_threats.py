@@ -16,6 +16,7 @@ from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.served import weights
 from tests.support.credentials import Authority, one_each
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import serving
 
 
@@ -94,7 +95,7 @@ async def test_calls_above_the_limit_of_a_connection_wait_for_those_that_run(tmp
                 await other.status()
         assert not third.done()
         await watching[0].aclose()
-        await asyncio.wait_for(third, 30)
+        await asyncio.wait_for(third, STEP_S)
         await watching[1].aclose()
 
 

@@ -21,6 +21,7 @@ from genserve.security import watched_files
 from tests.rpc.served import weights
 from tests.support import pulled_peers as peers
 from tests.support.credentials import Authority, Pair, list_callers, one_each
+from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import serving
 
 
@@ -59,7 +60,7 @@ async def test_a_client_that_does_not_is_not(authority: Authority, tmp_path: Pat
         ):
             async with AsyncClient(daemon.address, **settings) as client:  # type: ignore[arg-type]
                 with pytest.raises(UnavailableError, match=says):
-                    await client.status(timeout_s=5.0)
+                    await client.status(timeout_s=30.0)
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, server_name="daemon.example") as client:
             await client.status()
 
@@ -70,7 +71,7 @@ async def test_with_authorities_a_client_needs_a_certificate_of_theirs(authority
         for settings in ({}, own(stranger.issue("worker")), own(authority.issue("worker", expires=expired))):
             async with AsyncClient(daemon.address, ca_file=authority.ca_file, **settings) as client:  # type: ignore[arg-type]
                 with pytest.raises(UnavailableError):
-                    await client.status(timeout_s=5.0)
+                    await client.status(timeout_s=30.0)
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, **own(authority.issue("worker"))) as client:
             await client.push_weights(weights(1), version=1)
 
@@ -111,7 +112,7 @@ async def test_new_connections_get_a_new_certificate(
             await client.status()
         async with AsyncClient(daemon.address, ca_file=authority.ca_file) as client:
             with pytest.raises(UnavailableError):
-                await client.status(timeout_s=5.0)
+                await client.status(timeout_s=30.0)
         await first.status()
 
 
@@ -130,9 +131,9 @@ async def test_a_client_connects_with_its_certificate_of_now(
         watching = client.watch_status(interval_s=0.1)
         await anext(watching)
         with pytest.raises(PermissionDeniedError):
-            await client.pause(ttl_s=1.0)
+            await client.pause(ttl_s=60.0)
         authority.issue("after", into=pair)
-        await client.resume((await client.pause(ttl_s=1.0)).lease.lease_id)
+        await client.resume((await client.pause(ttl_s=60.0)).lease.lease_id)
         await anext(watching)
         await watching.aclose()
 
@@ -146,9 +147,9 @@ async def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.Mo
         AsyncClient(daemon.address, token_file=path) as client,
     ):
         with pytest.raises(PermissionDeniedError):
-            await client.pause(ttl_s=1.0)
+            await client.pause(ttl_s=60.0)
         Path(path).write_text(callers.tokens["operator"])  # noqa: ASYNC240  # a moment
-        await client.resume((await client.pause(ttl_s=1.0)).lease.lease_id)
+        await client.resume((await client.pause(ttl_s=60.0)).lease.lease_id)
 
 
 async def test_a_unix_socket_is_for_its_user_alone_and_needs_a_token(authority: Authority, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ async def test_more_connections_than_the_limit_are_refused_and_later_ones_served
         with pytest.raises(UnavailableError):
             await clients[2].status(timeout_s=30.0)
         await clients[0].close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while True:
                 try:
                     await clients[2].status(timeout_s=30.0)

@@ -9,11 +9,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
+from genserve.rpc.weights import PULL_WRITE_TIMEOUT_S
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.support.answers import answer_of
+from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon, field_of, reason_of, serving
 
 
@@ -106,9 +109,7 @@ async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> Non
 async def test_a_prepared_push_that_nobody_commits_is_gone(daemon: Daemon) -> None:
     """After the time that its header gives it."""
     await prepare(daemon, prepared_ttl=Duration(nanos=50_000_000))
-    async with asyncio.timeout(30):
-        while daemon.engine.prepared:
-            await asyncio.sleep(0.01)
+    await until(lambda: not daemon.engine.prepared)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=30)
     assert reason_of(caught.value) == "PUSH_NOT_FOUND"
@@ -219,14 +220,11 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(chunk_bytes=1), timeout=30)
     await call.read()
     call.cancel()
-    async with asyncio.timeout(30):
-        while served.num_readers:
-            await asyncio.sleep(0.01)
+    await until(lambda: not served.num_readers)
 
 
-async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_puller_that_does_not_read_lets_go_of_the_version() -> None:
     """It is there, and takes nothing: its version would never be freed."""
-    monkeypatch.setattr("genserve.rpc.weights.PULL_WRITE_TIMEOUT_S", 0.2)
     size_bytes = 32 << 20  # more than any window of HTTP/2 holds
     checkpoint = CheckpointIndex({"a": CheckpointTensor("U8", (size_bytes,), size_bytes)})
     async with serving(ServeConfig(port=0), checkpoint=checkpoint, max_staging_bytes=size_bytes) as daemon:
@@ -239,7 +237,8 @@ async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: p
         call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
         await call.read()
         assert served.num_readers == 1
-        async with asyncio.timeout(30):
+        with advanced_clock() as clock:
             while served.num_readers:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # for what its connection takes still
+                await clock.advance(PULL_WRITE_TIMEOUT_S)
         call.cancel()

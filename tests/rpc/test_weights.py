@@ -11,7 +11,9 @@ from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
+from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
+from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
 
@@ -38,7 +40,7 @@ async def test_what_a_push_costs_is_told_when_it_is_known(daemon: Daemon) -> Non
     assert response.applied.recomputed_tokens == 7
     assert not response.applied.HasField("longest_wait") and not response.applied.HasField("discard")
     daemon.engine.interruption.over.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while True:
             asked = (await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))).applied
             if asked.HasField("longest_wait") and asked.HasField("discard"):
@@ -75,20 +77,11 @@ async def test_a_client_that_vanishes_gives_its_push_free(daemon: Daemon) -> Non
         await asyncio.Event().wait()
 
     call = daemon.weights.PushWeights(frames())
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                if daemon.registry.report("p1").push.received_bytes == 20:
-                    break
-            except Exception:
-                pass
-            await asyncio.sleep(0.01)
+    await until(lambda: has_bytes(daemon, 20))
     busy = await refused(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
     assert reason_of(busy) == "APPLY_IN_PROGRESS", "the control: while it is attached, it holds"
     call.cancel()
-    async with asyncio.timeout(30):
-        while daemon.registry._pushes["p1"].num_attached:
-            await asyncio.sleep(0.01)
+    await until(lambda: not daemon.registry.find("p1").num_attached)
     response = await push(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
     assert response.push.state == weights_pb2.PUSH_STATE_APPLIED
 

@@ -1,5 +1,5 @@
-"""What is pushed on a GPU, in which ways, and what has to happen: data for tests/gpu, and for tests/unit/test_kinds.py,
-which holds it against vLLM without a GPU."""
+"""What is pushed on a GPU, in which ways, and what has to happen: data for tests/gpu, and for
+tests/engine/test_kinds.py, which holds it against vLLM without a GPU."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

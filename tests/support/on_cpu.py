@@ -1,6 +1,6 @@
 """What can be said without a GPU about the kinds of models of the matrix: run as a program, prints JSON.
 
-    python -m tests.support.on_cpu DIRECTORY
+    python -m tests.support.on_cpu DIRECTORY KIND...
 
 Both checkpoints of a kind are loaded by vLLM, in this process and without an engine. Then pushes of both beside the
 live model, and in place, have to leave what vLLM has loaded from them, and the third to need no loader. A kind
@@ -12,7 +12,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -30,8 +30,8 @@ Digests = dict[str, str]
 CHECKED = tuple(kind for kind in KINDS if kind.name not in _ELSEWHERE)
 
 
-def main(directory: Path) -> dict[str, str]:
-    """What is wrong with each kind, "" if nothing."""
+def main(directory: Path, names: Sequence[str]) -> dict[str, str]:
+    """What is wrong with each of these kinds, "" if nothing."""
     import torch
     from vllm.distributed import init_distributed_environment
 
@@ -42,7 +42,8 @@ def main(directory: Path) -> dict[str, str]:
         setattr(torch.accelerator, name, lambda *_: None)
     init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
     # With experts first vLLM makes the process groups that all kinds need.
-    ordered = sorted(CHECKED, key=lambda kind: kind.name != "experts")
+    asked = [kind for kind in CHECKED if kind.name in names]
+    ordered = sorted(asked, key=lambda kind: kind.name != "experts")
     return {kind.name: _findings(kind, directory / kind.name) for kind in ordered}
 
 
@@ -164,4 +165,4 @@ def _named(kind: Kind, directory: Path) -> Iterator[str]:
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    print("KINDS " + json.dumps(main(Path(sys.argv[1]))), flush=True)
+    print("KINDS " + json.dumps(main(Path(sys.argv[1]), sys.argv[2:])), flush=True)

@@ -1,6 +1,7 @@
 """A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ async def serving(
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
-    engine, leases = engine or GeneratingEngine(), LeaseTable()
+    engine, leases = engine or GeneratingEngine(), LeaseTable(lambda: time.monotonic(), wall_clock=lambda: time.time())
     board = board or StateBoard(engine, lambda: leases.active, instance_id)
     board.attach(engine)
     pauses = PauseController(engine, leases, board)

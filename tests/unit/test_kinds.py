@@ -1,38 +1,14 @@
 """The matrix of tests/gpu, as far as it can be proven without a GPU: it shall not rot where nobody can run it."""
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from genserve.worker.contract.placement import WAYS as EVERY_WAY
 from genserve.worker.contract.placement import WorkerFacts, place
-from tests.support.cpu_features import HAS_AMX
 from tests.support.gpu_issue import what_to_send
 from tests.support.matrix import KINDS, WAYS, Kind, refused, served
-from tests.support.on_cpu import CHECKED
-from tests.support.warm import process
-
-
-@pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is wrong with each kind."""
-    program = [sys.executable, "-m", "tests.support.on_cpu", str(tmp_path_factory.mktemp("kinds"))]
-    done = process.run(program, timeout=280)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("KINDS ")]
-    assert lines, done.stderr[-4000:]
-    found: dict[str, str] = json.loads(lines[0].removeprefix("KINDS "))
-    return found
-
-
-@pytest.mark.parametrize("kind", CHECKED, ids=lambda kind: kind.name)
-def test_vllm_takes_the_checkpoints_and_pushes_of_them_equal_cold_starts(kind: Kind, findings: dict[str, str]) -> None:
-    """A kind that the CPU backend cannot load is held against the names and shapes of vLLM's class."""
-    if kind.needs_amx and not HAS_AMX:
-        pytest.skip("vLLM's CPU backend has a kernel for it with AMX only")
-    assert findings[kind.name] == ""
 
 
 def test_every_kind_is_either_served_or_refused_in_every_way() -> None:

@@ -29,6 +29,11 @@ _LOOKS_PER_TIMEOUT = 20
 # Idle processes use a hundredth of a core; a step uses a whole one, if other programs leave it one. A single look does
 # not count: threads that wake each other may all seem to sleep, because they are read one after the other.
 _IDLE_SHARE = 0.2
+# EngineCore and its workers wake each other through ZeroMQ sockets that drop the second of two messages within a
+# millisecond (vLLM's SpinCondition: a limit of one message). A process that slept on then looks again by itself, after
+# 5 s (SHM_READER_RECHECK_INTERVAL_MS). Such an engine uses no CPU and answers, so it is not given up before: the ping
+# may have come an interval later than the sleep began, and the step needs some time.
+LOST_WAKEUP_S = 7.0
 # More steps than can be running when a ping arrives, one for each pipeline-parallel rank.
 _UNREAD_STEPS = 16
 
@@ -38,10 +43,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class HeartbeatLimits:
     """`timeout_s`: seconds without an answer after which health says NOT_SERVING, and the engine is given up unless it
-    works. `step_s`: seconds after which it is given up even if it works."""
+    works. `step_s`: seconds after which it is given up even if it works. `idle_s`: seconds for which its processes may
+    do nothing and yet answer; less than `timeout_s` = none."""
 
     timeout_s: float
     step_s: float
+    idle_s: float = 0.0
 
 
 class Observed(Protocol):
@@ -179,18 +186,19 @@ class Heartbeat:
             self._seen.popleft()
         self._first = self._first or now
         looks = [activity for _, activity in self._seen]
-        return hopeless(looks, self._silent_s - self._seen[0][0], now.steps - self._first.steps)
+        num_steps, may_idle = now.steps - self._first.steps, self._silent_s < self._limits.idle_s
+        return hopeless(looks, self._silent_s - self._seen[0][0], num_steps, may_idle=may_idle)
 
 
-def hopeless(looks: Sequence[Activity], elapsed_s: float, num_steps: int) -> str | None:
+def hopeless(looks: Sequence[Activity], elapsed_s: float, num_steps: int, *, may_idle: bool = False) -> str | None:
     """Why an engine that does not answer never will; None if a long step may be the cause. `looks` were taken within
-    `elapsed_s` seconds, the last one now; `num_steps` have ended since the ping."""
+    `elapsed_s` seconds, the last one now; `num_steps` have ended since the ping. `may_idle`: it may yet wake up."""
     before, now = looks[0], looks[-1]
     if now.stopped:
         return "one of its processes is stopped"
     if num_steps >= _UNREAD_STEPS:
         return "it continues its steps but does not read calls"
     at_work = sum(look.works for look in looks) >= _IDLE_SHARE * len(looks)
-    if not at_work and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
+    if not may_idle and not at_work and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
         return "its processes use no CPU"
     return None

@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from genserve import cli
 from genserve.cli import main, make_parser
 from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 VALUES = ("3000000000", "-1", "9" * 30, "9" * 5000, "1e999", "nan", "", "\udc80", "é", "\x00", "a\nb")
+NUMBERS = ("3000000000", "-1", "1e999")
+"""For each flag that is a number: beyond 32 bits, below what a message can have, and no integer or no finite time."""
+TEXTS = ("", "\udc80", "\x00")
+"""For each other one: nothing, what no message can have, and what no path can have."""
 SETTINGS = {"target", "uds"}  # where the daemon is: tried apart
 
 
@@ -30,13 +35,18 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Ite
                 yield from commands(subparser, (*path, name))
 
 
-def attempts() -> Iterator[list[str]]:
-    """Every flag with a value, and every positional argument, of every command with every wrong value."""
-    for path, parser in commands(make_parser()):
-        actions = [action for action in parser._actions if action.nargs != 0 and action.dest not in SETTINGS]
+def attempts(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """Every flag, and every positional argument, of every command with three wrong values, and one of each type with
+    all of them."""
+    types = set()
+    for path, subparser in commands(parser):
+        actions = [action for action in subparser._actions if action.nargs != 0 and action.dest not in SETTINGS]
         positionals = [action.dest for action in actions if not action.option_strings]
         for action in actions:
-            for value in VALUES:
+            kind = (action.type, action.choices is None, action.nargs, bool(action.option_strings))
+            values = VALUES if kind not in types else TEXTS if action.type in (None, str, Path) else NUMBERS
+            types.add(kind)
+            for value in values:
                 given = [value if dest == action.dest else "x" for dest in positionals]
                 flag = [f"{action.option_strings[0]}={value}"] if action.option_strings else []
                 yield [*path, *flag, *(["--", *given] if given else [])]  # a lone "--" is wrong usage, whatever else is
@@ -48,10 +58,12 @@ async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
     """Each ends with 0, 1 or 2; an error is a line that begins with our name, wrong usage is argparse's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GENSERVE_TARGET", daemon.target)
+    parser = make_parser()  # takes longer than what a command does
+    monkeypatch.setattr(cli, "make_parser", lambda: parser)
     wrong: list[str] = []
 
     def run_all() -> None:
-        for arguments in attempts():
+        for arguments in attempts(parser):
             try:
                 status = main(arguments)
             except SystemExit as exited:

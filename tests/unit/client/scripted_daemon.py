@@ -24,6 +24,7 @@ from genserve.v1 import (
     weights_pb2,
     weights_pb2_grpc,
 )
+from tests.support.patience import slow
 
 
 async def refuse(context: Any, code: int, reason: str, message: str, *details: Message, **metadata: str) -> None:
@@ -55,9 +56,8 @@ class ScriptedDaemon(
         self.finish_reason = generation_pb2.FINISH_REASON_LENGTH
         self.hangs_after: int | None = None
         self.delay_s = 0.0
-        self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
+        self.hanging, self.goes_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.fail: Callable[[Any], Any] | None = None
-        # PushWeights
         self.weight_version, self.header = 0, weights_pb2.PushHeader()
         self.staged: dict[str, dict[int, bytes]] = {}
         self.streams: list[list[tuple[int, int]]] = []
@@ -70,7 +70,7 @@ class ScriptedDaemon(
         self.load = weights_pb2.LoadWeightsRequest()
         # vLLM's own weight transfer
         self.transfers: list[Message] = []
-        # Pause
+        # Pause, watch, sleep
         self.pauses: list[control_pb2.PauseRequest] = []
         self.leases: dict[str, types_pb2.PauseLease] = {}
         self.renewals_hang, self.renewed = False, asyncio.Event()
@@ -79,7 +79,6 @@ class ScriptedDaemon(
         self.info = control_pb2.GetServerInfoResponse(model="smol", vocab_size=512, weight_update="beside")
         self.info.weight_update_reason = "there is room"
         self.info.versions.add(component="vllm", version="1")
-        # Sleep
         self.sleeps: list[Message] = []
         self.asleep_tags: list[str] = []
 
@@ -111,8 +110,9 @@ class ScriptedDaemon(
             for position, word in enumerate(self.words):
                 if self.hangs_after == position:
                     self.hanging.set()  # before that, a cancellation may find nobody to tell
-                    await asyncio.Event().wait()
-                await asyncio.sleep(self.delay_s)
+                    await self.goes_on.wait()
+                    self.goes_on.clear()
+                await slow(self.delay_s)
                 last = position == len(self.words) - 1
                 version = int(position >= 2)
                 delta = generation_pb2.SequenceDelta(

@@ -12,6 +12,7 @@ import pytest
 from genserve.client import ApplyOptions, AsyncClient, Client, LoadOptions, PushOptions, SendOptions
 from genserve.client.generation.options import ChatOptions, GenerateOptions, generate_request, generate_requests
 from genserve.errors import DeadlineError, InvalidFieldError
+from tests.support.refusals import refuses
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 from tests.unit.client.silent_daemon import silent_daemon
@@ -74,7 +75,7 @@ def test_every_option_of_every_call_is_declared() -> None:
 async def test_an_option_that_does_not_exist_is_a_type_error(name: str) -> None:
     """As of any function."""
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(TypeError, match=r"unknown option chunk_byte\b"):
+        with pytest.raises(TypeError, match=r"\bchunk_byte\b"):
             await getattr(client, name)(*ARGUMENTS[name], **{**OPTIONS.get(name, {}), "chunk_byte": 5})
 
 
@@ -117,7 +118,7 @@ async def test_a_timeout_that_is_no_time_is_refused_by_every_call(daemon: Script
     """By both clients."""
     with Client(daemon.target) as client:
         for name in public_calls(Client) - {"close"}:
-            with pytest.raises(InvalidFieldError, match="timeout"):
+            with refuses(InvalidFieldError, says="timeout"):
                 await asyncio.to_thread(
                     getattr(client, name), *ARGUMENTS[name], **{**OPTIONS.get(name, {}), "timeout_s": timeout_s}
                 )
@@ -155,28 +156,28 @@ def test_a_stop_string_may_come_alone() -> None:
 )
 def test_an_option_that_is_no_sequence_or_too_large_is_refused(option: str, value: Any) -> None:
     """Letters and bytes are not taken one by one."""
-    with pytest.raises(InvalidFieldError, match=option):
+    with refuses(InvalidFieldError, says=option):
         generate_request("x", {option: value})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("prompt", [b"abc", 5, None, {"role": "user", "content": "x"}, ["a", "b"], [1.5], {1, 2}])
 def test_a_prompt_of_another_type_is_refused(prompt: Any) -> None:
     """Bytes are not token ids, and one message is no chat."""
-    with pytest.raises(InvalidFieldError, match="prompt"):
+    with refuses(InvalidFieldError, says="prompt"):
         generate_request(prompt, {})
 
 
 @pytest.mark.parametrize("prompts", ["hello", b"hello", {"a": 1}, 5])
 async def test_many_prompts_are_not_one_text(prompts: Any) -> None:
     """`generate_many("hello")` would be five prompts."""
-    with pytest.raises(InvalidFieldError, match="prompts"):
+    with refuses(InvalidFieldError, field="prompts"):
         generate_requests(prompts, {})
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(InvalidFieldError, match="prompts"):
+        with refuses(InvalidFieldError, field="prompts"):
             await client.generate_many(prompts)
-        with pytest.raises(InvalidFieldError, match="prompts"):
+        with refuses(InvalidFieldError, field="prompts"):
             client.generate_as_completed(prompts)
-    with pytest.raises(InvalidFieldError, match=r"prompts\[0\]"):
+    with refuses(InvalidFieldError, says="prompts[0]"):
         generate_requests([1, 2, 3], {})  # type: ignore[list-item]
 
 
@@ -184,9 +185,9 @@ async def test_one_id_to_abort_may_come_alone(daemon: ScriptedDaemon) -> None:
     """It is not split into letters."""
     async with AsyncClient(daemon.target) as client:
         assert (await client.abort("abc")).aborted_ids == ["abc"]
-        with pytest.raises(InvalidFieldError, match="request_ids"):
+        with refuses(InvalidFieldError, field="request_ids"):
             await client.abort(b"abc")  # type: ignore[arg-type]
-        with pytest.raises(InvalidFieldError, match="token_ids"):
+        with refuses(InvalidFieldError, says="token_ids"):
             await client.detokenize("123")  # type: ignore[arg-type]
 
 
@@ -202,14 +203,13 @@ async def test_one_id_to_abort_may_come_alone(daemon: ScriptedDaemon) -> None:
 )
 def test_metadata_that_cannot_be_sent_is_refused_when_the_client_is_made(settings: dict[str, Any], field: str) -> None:
     """By the name that the caller gave it. And a token is not shown."""
-    with pytest.raises(InvalidFieldError) as raised:
+    with refuses(InvalidFieldError, field=field) as raised:
         AsyncClient("127.0.0.1:1", **settings)
-    assert [violation.field for violation in raised.value.violations] == [field]
     assert "é" not in str(raised.value)
 
 
 @pytest.mark.parametrize("target", ["", "\udc80", "a\nb"])
 def test_an_address_that_is_none_is_refused(target: str) -> None:
     """By name."""
-    with pytest.raises(InvalidFieldError, match="target"):
+    with refuses(InvalidFieldError, field="target"):
         AsyncClient(target)

@@ -10,7 +10,9 @@ import pytest
 from genserve.client import AsyncClient, Client, Timeouts
 from genserve.client.sync_client import blocking, blocking_context, blocking_stream
 from genserve.client.transport.connection import UNSET, Timeout, Unset
+from genserve.client.transport.loop_thread import LoopThread
 from genserve.client.transport.service_config import default_timeout_s
+from tests.support.patience import until
 from tests.unit.client.call_table import call, call_async, public_calls
 from tests.unit.client.silent_daemon import Asked, silent_daemon
 
@@ -71,9 +73,7 @@ async def asked(names: set[str], timeout_s: Timeout, timeouts: Timeouts = TIMEOU
             settings = {"metadata": {"x-call": name}, "token": "t", "timeouts": timeouts}
             client = await stack.enter_async_context(AsyncClient(daemon.target, **settings))  # type: ignore[arg-type]
             calls.append(asyncio.create_task(call_async(client, name, timeout_s)))
-        async with asyncio.timeout(30):
-            while len(daemon.asked) < len(names):
-                await asyncio.sleep(0.005)
+        await until(lambda: len(daemon.asked) >= len(names))
         await stack.aclose()
         await asyncio.gather(*calls)
         return {str(each.metadata.get("x-call")): each for each in daemon.asked}
@@ -136,12 +136,12 @@ def waited_s(
     """How long a thread would wait for each of these calls, none of which is made."""
     limits: dict[str, float | None] = {}
 
-    def run(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, _: Any = None) -> Any:
+    def run(_: LoopThread, coroutine: Coroutine[Any, Any, Any], limit_s: float | None, mailbox: Any = None) -> Any:
         coroutine.close()
         limits[name] = limit_s
         raise ZeroDivisionError
 
-    monkeypatch.setattr(client._thread, "run", run)
+    monkeypatch.setattr(LoopThread, "run", run)
     for name in names:
         assert call(client, name, timeout_s).ended == "ZeroDivisionError"
     return limits

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient, Client, ClientClosedError
 from genserve.errors import DeadlineError
+from tests.support.patience import START_S, STEP_S, until
 from tests.unit.client.call_table import (
     ARGUMENTS,
     LONG_S,
@@ -45,13 +46,6 @@ def assert_all_end(outcomes: dict[str, Outcome], names: set[str], expected: str)
     wanted = {name: "result" if name == "close" else expected for name in names}
     assert {name: outcome.ended for name, outcome in outcomes.items()} == wanted
     assert {name: each for name, each in outcomes.items() if each.elapsed_s > TIMEOUT_S + SLACK_S} == {}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns once it holds."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_every_public_call_is_in_the_table() -> None:
@@ -94,7 +88,7 @@ async def test_closing_ends_the_calls_under_way_and_says_so(silent: SilentDaemon
     await until(lambda: len(silent.calls) == len(names))
     began_at = time.monotonic()
     await asyncio.to_thread(client.close)
-    outcomes = await asyncio.wait_for(calling, 30)
+    outcomes = await asyncio.wait_for(calling, STEP_S)
     assert {name: each.ended for name, each in outcomes.items()} == dict.fromkeys(names, "ClientClosedError")
     assert time.monotonic() - began_at < SLACK_S
     await until(lambda: silent.num_ended == len(names))
@@ -105,7 +99,7 @@ async def test_closing_ends_the_calls_under_way_and_says_so(silent: SilentDaemon
     silent.calls.clear()
     await until(lambda: len(silent.calls) == len(names))
     await async_client.close()
-    outcomes = await asyncio.wait_for(async_calling, 30)
+    outcomes = await asyncio.wait_for(async_calling, STEP_S)
     assert {name: each.ended for name, each in outcomes.items()} == dict.fromkeys(names, "ClientClosedError")
 
 
@@ -205,9 +199,10 @@ async def test_calls_end_after_streams_were_dropped_and_collected(silent: Silent
 
 async def test_a_client_that_is_dropped_ends_its_thread(silent: SilentDaemon) -> None:
     """And its calls; but not while one of its streams is read."""
+    before = set(threading.enumerate())
     client = Client(silent.target)
+    (thread,) = set(threading.enumerate()) - before
     stream = client.stream("x")
-    thread = client._thread._thread
     seen = weakref.ref(client)
     del client
     await until(lambda: len(silent.calls) == 1)
@@ -228,7 +223,7 @@ async def run_program(*arguments: str) -> list[dict[str, Outcome]]:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(START_S):
                 output, errors = await program.communicate()
         except TimeoutError:
             program.kill()

@@ -13,8 +13,12 @@ import pytest
 
 from genserve.client import AsyncClient, BlockingStream, Client, ClientClosedError, Delta, PushProgress, Timeouts
 from genserve.client.sync_client import blocking_context
-from genserve.errors import DeadlineError, PauseLeaseLostError
+from genserve.client.transport.loop_thread import LoopThread
+from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
 from genserve.tensors.safetensors import StoredTensor
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S
+from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
@@ -38,9 +42,9 @@ async def test_stream_closed_early_cancels_the_request_in_the_daemon(daemon: Scr
             for delta in client.stream("x"):
                 texts.append(delta.text)
                 if len(texts) == 2:
-                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
+                    asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), STEP_S), loop).result()
                     break
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 30), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), STEP_S), loop).result()
         return texts
 
     loop = asyncio.get_running_loop()
@@ -82,7 +86,7 @@ def test_a_closed_client_says_so() -> None:
     client = Client("127.0.0.1:1")
     client.close()
     client.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClientClosedError):
         client.status()
 
 
@@ -179,33 +183,45 @@ print(next(stream).text)
 """
 
 
+class Blocking(dict[str, Any]):
+    """A mapping of weights that blocks the client's loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocked, self.unblocked = threading.Event(), threading.Event()
+
+    def items(self) -> Any:
+        self.blocked.set()
+        self.unblocked.wait(2 * STEP_S)
+        return super().items()
+
+
 async def test_a_caller_that_blocks_the_loop_does_not_hold_up_other_threads_for_ever(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mapping of weights that blocks: other calls end a little after their deadline, and so does closing."""
+    """Other calls end a little after their deadline, and so does closing."""
     monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
     monkeypatch.setattr("genserve.client.transport.loop_thread.CLOSE_TIMEOUT_S", 0.2)
-    blocked, unblocked = threading.Event(), threading.Event()
+    weights, begun = Blocking(), threading.Event()
 
-    class Blocking(dict[str, Any]):
-        def items(self) -> Any:
-            blocked.set()
-            unblocked.wait(30)
-            return super().items()
+    def wait() -> None:
+        begun.set()
+        client.status(timeout_s=None)
 
     client = Client(daemon.target)
-    pushing = asyncio.create_task(asyncio.to_thread(client.push_weights, Blocking(), version=1))
-    await asyncio.to_thread(blocked.wait, 10)
-    with pytest.raises(DeadlineError, match="event loop"):
+    pushing = asyncio.create_task(asyncio.to_thread(client.push_weights, weights, version=1))
+    await asyncio.to_thread(weights.blocked.wait, STEP_S)
+    waiting = asyncio.create_task(asyncio.to_thread(wait))
+    await asyncio.to_thread(begun.wait, STEP_S)
+    with refuses(DeadlineError, says="event loop"):
         await asyncio.to_thread(client.status, timeout_s=0.1)
-    waiting = asyncio.create_task(asyncio.to_thread(client.status))
-    await asyncio.sleep(0.1)
+    assert not waiting.done()
     await asyncio.to_thread(client.close)
     with pytest.raises(ClientClosedError):
         await waiting
     with pytest.raises(ClientClosedError):
         await pushing
-    unblocked.set()
+    weights.unblocked.set()
 
 
 async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
@@ -214,18 +230,23 @@ async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
     """gRPC ends the stream at its deadline, which a loop that is blocked does not tell."""
     monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
     daemon.hangs_after = 1
-    unblocked = threading.Event()
+    weights = Blocking()
 
-    def read() -> None:
-        with Client(daemon.target) as client:
-            stream = client.stream("x", timeout_s=2.0)
-            assert next(stream).text == "Once"
-            client._thread.post(lambda: unblocked.wait(30))
-            with pytest.raises(DeadlineError, match="event loop"):
-                next(stream)
-            unblocked.set()
+    def begin() -> BlockingStream[Delta]:
+        stream = client.stream("x", timeout_s=600.0)
+        assert next(stream).text == "Once"
+        return stream
 
-    await asyncio.to_thread(read)
+    with advanced_clock() as clock, Client(daemon.target) as client:
+        stream = await asyncio.to_thread(begin)
+        pushing = asyncio.create_task(asyncio.to_thread(client.push_weights, weights, version=1))
+        await asyncio.to_thread(weights.blocked.wait, STEP_S)
+        await clock.advance(601)
+        with refuses(DeadlineError, says="event loop"):
+            await asyncio.to_thread(next, stream)
+        weights.unblocked.set()
+        with pytest.raises((ValueError, GenserveError)):
+            await pushing
 
 
 @pytest.mark.parametrize("timeout_s", [60.0, None])
@@ -250,7 +271,7 @@ async def test_an_interrupt_of_a_wait_for_an_item_ends_the_request(
     daemon.hangs_after = 1
     loop = asyncio.get_running_loop()
 
-    def interrupted(coroutine: Coroutine[Any, Any, Any], _: float | None) -> None:
+    def interrupted(_: LoopThread, coroutine: Coroutine[Any, Any, Any], limit_s: float | None) -> None:
         coroutine.close()
         raise KeyboardInterrupt
 
@@ -258,12 +279,12 @@ async def test_an_interrupt_of_a_wait_for_an_item_ends_the_request(
         with Client(daemon.target) as client:
             stream = client.stream("x")
             assert next(stream).text == "Once"
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), 30), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.hanging.wait(), STEP_S), loop).result()
             with monkeypatch.context() as patched:
-                patched.setattr(client._thread, "run", interrupted)
+                patched.setattr(LoopThread, "run", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     next(stream)
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 60), loop).result()
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), STEP_S), loop).result()
             assert list(stream) == []
 
     await asyncio.to_thread(read)
@@ -297,13 +318,13 @@ def test_a_block_ends_as_it_would_with_asyncio(control_s: float | None, monkeypa
     ends: list[BaseException | None] = []
     limits: list[float | None] = []
     with Holding("127.0.0.1:1", timeouts=Timeouts(control_s=control_s)) as client:
-        run = client._thread.run
+        run = LoopThread.run
 
-        def remembered(coroutine: Coroutine[Any, Any, Any], limit_s: float | None) -> Any:
+        def remembered(thread: LoopThread, coroutine: Coroutine[Any, Any, Any], limit_s: float | None) -> Any:
             limits.append(limit_s)
-            return run(coroutine, limit_s)
+            return run(thread, coroutine, limit_s)
 
-        monkeypatch.setattr(client._thread, "run", remembered)
+        monkeypatch.setattr(LoopThread, "run", remembered)
         with client.hold(ends, KeyError) as held:
             assert held == "held"
         with client.hold(ends, KeyError):

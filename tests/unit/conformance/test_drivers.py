@@ -12,6 +12,7 @@ import pytest
 
 from clients.conformance.runner import drivers
 from clients.conformance.runner.drivers import CLIENTS, DRIVERS, results_of
+from tests.support.patience import until
 
 Started = Callable[[], set[psutil.Process]]
 STUBS = [CLIENTS / "conformance/drivers" / name for name in ("python_stubs.py", "checkpoint.py", "crc32c.py")]
@@ -119,9 +120,7 @@ async def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, sta
 
 async def test_no_driver_outlives_an_interrupted_runner(started: Started) -> None:
     running = asyncio.create_task(results_of(program("import time; time.sleep(1000)"), {}))
-    async with asyncio.timeout(30):
-        while not started():
-            await asyncio.sleep(0.01)
+    await until(lambda: started())
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

@@ -62,13 +62,14 @@ class Rig:
     background: "asyncio.Task[None]"
 
     async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
-        options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 5.0, "kv_policy": KvPolicy.REUSE} | options
+        options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 60.0, "kv_policy": KvPolicy.REUSE} | options
         return await self.pauses.pause(mode, **options)
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    engine, leases = ScriptedEngine(), LeaseTable()
+    loop = asyncio.get_running_loop()
+    engine, leases = ScriptedEngine(), LeaseTable(lambda: loop.time())  # also when a test sets it forward
     board = StateBoard(engine, lambda: leases.active, "test")
     pauses = PauseController(engine, leases, board)
     resident = Resident(engine, board)

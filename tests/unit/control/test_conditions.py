@@ -17,6 +17,7 @@ from genserve.control.conditions import (
 from genserve.control.phase_admission import check_control, check_generation, check_sound, check_weights
 from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
+from tests.support.refusals import refuses
 
 Error = type[GenserveError] | None
 
@@ -88,7 +89,7 @@ def test_what_is_asleep_decides_unless_the_engine_is_dead_or_tainted(
 
 def test_a_push_into_sleeping_weights_is_told_what_to_wake_up() -> None:
     """The error names the call."""
-    with pytest.raises(EngineSleepingError, match=r"WakeUp\{tags: weights\}"):
+    with refuses(EngineSleepingError, says="WakeUp{tags: weights}"):
         check_weights(EngineCondition.ASLEEP, DaemonCondition.SERVING)
 
 

@@ -10,6 +10,8 @@ from genserve.control.drain import Drain
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
 from genserve.signals import Stopped
+from tests.support.clocks import leaping_clock
+from tests.support.patience import STEP_S, turns, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -71,8 +73,7 @@ async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> 
     await rig.pause(ttl_s=None)
     rig.engine.idle.clear()
     draining = asyncio.create_task(drain.run(Stopped(), 60.0))
-    while not rig.engine.running:
-        await asyncio.sleep(0.001)
+    await until(lambda: rig.engine.running)
     assert not draining.done()
     rig.engine.idle.set()
     assert (await draining).cut == []
@@ -82,7 +83,8 @@ async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> 
 async def test_requests_that_do_not_finish_in_time_are_ended(rig: Rig, drain: Drain) -> None:
     """Their clients get what there is, with reason ABORTED."""
     rig.engine.idle.clear()
-    drained = await drain.run(Stopped(), 0.05)
+    with leaping_clock():
+        drained = await drain.run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == ["aborted requests that did not finish in time: 1"]
     assert rig.engine.calls == ["abort"]
@@ -106,8 +108,7 @@ async def test_a_commit_that_taints_while_draining_ends_the_requests(rig: Rig, d
     rig.engine.idle.clear()
     pushes.ended.clear()
     draining = asyncio.create_task(drain.run(Stopped(), 60.0))
-    while not rig.engine.running:
-        await asyncio.sleep(0.001)
+    await until(lambda: rig.engine.running)
     assert not draining.done()
     rig.board.enter(EngineCondition.TAINTED)
     pushes.ended.set()
@@ -119,7 +120,7 @@ async def test_a_pause_that_waits_for_requests_does_not_hold_the_drain_up(rig: R
     gate = rig.engine.gates["pause"] = Gate()
     pausing = asyncio.create_task(rig.pause(PauseMode.WAIT, timeout_s=60.0))
     await gate.reached.wait()
-    assert (await asyncio.wait_for(drain.run(Stopped(), 60.0), 30)).cut == []
+    assert (await asyncio.wait_for(drain.run(Stopped(), 600.0), STEP_S)).cut == []
     with pytest.raises(DrainingError):
         await pausing
 
@@ -128,7 +129,8 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     """With the requests that run: one deadline for both."""
     pushes.ended.clear()
     rig.engine.idle.clear()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
+    with leaping_clock():
+        drained = await drain.run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == [
         "gave up a push that did not end in time",
@@ -140,24 +142,26 @@ async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain
     """Nothing is left to wait for, and it was no end in order."""
     enter_phase(rig.board, Phase.DEAD)
     with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(drain.run(Stopped(), 60.0), 20)
+        await asyncio.wait_for(drain.run(Stopped(), 600.0), STEP_S)
 
 
 async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pushes: Weights) -> None:
     """A push that ends after all finds nobody who would wait for requests."""
     pushes.ended.clear()
-    draining = asyncio.create_task(drain.run(Stopped(), 0.05))
-    await asyncio.sleep(0)
-    assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
-    await draining
-    await asyncio.sleep(0)
+    with leaping_clock():
+        draining = asyncio.create_task(drain.run(Stopped(), 60.0))
+        await turns()
+        assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
+        await draining
+    await turns()
     assert "drain" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:
     """The live weights are half received, and nothing can undo that."""
     updates.ended.clear()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
+    with leaping_clock():
+        drained = await drain.run(Stopped(), 60.0)
     assert not drained.in_order
     assert drained.cut == ["gave up a weight update that did not end in time"]
 
@@ -166,7 +170,8 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     """The resume cannot be cancelled; it is left."""
     await rig.pause()
     gate = rig.engine.gates["resume"] = Gate()
-    drained = await asyncio.wait_for(drain.run(Stopped(), 0.05), 30)
+    with leaping_clock():
+        drained = await drain.run(Stopped(), 60.0)
     assert drained.cut == ["gave up a pause that did not end in time"]
     gate.open.set()
 
@@ -176,11 +181,10 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
     http = Http()
     updates.ended.clear()
     draining = asyncio.create_task(Drain(rig.engine, rig.board, rig.pauses, updates, pushes, http).run(Stopped(), 60.0))
-    await asyncio.sleep(0)
+    await turns()
     assert http.refuses
     updates.ended.set()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     assert not draining.done()
     http.ended.set()
     assert (await draining).cut == []
@@ -188,6 +192,7 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
 
 async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: Weights, pushes: Weights) -> None:
     """As those over gRPC, and it is told."""
-    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 0.05)
+    with leaping_clock():
+        drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == ["gave up answers over HTTP that did not end in time"]

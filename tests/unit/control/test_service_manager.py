@@ -17,6 +17,8 @@ from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.service_manager import ServiceManager
 from genserve.control.state import StateBoard
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import ScriptedEngine
 
 UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "genserve.service"
@@ -39,7 +41,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 async def told(end: socket.socket) -> list[str]:
     """The lines of the next datagram."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(STEP_S):
         return (await asyncio.get_running_loop().sock_recv(end, 4096)).decode().splitlines()
 
 
@@ -78,27 +80,28 @@ async def test_each_state_of_a_daemon_is_told(board: StateBoard, manager: socket
 
 async def test_the_watchdog_is_fed_while_nothing_changes(board: StateBoard, manager: socket.socket) -> None:
     """Three times in its period. An engine that does not answer starves it."""
-    service = ServiceManager.from_environment(environment(manager, 0.3))
+    service = ServiceManager.from_environment(environment(manager, 15.0))
     assert service is not None
     board.attach(ScriptedEngine())
     board.become(DaemonCondition.SERVING)
     running = asyncio.create_task(service.run(board))
-    try:
+    with advanced_clock() as clock:
         for _ in range(4):
             assert "WATCHDOG=1" in await told(manager)
+            await clock.advance(5.0)
         board.tell_answers(False)
         while "WATCHDOG=1" in (lines := await told(manager)):
             pass
         for _ in range(4):
             assert "WATCHDOG=1" not in lines
+            await clock.advance(5.0)
             lines = await told(manager)
-    finally:
-        running.cancel()
+    running.cancel()
 
 
 def test_the_variables_are_not_left_to_other_processes(manager: socket.socket) -> None:
     """They would tell the state of this service as well."""
-    variables = {**environment(manager, 5.0), "HOME": "/"}
+    variables = {**environment(manager, 60.0), "HOME": "/"}
     assert ServiceManager.from_environment(variables) is not None
     assert variables == {"HOME": "/"}
 
@@ -111,7 +114,7 @@ def test_without_a_manager_nothing_is_told(address: str) -> None:
 
 def test_a_watchdog_of_another_process_is_not_fed(board: StateBoard, manager: socket.socket) -> None:
     """systemd names the process that it watches."""
-    variables = {**environment(manager, 5.0), "WATCHDOG_PID": "1"}
+    variables = {**environment(manager, 60.0), "WATCHDOG_PID": "1"}
     service = ServiceManager.from_environment(variables)
     assert service is not None
     assert "WATCHDOG=1" not in service.message(board)
@@ -128,9 +131,9 @@ async def test_abstract_sockets_and_managers_that_are_gone(board: StateBoard) ->
         running = asyncio.create_task(service.run(board))
         assert (await told(end))[0] == "STATUS=starting"
     board.tell_step("loading weights", 0.0)
-    await asyncio.sleep(0)
+    await turns()
     board.become(DaemonCondition.SERVING)
-    await asyncio.sleep(0)
+    await turns()
     assert not running.done()
     running.cancel()
 

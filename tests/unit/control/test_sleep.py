@@ -8,7 +8,10 @@ from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, EngineDeadError, EngineSleepingError, EngineTaintedError, UnsupportedError
+from tests.support.clocks import advanced_clock, leaping_clock
+from tests.support.patience import until
 from tests.support.phases import enter_phase
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
@@ -20,13 +23,13 @@ WAKE_UP = ["wake_up weights", "wake_up scheduling+kv_cache"]
 
 async def test_nothing_but_a_wake_up_reaches_a_sleeping_engine(rig: Rig) -> None:
     """Pauses and pushes are refused; a repeat of the sleep answers as the first."""
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     assert rig.board.phase is Phase.SLEEPING
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     with pytest.raises(EngineSleepingError):
         await rig.pause()
     with pytest.raises(EngineSleepingError):
-        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0):
             pass
     await rig.pauses.resume("", force=True)
     assert rig.engine.calls == ["pause keep reuse", SLEEP_1]
@@ -40,15 +43,15 @@ async def test_nothing_but_a_wake_up_reaches_a_sleeping_engine(rig: Rig) -> None
 @pytest.mark.parametrize("mode", PauseMode)
 async def test_a_sleep_stops_requests_as_its_mode_says(rig: Rig, mode: PauseMode) -> None:
     """By a pause of that mode: the sleep itself finds the engine still."""
-    await rig.sleeps.sleep(mode, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(mode, SleepDepth(), 60.0)
     assert rig.engine.calls == [f"pause {mode.value} reuse", SLEEP_1]
 
 
 async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
     """The engine runs on, and is not put to sleep when the last request ends later."""
     rig.engine.hangs.add("pause")
-    with pytest.raises(DeadlineError):
-        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 0.05)
+    with leaping_clock(), pytest.raises(DeadlineError):
+        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 60.0)
     assert rig.engine.calls == ["pause wait reuse", "resume"]
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
@@ -57,7 +60,7 @@ async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
 async def test_two_sleeps_at_a_time_are_one(rig: Rig) -> None:
     """The second finds the engine asleep when it is its turn."""
     gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = [asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(0, ()), 5.0)) for _ in range(2)]
+    sleeping = [asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(0, ()), 60.0)) for _ in range(2)]
     await gate.reached.wait()
     gate.open.set()
     await asyncio.gather(*sleeping)
@@ -66,7 +69,7 @@ async def test_two_sleeps_at_a_time_are_one(rig: Rig) -> None:
 
 async def test_an_engine_that_woke_up_can_be_paused(rig: Rig) -> None:
     """It does not count as paused because it stood still before its sleep."""
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     await rig.sleeps.wake_up()
     await rig.pause()
     assert not rig.engine.running
@@ -75,7 +78,7 @@ async def test_an_engine_that_woke_up_can_be_paused(rig: Rig) -> None:
 async def test_lease_outlives_a_sleep(rig: Rig) -> None:
     """Whoever paused before finds the engine paused after it, and resumes it."""
     grant = await rig.pause()
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     await rig.sleeps.wake_up()
     assert rig.board.phase is Phase.PAUSED
     assert not rig.engine.running
@@ -85,10 +88,11 @@ async def test_lease_outlives_a_sleep(rig: Rig) -> None:
 
 async def test_lease_that_ends_during_a_sleep_does_not_wake_the_engine(rig: Rig) -> None:
     """Its memory is not there."""
-    await rig.pause(ttl_s=0.05)
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
-    await asyncio.sleep(0.1)
-    assert rig.leases.active == ()
+    await rig.pause(ttl_s=60.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
+    with advanced_clock() as clock:
+        await clock.advance(61.0)
+        await until(lambda: not rig.leases.active)
     assert not rig.engine.running
     await rig.sleeps.wake_up()
     assert rig.engine.running
@@ -101,7 +105,7 @@ async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bo
         await rig.pause()
     rig.engine.fails["sleep"] = DeadlineError("late")
     with pytest.raises(DeadlineError):
-        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 5.0)
+        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 60.0)
     assert rig.engine.running is not paused
     assert rig.board.phase is (Phase.PAUSED if paused else Phase.RUNNING)
     woken = f"{WAKE_ALL} paused" if paused else WAKE_ALL
@@ -111,7 +115,7 @@ async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bo
 async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
     """A client that goes away leaves the engine awake and running."""
     gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0))
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0))
     await gate.reached.wait()
     sleeping.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -126,14 +130,14 @@ async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
 async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
     """The daemon was started without it."""
     rig.engine.can_sleep = False
-    with pytest.raises(UnsupportedError, match="--enable-sleep-mode"):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    with refuses(UnsupportedError, says="--enable-sleep-mode"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     assert rig.engine.calls == []
 
 
 async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
     """It sleeps on."""
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     rig.engine.fails["wake_up"] = DeadlineError("late")
     with pytest.raises(DeadlineError):
         await rig.sleeps.wake_up()
@@ -145,17 +149,17 @@ async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
 async def test_an_engine_that_dies_of_a_sleep_is_asked_for_nothing_more(rig: Rig) -> None:
     """Whoever watches it ends the daemon: there is nothing to undo."""
     rig.engine.fails["sleep"] = EngineDeadError("it has died")
-    with pytest.raises(EngineDeadError, match="it has died"):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    with pytest.raises(EngineDeadError):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     assert rig.engine.calls[-1] == SLEEP_1
 
 
 async def test_an_engine_that_dies_of_its_wake_up_is_asked_for_nothing_more(rig: Rig) -> None:
     """Pausing it again would wait for an answer, and tell of another error."""
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     await rig.sleeps.wake_up(["weights"])
     rig.engine.fails["wake_up"] = EngineDeadError("it has died")
-    with pytest.raises(EngineDeadError, match="it has died"):
+    with pytest.raises(EngineDeadError):
         await rig.sleeps.wake_up()
     assert rig.engine.calls[-2:] == WAKE_UP
 
@@ -164,12 +168,12 @@ async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
     """Its wake-up would run it."""
     enter_phase(rig.board, Phase.TAINTED)
     with pytest.raises(EngineTaintedError):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
 
 
 async def test_weights_alone_fall_asleep_between_pushes(rig: Rig) -> None:
     """The one that is applied ends first, within the time of the call; the KV cache does not wait for it."""
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(None, ["kv_cache"]), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(None, ["kv_cache"]), 60.0)
     assert rig.resident.waits_s == []
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 4.0)
     assert rig.resident.waits_s == [4.0]

@@ -8,6 +8,7 @@ from genserve.control.asleep import Asleep
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
 from genserve.control.state import StateBoard
 from genserve.engine.types import ALL_TAGS
+from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import ScriptedEngine
 
 
@@ -72,12 +73,11 @@ async def test_every_change_wakes_all_who_wait_and_no_later_ones(change: object)
     """Watchers tell what they see; one that comes afterwards waits for the next."""
     board = new_board()
     waiting = [asyncio.create_task(board.wait_change()) for _ in range(2)]
-    await asyncio.sleep(0)
+    await turns()
     change(board)  # type: ignore[operator]
-    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    await asyncio.wait_for(asyncio.gather(*waiting), STEP_S)
     later = asyncio.create_task(board.wait_change())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns()
     assert not later.done()
     later.cancel()
 

@@ -17,6 +17,7 @@ from genserve.errors import (
 )
 from genserve.frontends import link as links
 from genserve.frontends.link import Handler, Link, Message
+from tests.support.patience import STEP_S, until
 
 
 @asynccontextmanager
@@ -32,7 +33,7 @@ async def linked(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Link, L
     finally:
         asking.close()
         answering.close()
-        await asyncio.wait_for(asyncio.gather(*tasks), 30)
+        await asyncio.wait_for(asyncio.gather(*tasks), STEP_S)
 
 
 async def test_answers_come_to_those_who_asked_in_any_order() -> None:
@@ -164,9 +165,7 @@ async def test_what_is_asked_for_clients_waits_and_is_not_cut_off(
             return [asyncio.create_task(each) for each in asked]
 
         waiting = tasks()
-        async with asyncio.timeout(60):
-            while num_begun < 2:
-                await asyncio.sleep(0)
+        await until(lambda: num_begun >= 2)
         if are_given_up:
             for each in waiting:
                 each.cancel()

@@ -26,6 +26,7 @@ from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template
 from genserve.memory.words import SharedWords
+from tests.support.patience import STEP_S
 
 
 class Seat:
@@ -117,9 +118,7 @@ def processes(template: Template) -> list[psutil.Process]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for it."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
+    await until(lambda: condition())
 
 
 async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> None:
@@ -146,7 +145,7 @@ async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_en
         assert await all_of_them.pausing() == 2
         await until(lambda: len(processes(template)) == 2 and {each.pid for each in processes(template)} != before)
         await until(lambda: ("abort", ["left"]) in dying.calls)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while await all_of_them.pausing() != 4:
                 await asyncio.sleep(0.01)
         assert all_of_them.live_ports() == ports
@@ -163,7 +162,7 @@ async def test_one_that_does_not_answer_is_killed_and_started_again(template: Te
         assert await all_of_them._all[0].ask("pausing", timeout_s=0.05) is None
         await until(lambda: all_of_them._all[0].pid not in (0, before))
         assert "does not answer, and is killed" in said[0]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while await all_of_them.pausing() != 2:
                 await asyncio.sleep(0.01)
 
@@ -217,7 +216,7 @@ async def test_the_end_of_a_process_is_noted_once(template: Template) -> None:
         await frontend.start()
         assert frontend._process is not None
         frontend.kill()
-        await asyncio.wait_for(frontend._ended.wait(), 60)
+        await asyncio.wait_for(frontend._ended.wait(), STEP_S)
         assert not asyncio.get_running_loop().remove_reader(frontend._process.pidfd)
 
 

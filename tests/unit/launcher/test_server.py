@@ -22,6 +22,7 @@ import genserve
 from genserve.client import AsyncClient, Client
 from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, daemon_process, server
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
+from tests.support.patience import until
 
 Env = dict[str, str]
 
@@ -118,11 +119,14 @@ async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: P
         async with genserve.launch("that never serves", env=fake):
             raise AssertionError
 
-    before = set(psutil.Process().children())
+    before, started = set(psutil.Process().children()), set[psutil.Process]()
+
+    def is_starting() -> bool:
+        started.update(set(psutil.Process().children()) - before)
+        return bool(started)
+
     starting = asyncio.create_task(start())
-    async with asyncio.timeout(30):
-        while not (started := set(psutil.Process().children()) - before):
-            await asyncio.sleep(0.01)
+    await until(is_starting)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

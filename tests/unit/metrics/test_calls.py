@@ -54,9 +54,7 @@ async def counted(
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():
-            await asyncio.sleep(0.001)
+    await until(lambda: reached())
 
 
 async def test_a_call_counts_when_it_begins_and_with_its_status_when_it_ends() -> None:

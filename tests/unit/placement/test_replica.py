@@ -246,6 +246,4 @@ async def test_a_replica_that_is_killed_leaves_nothing(router: Router, replica: 
 
 async def until(holds: Callable[[], bool]) -> None:
     """Waits until something holds."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.01)
+    await until(lambda: holds())

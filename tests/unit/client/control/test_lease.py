@@ -11,6 +11,7 @@ from genserve.client.control.state import EngineState, PauseLease, PauseResult, 
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 from genserve.words import KvPolicy, PauseMode
 from tests.support.clocks import leaping_clock
+from tests.support.refusals import refuses
 
 STATE = EngineState("instance", 1, "paused", [], 0, 0)
 LEASE = PauseLease("l", "me", "keep", None)
@@ -32,6 +33,7 @@ class Calls:
     lost: GenserveError | None = None
     expired: bool = False
     renewals: list[tuple[str, float, float]] = field(default_factory=list)
+    renewed_s: asyncio.Queue[float] = field(default_factory=asyncio.Queue)
     ended: list[str] = field(default_factory=list)
 
     async def pause(
@@ -42,6 +44,7 @@ class Calls:
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float, timeout_s: float) -> PauseLease:
         self.renewals.append((lease_id, ttl_s, timeout_s))
+        self.renewed_s.put_nowait(asyncio.get_running_loop().time())
         if self.fails:
             raise self.fails.pop(0)
         return LEASE
@@ -61,8 +64,8 @@ def held(calls: Calls):  # type: ignore[no-untyped-def]
 async def test_a_lease_is_renewed_before_half_of_its_time_is_over() -> None:
     """So that a failure leaves time for a second try."""
     calls = Calls()
-    async with held(calls) as lease:
-        await asyncio.sleep(TTL_S / 2)
+    async with held(calls) as lease, asyncio.timeout(TTL_S / 2):
+        await calls.renewed_s.get()
         assert calls.renewals == [("l", TTL_S, TTL_S / 3)]
         assert not lease.is_lost
     assert calls.ended == ["l"]
@@ -72,9 +75,10 @@ async def test_a_lease_is_renewed_before_half_of_its_time_is_over() -> None:
 async def test_one_renewal_that_fails_is_tried_again(failure: GenserveError) -> None:
     """A daemon that was busy for a moment."""
     calls = Calls(fails=[failure])
-    async with held(calls) as lease:
-        await asyncio.sleep(1.1 * TTL_S)
-        assert len(calls.renewals) == 3
+    began_s = asyncio.get_running_loop().time()
+    async with held(calls) as lease, asyncio.timeout(2 * TTL_S):
+        after_s = [await calls.renewed_s.get() - began_s for _ in range(3)]
+        assert after_s == pytest.approx([TTL_S / 3, 2 * TTL_S / 3, TTL_S])
         assert not lease.is_lost
     assert calls.ended == ["l"]
 
@@ -90,7 +94,7 @@ async def test_a_lease_that_is_not_renewed_in_its_time_is_lost() -> None:
     """And not earlier. The block is told at its end, whatever the end says."""
     calls = Calls(fails=[UnavailableError("away")] * 100, lost=UnavailableError("away"))
     began_s = asyncio.get_running_loop().time()
-    with pytest.raises(PauseLeaseLostError, match="l could not be renewed in time") as caught:
+    with refuses(PauseLeaseLostError) as caught:
         await lose(calls)
     assert asyncio.get_running_loop().time() - began_s >= TTL_S
     assert isinstance(caught.value.__cause__, UnavailableError)
@@ -98,15 +102,17 @@ async def test_a_lease_that_is_not_renewed_in_its_time_is_lost() -> None:
 
 async def test_an_error_that_no_time_heals_loses_the_lease_at_once() -> None:
     """Somebody has taken it away."""
-    calls = Calls(fails=[PauseLeaseLostError("gone")])
-    with pytest.raises(PauseLeaseLostError, match="gone"):
+    gone = PauseLeaseLostError("gone")
+    calls = Calls(fails=[gone])
+    with pytest.raises(PauseLeaseLostError) as caught:
         await lose(calls)
+    assert caught.value is gone
     assert len(calls.renewals) == 1
 
 
 async def test_a_lease_that_had_ended_is_told_at_the_end() -> None:
     """The engine may have run inside the block."""
-    with pytest.raises(PauseLeaseLostError, match="before the end of the block"):
+    with refuses(PauseLeaseLostError):
         async with held(Calls(expired=True)):
             pass
 
@@ -116,7 +122,8 @@ async def test_a_pause_that_cannot_be_ended_is_noted_on_what_went_wrong() -> Non
     with pytest.raises(KeyError) as caught:
         async with held(Calls(lost=UnavailableError("away"))):
             raise KeyError
-    assert caught.value.__notes__ == ["the pause could not be ended: away; lease l ends by itself"]
+    (note,) = caught.value.__notes__
+    assert "away" in note and "lease l " in note
     with pytest.raises(PauseLeaseLostError) as lost:
         async with held(Calls(lost=PauseLeaseLostError("gone"))):
             raise KeyError
@@ -124,7 +131,8 @@ async def test_a_pause_that_cannot_be_ended_is_noted_on_what_went_wrong() -> Non
     with pytest.raises(asyncio.CancelledError) as cancelled:
         async with held(Calls(lost=UnavailableError("away"))):
             raise asyncio.CancelledError
-    assert cancelled.value.__notes__ == ["ending the pause: away"]
+    (note,) = cancelled.value.__notes__
+    assert "away" in note
     with pytest.raises(UnavailableError):
         async with held(Calls(lost=UnavailableError("away"))):
             pass

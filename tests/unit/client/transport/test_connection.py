@@ -13,6 +13,7 @@ from genserve.client.transport.connection import UNSET, Connection
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import InvalidFieldError, MessageTooLargeError, UnavailableError
+from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
@@ -22,24 +23,21 @@ from tests.unit.client.scripted_daemon import ScriptedDaemon
         ("", "'' is not an address"),
         ("a\nb:1", "is not an address"),
         ("\ud800:1", "is not an address"),
-        ("http://127.0.0.1:50051", "is not an address of gRPC: write HOST:PORT"),
-        ("https://replica:50051", "is not an address of gRPC: write HOST:PORT"),
-        ("replica", "'replica' has no port: write HOST:PORT"),
-        ("replica:", "has no port from 1 to 65535: write HOST:PORT"),
-        ("replica:port", "has no port from 1 to 65535: write HOST:PORT"),
-        ("dns:///replica:0", "has no port from 1 to 65535: write HOST:PORT"),
-        ("[::1]:65536", "has no port from 1 to 65535: write HOST:PORT"),
-        (50051, "and not int"),
-        (b"replica:1", "and not bytes"),
+        ("http://127.0.0.1:50051", "HOST:PORT"),
+        ("https://replica:50051", "HOST:PORT"),
+        ("replica", "HOST:PORT"),
+        ("replica:", "HOST:PORT"),
+        ("replica:port", "HOST:PORT"),
+        ("dns:///replica:0", "HOST:PORT"),
+        ("[::1]:65536", "HOST:PORT"),
+        (50051, "int"),
+        (b"replica:1", "bytes"),
     ],
 )
 def test_what_is_no_address_is_refused_with_what_to_write(target: Any, says: str) -> None:
     """gRPC would look for a host of that name until the deadline."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field="target", says=says):
         Connection(target)
-    (violation,) = caught.value.violations
-    assert violation.field == "target"
-    assert says in violation.description
 
 
 @pytest.mark.parametrize(
@@ -71,10 +69,8 @@ def test_addresses_of_grpc_are_taken_as_they_are(target: str) -> None:
 )
 def test_metadata_that_grpc_would_not_send_is_named_and_not_shown(settings: dict[str, Any], field: str) -> None:
     """It may be a secret."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field) as caught:
         Connection("127.0.0.1:1", **settings)
-    (violation,) = caught.value.violations
-    assert violation.field == field
     assert "secret" not in str(caught.value)
 
 
@@ -109,9 +105,8 @@ def test_a_timeout_is_the_caller_s_or_the_client_s(
 @pytest.mark.parametrize("timeout_s", [math.nan, "1", [], 1j])
 def test_what_is_no_time_is_refused_by_its_name(timeout_s: Any) -> None:
     """Before anything is sent."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field="timeout_s"):
         Connection.grpc_timeout_s(timeout_s, 5.0)
-    assert caught.value.violations[0].field == "timeout_s"
 
 
 def test_every_call_has_a_deadline_by_default() -> None:
@@ -220,7 +215,7 @@ async def test_errors_of_grpc_are_typed_and_those_of_a_closed_client_say_so() ->
     )
     typed = raised_as(connection, refused)
     assert isinstance(typed, UnavailableError) and typed.__cause__ is refused
-    assert typed.message == "no daemon answers at 127.0.0.1:1: said"
+    assert "127.0.0.1:1" in typed.message and "said" in typed.message
     assert raised_as(connection, misused) is misused
     assert raised_as(connection, cancelled) is cancelled
     await connection.close()
@@ -249,9 +244,9 @@ async def test_a_connection_is_closed_on_its_own_loop_or_when_that_has_ended() -
     connection, done = Connection("127.0.0.1:1"), list[str]()
     connection.on_close(lambda: done.append("closed"))
     assert connection.channel is not None
-    with pytest.raises(ClientMisuseError, match="closed on the event loop that it was used on"):
+    with pytest.raises(ClientMisuseError, match="loop"):
         await asyncio.to_thread(asyncio.run, connection.close())
-    with pytest.raises(ClientMisuseError, match="the event loop of its first call"):
+    with pytest.raises(ClientMisuseError, match="loop"):
         await asyncio.to_thread(asyncio.run, use(connection))
     connection.check_open()
     assert done == []

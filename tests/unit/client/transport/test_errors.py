@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import re
 import weakref
 from typing import Any
 
@@ -25,6 +24,8 @@ from genserve.errors import (
     UnsupportedError,
     all_errors,
 )
+from tests.support.patience import until
+from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
@@ -37,7 +38,7 @@ async def test_a_reason_becomes_its_class_with_the_violations(daemon: ScriptedDa
         await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad top_p", details)
 
     daemon.fail = fail
-    with pytest.raises(InvalidFieldError, match="bad top_p") as raised:
+    with refuses(InvalidFieldError, says="bad top_p") as raised:
         await client.generate("x", top_p=0)
     (violation,) = raised.value.violations
     assert (violation.field, violation.description) == ("sampling.top_p", "must be above 0")
@@ -109,19 +110,15 @@ async def test_codes_that_grpc_answers_itself_are_typed(
 async def test_without_a_daemon_the_error_names_the_address() -> None:
     """Nobody listens: say where."""
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(UnavailableError, match=r"^no daemon answers at 127\.0\.0\.1:1: Connection refused$"):
+        with refuses(UnavailableError, says="127.0.0.1:1: Connection refused"):
             await client.status()
 
 
 @pytest.mark.parametrize(
     ("answer", "access", "says"),
     [
-        (b"", {}, r"Socket closed \(it may need TLS, or a certificate\)$"),
-        (
-            b"HTTP/1.1 400 Bad Request\r\n\r\n",
-            {"tls": True},
-            r"WRONG_VERSION_NUMBER.*\(it has no TLS, or is no daemon\)$",
-        ),
+        (b"", {}, "it may need TLS"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", {"tls": True}, "it has no TLS"),
     ],
 )
 async def test_a_client_with_tls_on_one_side_alone_is_told_so(
@@ -137,8 +134,9 @@ async def test_a_client_with_tls_on_one_side_alone_is_told_so(
     async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
         address = "{}:{}".format(*server.sockets[0].getsockname())
         async with AsyncClient(address, **access) as client:
-            with pytest.raises(UnavailableError, match=rf"^no daemon answers at {re.escape(address)}: .*{says}"):
+            with refuses(UnavailableError, says=says) as caught:
                 await client.status()
+    assert address in caught.value.message
 
 
 async def test_a_call_past_its_deadline_says_so_in_our_own_words(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -148,9 +146,9 @@ async def test_a_call_past_its_deadline_says_so_in_our_own_words(daemon: Scripte
         await asyncio.Event().wait()
 
     daemon.fail = fail
-    with pytest.raises(DeadlineError) as raised:
+    with refuses(DeadlineError, says=daemon.target) as raised:
         await client.status(timeout_s=0.2)
-    assert raised.value.message == f"the call to {daemon.target} did not finish within its timeout"
+    assert "Stream removed" not in raised.value.message
 
 
 async def test_a_connection_that_breaks_is_not_a_daemon_that_is_not_there() -> None:
@@ -165,25 +163,26 @@ async def test_a_connection_that_breaks_is_not_a_daemon_that_is_not_there() -> N
     server = await asyncio.start_server(end, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, AsyncClient(address) as client:
-        with pytest.raises(UnavailableError) as raised:
+        with refuses(UnavailableError, says=f"{address} broke: Socket closed"):
             await client.status()
-    assert raised.value.message == f"the connection to {address} broke: Socket closed"
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "message"),
+    ("code", "details", "says"),
     [
-        (code_pb2.UNAVAILABLE, "Stream removed (Socket closed)", "the connection to here:1 broke: Socket closed"),
-        (code_pb2.UNAVAILABLE, "Connection reset by peer", "the connection to here:1 broke: Connection reset by peer"),
-        (code_pb2.UNAVAILABLE, "no healthy upstream", "no daemon answers at here:1: no healthy upstream"),
-        (code_pb2.DEADLINE_EXCEEDED, "Deadline Exceeded", "the call to here:1 did not finish within its timeout"),
-        (code_pb2.DEADLINE_EXCEEDED, "", "the call to here:1 did not finish within its timeout"),
+        (code_pb2.UNAVAILABLE, "Stream removed (Socket closed)", "here:1 broke: Socket closed"),
+        (code_pb2.UNAVAILABLE, "Connection reset by peer", "here:1 broke: Connection reset by peer"),
+        (code_pb2.UNAVAILABLE, "no healthy upstream", "here:1: no healthy upstream"),
+        (code_pb2.DEADLINE_EXCEEDED, "Deadline Exceeded", "here:1"),
+        (code_pb2.DEADLINE_EXCEEDED, "", "here:1"),
         (code_pb2.DEADLINE_EXCEEDED, "upstream request timeout", "upstream request timeout"),
     ],
 )
-def test_only_words_of_grpc_itself_are_replaced(code: int, details: str, message: str) -> None:
+def test_only_words_of_grpc_itself_are_replaced(code: int, details: str, says: str) -> None:
     """Those of a proxy may tell more than ours."""
-    assert error_of_status(status_pb2.Status(code=code, message=details), "here:1").message == message
+    message = error_of_status(status_pb2.Status(code=code, message=details), "here:1").message
+    assert says in message
+    assert "Stream removed" not in message and "Deadline Exceeded" not in message
 
 
 async def test_details_that_are_none_hide_neither_code_nor_message(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -194,15 +193,13 @@ async def test_details_that_are_none_hide_neither_code_nor_message(daemon: Scrip
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not from here")
 
     daemon.fail = fail
-    with pytest.raises(PermissionDeniedError, match="not from here"):
+    with refuses(PermissionDeniedError, says="not from here"):
         await client.status()
 
 
 async def test_a_call_that_the_server_does_not_have_is_unsupported(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """Such as those of a fleet, which only a router has."""
-    with pytest.raises(
-        UnsupportedError, match=f"^what answers at {re.escape(daemon.target)} does not have this call: "
-    ):
+    with refuses(UnsupportedError, says=daemon.target):
         await client.list_replicas()
 
 
@@ -222,7 +219,7 @@ def test_a_status_in_a_message_is_an_error_as_that_of_a_call(
     found = error_of_status(status_pb2.Status(code=code, message="no"), "here:1")
     assert (type(found), found.message, dict(found.metadata)) == (error, "no", metadata)
     unsaid = error_of_status(status_pb2.Status(code=code_pb2.UNAVAILABLE), "here:1")
-    assert unsaid.message == "no daemon answers at here:1: UNAVAILABLE"
+    assert "here:1: UNAVAILABLE" in unsaid.message
 
 
 def test_other_metadata_are_no_details() -> None:
@@ -273,9 +270,7 @@ async def test_an_error_is_freed_when_it_is_forgotten(daemon: ScriptedDaemon, cl
         except GenserveError as error:
             assert error.__cause__ is not None
             seen += map(weakref.ref, (error, error.__cause__))
-        async with asyncio.timeout(60):
-            while any(each() is not None for each in seen):
-                await asyncio.sleep(0.01)
+        await until(lambda: all(each() is None for each in seen))
         assert len(seen) == 2
     finally:
         gc.enable()

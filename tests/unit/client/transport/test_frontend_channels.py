@@ -8,11 +8,15 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from genserve.client import AsyncClient
 from genserve.client.transport import frontend_channels
+from genserve.errors import UnavailableError
 from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
 from genserve.words import FRONTEND_PORTS_KEY
+from tests.support.clocks import AdvancedClock, advanced_clock
+from tests.support.patience import STEP_S, turns
 from tests.support.ports import free_port
 
 
@@ -61,6 +65,9 @@ async def serving(name: str, ports: list[int], address: str = "127.0.0.1:0") -> 
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
+    healthy = health.aio.HealthServicer()
+    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     await server.start()
     try:
         yield port, servicer
@@ -88,30 +95,33 @@ async def test_calls_are_spread_over_the_front_ends_once_they_are_found() -> Non
     """The daemon serves the first call, and says with it where they are: no other call is needed."""
     async with served(3) as (client, daemon):
         assert await names(client, 1) == {"daemon": 1}
-        assert client._frontends._looking is not None
-        await client._frontends._looking
+        while "daemon" in await names(client, 1):
+            await turns()
         assert await names(client, 12) == {"front0": 4, "front1": 4, "front2": 4}
-        assert daemon.asked == {"generate": 1}
+        assert daemon.asked["info"] == 0
 
 
 async def test_a_daemon_without_front_ends_is_looked_at_once() -> None:
     """And again after a while: it may have been started again."""
-    async with served(0) as (client, daemon):
-        assert await names(client, 3) == {"daemon": 3}
-        assert client._frontends._looks_at_s > asyncio.get_running_loop().time()
-        looked = client._frontends._looking
-        assert await names(client, 1) == {"daemon": 1}
-        assert client._frontends._looking is looked
-        client._frontends._looks_at_s = 0.0
-        assert await names(client, 1) == {"daemon": 1}
-        assert client._frontends._looking is not looked
-        assert daemon.asked == {"generate": 5}
+    with advanced_clock() as clock:
+        async with served(0) as (client, daemon), serving("front", []) as (port, _):
+            assert await names(client, 3) == {"daemon": 3}
+            await turns()
+            daemon.ports = [port]
+            for _ in range(3):
+                assert await names(client, 1) == {"daemon": 1}
+                await turns()
+            await clock.advance(frontend_channels.LOOK_AGAIN_S)
+            while "daemon" in await names(client, 1):
+                await turns()
+            assert await names(client, 4) == {"front": 4}
+            assert daemon.asked["info"] == 0
 
 
 async def test_a_stream_of_many_requests_stays_on_one_front_end() -> None:
     """Its responses carry what all of its requests gained in a step."""
     async with served(2) as (client, _):
-        await client._frontends.find()
+        await client.wait_ready()
         async with client.stream_many() as many:
             for _ in range(5):
                 await many.submit([1])
@@ -125,25 +135,48 @@ async def test_a_stream_of_many_requests_stays_on_one_front_end() -> None:
 async def test_finding_them_again_ends_no_call() -> None:
     """The connections that there are already carry calls."""
     async with served(2) as (client, _):
-        await client._frontends.find()
+        await client.wait_ready()
         async with client.stream_many() as many:
-            await asyncio.gather(client._frontends.find(), client._frontends.find())
+            await asyncio.gather(client.wait_ready(), client.wait_ready())
             await many.submit([1])
             await many.done()
             assert [item.error async for item in many] == [None]
-        assert len(client._frontends._frontends) == 2
+        assert await names(client, 4) == {"front0": 2, "front1": 2}
 
 
-async def test_ports_that_cannot_be_reached_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def found_in_vain(client: AsyncClient, clock: AdvancedClock) -> None:
+    """Returns when the client has given up those front ends that it cannot connect to."""
+    finding = asyncio.create_task(client.wait_ready())
+    while not finding.done():
+        await clock.advance(frontend_channels.CONNECT_TIMEOUT_S)
+        await asyncio.sleep(0.01)
+    await finding
+
+
+async def test_ports_that_cannot_be_reached_are_not_used() -> None:
     """Behind a firewall or a tunnel: calls go to those that can be, or to the daemon."""
-    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 1.5)
-    async with served(1, further=(1,)) as (client, _):
-        await client._frontends.find()
-        assert await names(client, 4) == {"front0": 4}
-    async with served(0, further=(1, 2)) as (client, daemon):
-        await client._frontends.find()
-        assert await names(client, 4) == {"daemon": 4}
-        assert daemon.asked["info"] == 1
+    with advanced_clock() as clock:
+        async with served(1) as (client, daemon):
+            await client.wait_ready()
+            daemon.ports = [*daemon.ports, 1]
+            await found_in_vain(client, clock)
+            assert await names(client, 4) == {"front0": 4}
+        async with served(0, further=(1, 2)) as (client, daemon):
+            await found_in_vain(client, clock)
+            assert await names(client, 4) == {"daemon": 4}
+            assert daemon.asked["info"] == 1
+
+
+async def has_noticed(client: AsyncClient) -> None:
+    """Returns when the client knows which of its connections have ended."""
+    async with asyncio.timeout(STEP_S):
+        while True:
+            try:
+                await names(client, 2)
+            except UnavailableError:
+                await asyncio.sleep(0.01)
+            else:
+                return
 
 
 async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is_back() -> None:
@@ -155,16 +188,13 @@ async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is
         await dying.enter_async_context(serving("front1", [], f"127.0.0.1:{second}"))
         port, _ = await stack.enter_async_context(serving("daemon", [first, second]))
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
-        await client._frontends.find()
+        await client.wait_ready()
         assert await names(client, 4) == {"front0": 2, "front1": 2}
         await dying.aclose()
-        channels = [channel for channel, _ in client._frontends._frontends.values()]
-        async with asyncio.timeout(30):
-            while all(channel.get_state() is grpc.ChannelConnectivity.READY for channel in channels):
-                await asyncio.sleep(0.01)
+        await has_noticed(client)
         assert await names(client, 4) == {"front0": 4}
         await stack.enter_async_context(serving("back", [], f"127.0.0.1:{second}"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STEP_S):
             while "back" not in await names(client, 2):
                 await asyncio.sleep(0.05)
 
@@ -177,14 +207,12 @@ async def test_a_daemon_that_was_started_again_has_other_front_ends() -> None:
         other, _ = await stack.enter_async_context(serving("other", []))
         port, daemon = await stack.enter_async_context(serving("daemon", [gone]))
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
-        await client._frontends.find()
+        await client.wait_ready()
         assert await names(client, 1) == {"gone": 1}
-        daemon.ports = [other]
         await dying.aclose()
-        ((channel, _),) = client._frontends._frontends.values()
-        async with asyncio.timeout(60):
-            while channel.get_state() is grpc.ChannelConnectivity.READY:
-                await asyncio.sleep(0.01)
+        await has_noticed(client)
+        daemon.ports = [other]
+        async with asyncio.timeout(STEP_S):
             while (answered := await names(client, 1)) != {"other": 1}:
                 assert answered == {"daemon": 1}
                 await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.push_channels import PushChannels
 from genserve.v1 import control_pb2, control_pb2_grpc, types_pb2
+from tests.support.patience import STEP_S
 from tests.support.ports import free_port
 
 
@@ -109,6 +110,6 @@ async def test_a_socket_has_no_ports_beside_it(tmp_path: Path, scheme: str, monk
         serving("daemon", f"{scheme}{tmp_path}/s"),
         connected(f"{scheme}{tmp_path}/s", (other,)) as (_, push_channels),
         AsyncExitStack() as stack,
-        asyncio.timeout(30),
+        asyncio.timeout(STEP_S),
     ):
         assert await asked(await push_channels.open(2, stack)) == ["daemon"] * 2

@@ -8,6 +8,7 @@ from genserve.addresses import DEFAULT_TARGET
 from genserve.client.transport.settings import reach, target_of
 from genserve.errors import InvalidFieldError
 from tests.support.credentials import Authority
+from tests.support.refusals import refuses
 
 
 def environment(directory: Path, config: str | None = None, **variables: str) -> dict[str, str]:
@@ -52,10 +53,9 @@ def test_what_the_file_has_for_its_target_is_for_no_other(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("target", ["10.0.0.1:50051", "dns:///example.org:1", "[2001:db8::1]:1", "localhost.example:1"])
 def test_a_token_does_not_leave_the_host_unencrypted(target: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidFieldError, match="unencrypted") as raised:
+    with refuses(InvalidFieldError, field="token") as raised:
         reach(target, {"token": "secret"}, {})
     assert "secret" not in str(raised.value)
-    assert raised.value.violations[0].field == "token"
     reach(target, {"token": "secret", "allow_insecure": True}, {})
     reach(target, {"token": "secret", "tls": True}, {})
     reach(target, {"token": "secret"}, {"GENSERVE_CA_FILE": Authority(tmp_path).ca_file})
@@ -80,33 +80,33 @@ def test_on_this_host_it_may(target: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named(settings: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidFieldError) as raised:
+    with refuses(InvalidFieldError, field=field):
         reach(None, settings, {})
-    assert raised.value.violations[0].field == field
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("target", "is not valid"),
-        ('token = "x"', "unknown key 'token'"),
-        ("target = 1", "must be a str"),
-        ('tls = "x"', "must be a bool"),
+        ("target", "client.toml"),
+        ('token = "x"', "'token'"),
+        ("target = 1", "target"),
+        ('tls = "x"', "tls"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(tmp_path: Path, config: str, says: str) -> None:
-    with pytest.raises(InvalidFieldError, match=r"client\.toml.*" + says):
+    with refuses(InvalidFieldError, says=says) as raised:
         reach(None, {}, environment(tmp_path, config))
+    assert "client.toml" in raised.value.message
 
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFieldError, match="No such file"):
+    with refuses(InvalidFieldError, says="missing.toml"):
         reach(None, {}, {"GENSERVE_CONFIG": str(tmp_path / "missing.toml")})
     assert reach(None, {}, {"GENSERVE_CONFIG": ""}).target == DEFAULT_TARGET
 
 
 def test_a_variable_that_is_wrong_is_named() -> None:
-    with pytest.raises(InvalidFieldError, match="GENSERVE_TLS"):
+    with refuses(InvalidFieldError, says="GENSERVE_TLS"):
         reach(None, {}, {"GENSERVE_TLS": "maybe"})
 
 

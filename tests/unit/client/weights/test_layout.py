@@ -78,7 +78,7 @@ def test_the_tensors_that_have_bytes_in_ranges_are_named(ranges: list[Range], na
 
 @pytest.mark.parametrize(
     ("tensor", "message"),
-    [(("d", "U8", (1,)), "d is not in the layout"), (("b", "U8", (6,)), r"b is U8\[6\], the layout has U8\[5\]")],
+    [(("d", "U8", (1,)), r"\bd\b"), (("b", "U8", (6,)), r"\bb\b.*U8\[6\].*U8\[5\]")],
 )
 def test_tensor_that_is_not_of_the_layout_is_refused(tensor: tuple[str, str, tuple[int, ...]], message: str) -> None:
     """Here, and by its name, rather than by the daemon."""

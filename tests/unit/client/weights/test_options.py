@@ -5,6 +5,7 @@ import pytest
 from genserve.client.weights.options import Delivery, apply_message, push_header
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2, weights_pb2
+from tests.support.refusals import refuses
 
 
 def test_one_stream_sends_checked_mebibytes_unless_asked_otherwise() -> None:
@@ -24,9 +25,8 @@ def test_one_stream_sends_checked_mebibytes_unless_asked_otherwise() -> None:
 )
 def test_what_is_no_number_of_something_is_named(options: dict[str, int], num_callers: int, field: str) -> None:
     """By the option."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field):
         Delivery.of(options, num_callers)  # type: ignore[arg-type]
-    assert caught.value.violations[0].field == field
 
 
 def test_a_header_without_options_leaves_everything_to_the_daemon() -> None:
@@ -40,9 +40,9 @@ def test_a_header_without_options_leaves_everything_to_the_daemon() -> None:
 
 def test_an_option_that_its_field_cannot_hold_is_named_once() -> None:
     """By the path of the field, and as the caller has written it if that differs."""
-    with pytest.raises(InvalidFieldError, match=r"^header\.weight_version: version='2': "):
+    with refuses(InvalidFieldError, field="header.weight_version", says="version='2'"):
         push_header("2", {})  # type: ignore[arg-type]
-    with pytest.raises(InvalidFieldError, match=r"^header\.push_id: 3: "):
+    with refuses(InvalidFieldError, field="header.push_id", says=" 3: "):
         push_header(2, {"push_id": 3})  # type: ignore[typeddict-item]
 
 
@@ -80,6 +80,5 @@ def test_every_option_of_a_header_has_its_field() -> None:
 )
 def test_a_wrong_option_is_named_by_its_place(options: dict[str, object], field: str) -> None:
     """In the request that it would have been in."""
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field):
         apply_message(options, field="apply")  # type: ignore[arg-type]
-    assert caught.value.violations[0].field == field

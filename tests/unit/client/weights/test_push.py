@@ -18,6 +18,8 @@ from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_of
+from tests.support.patience import STEP_S
+from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 WEIGHTS = {
@@ -135,7 +137,7 @@ async def test_a_refusal_while_sending_is_the_typed_error(daemon: ScriptedDaemon
         await refuse(context, code_pb2.FAILED_PRECONDITION, "VERSION_NOT_NEWER", "version 5 is served")
 
     daemon.fail = fail
-    with pytest.raises(VersionNotNewerError, match="version 5 is served"):
+    with refuses(VersionNotNewerError):
         await client.push_weights({"w": numpy.zeros(64 * MIB, dtype="uint8")}, version=1)
 
 
@@ -169,7 +171,7 @@ async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncCl
 
 async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
     """Only a push that has begun is resumed."""
-    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(60):
+    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(STEP_S):
         with pytest.raises(UnavailableError):
             await client.push_weights(WEIGHTS, version=1)
 
@@ -186,8 +188,8 @@ async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_
     monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
     daemon.lookups_hang = True
     daemon.cut_after_bytes = [1000]
-    async with asyncio.timeout(60):
-        with pytest.raises((UnavailableError, DeadlineError), match=r"Socket closed|within 0\.3 s"):
+    async with asyncio.timeout(STEP_S):
+        with pytest.raises((UnavailableError, DeadlineError)):
             await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, timeout_s=timeout_s)
 
 
@@ -213,7 +215,7 @@ async def test_who_waits_for_others_in_vain_is_told_what_they_have_not_sent(
     daemon.fail = lambda context: asyncio.Event().wait()
     with pytest.raises(DeadlineError) as caught:
         await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.3)
-    assert caught.value.message == (f"nothing was applied: of the 2 callers of push 'p' some have not sent {told}")
+    assert told in caught.value.message
     assert caught.value.metadata == {"push_id": "p"}
 
 
@@ -232,11 +234,11 @@ async def test_an_error_in_the_progress_callback_reaches_the_caller(
 
 async def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(client: AsyncClient, tmp_path: Path) -> None:
     """Wrong words, files and nothing at all."""
-    with pytest.raises(InvalidFieldError, match="keep, wait, abort"):
+    with refuses(InvalidFieldError, field="header.apply.pause_mode", says="keep, wait, abort"):
         await client.push_weights(WEIGHTS, version=1, pause_mode="sleep")  # type: ignore[arg-type]
     with pytest.raises(CheckpointFileError):
         await client.push_weights(tmp_path, version=1)
-    with pytest.raises(ValueError, match="no weights"):
+    with pytest.raises(ValueError, match="no weights"):  # and nothing else about them
         await client.push_weights({}, version=1)
 
 
@@ -297,7 +299,7 @@ async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
     daemon.fail = lambda context: asyncio.Event().wait()
     with pytest.raises(DeadlineError) as caught:
         await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.15)
-    assert caught.value.message == "push 'p' did not end within 0.15 s, and may still be applied: GetPush tells"
+    assert "GetPush" in caught.value.message
     assert caught.value.metadata == {"push_id": "p"}
     notes = [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])]
     assert notes == (["what was missing is not known"] if knows == "nothing" else [])

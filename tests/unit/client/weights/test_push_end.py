@@ -9,6 +9,7 @@ from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress
 from genserve.errors import DeadlineError, VersionNotNewerError
+from tests.support.patience import STEP_S
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
@@ -51,7 +52,7 @@ async def test_nothing_of_a_push_runs_on_after_its_end(
         )
     )
     if how == "it is cancelled":
-        await asyncio.wait_for(all_begun.wait(), 60)
+        await asyncio.wait_for(all_begun.wait(), STEP_S)
         assert unfinished() != []
         pushing.cancel()
     with pytest.raises((VersionNotNewerError, ZeroDivisionError, asyncio.CancelledError, DeadlineError)):

@@ -119,12 +119,12 @@ def test_what_has_no_bytes_or_no_name_is_refused_by_name() -> None:
         (torch.zeros(1, device="meta"), "meta"),
         (torch.zeros(2, 2).to_sparse(), "sparse"),
         (torch.zeros(1, dtype=torch.complex128), "complex128"),
-        (numpy.array(["x"]), "no dtype of a push"),
-        ([1.0], "neither"),
+        (numpy.array(["x"]), "str32"),
+        ([1.0], "list"),
     ):
         with pytest.raises(TypeError, match=rf"^w: .*{reason}"):
             tensor_sources({"w": tensor})
-    with pytest.raises(TypeError, match="not int"):
+    with pytest.raises(TypeError, match="int"):
         tensor_sources(3)
 
 

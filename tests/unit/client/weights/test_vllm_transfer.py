@@ -16,6 +16,7 @@ from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, PushRolledBackError, UpdateNotFoundError
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.v1 import weights_pb2
+from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 INFO = {"names": ["w"], "shapes": [[2, 3]], "dtype_names": ["bfloat16"]}
@@ -66,7 +67,7 @@ async def test_vllms_client_goes_through_one_update(daemon: ScriptedDaemon) -> N
                 client.start_weight_update()
                 client.update_weights(INFO)
                 client.finish_weight_update(version)
-            with pytest.raises(InvalidFieldError, match="'latest'"):
+            with refuses(InvalidFieldError, says="'latest'"):
                 client.finish_weight_update("latest")
 
     await asyncio.to_thread(trainer)
@@ -100,7 +101,7 @@ async def test_errors_are_the_daemons(daemon: ScriptedDaemon, client: AsyncClien
     """By their reason."""
     reason = error.reason  # type: ignore[attr-defined]
     daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, reason, "no")
-    with pytest.raises(error, match="no"):
+    with pytest.raises(error):
         await client.update_weights(INFO)
 
 

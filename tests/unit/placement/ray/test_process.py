@@ -20,6 +20,7 @@ from genserve.placement.ray.discovery import ray_addresses
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
 from genserve.placement.ray.up import fleet_of, up_on_ray
+from tests.support.patience import STEP_S
 from tests.unit.placement.ray.scripted_process import ScriptedProcess
 
 CONFIG = RayConfig("head:6379", timeout_s=30.0)
@@ -75,7 +76,7 @@ async def test_a_lost_cluster_is_looked_for_again_and_its_replicas_stay(
     scripted.says(2, ['["a:1"]'], 1)
     scripted.says(3, ['["b:1"]'], None)
     seen: list[frozenset[str]] = []
-    async with asyncio.timeout(30), aclosing(ray_addresses(CONFIG)) as found:
+    async with asyncio.timeout(STEP_S), aclosing(ray_addresses(CONFIG)) as found:
         async for addresses in found:
             if not seen or seen[-1] != addresses:
                 seen.append(frozenset(addresses))
@@ -93,7 +94,7 @@ async def test_a_cluster_that_does_not_answer_is_given_up(
     scripted.says(1, [], None)
     scripted.says(2, ['["a:1"]'], None)
     config = RayConfig("head:6379", timeout_s=3.0)
-    async with asyncio.timeout(30), aclosing(ray_addresses(config)) as found:
+    async with asyncio.timeout(STEP_S), aclosing(ray_addresses(config)) as found:
         async for addresses in found:
             if addresses:
                 break
@@ -116,7 +117,7 @@ async def test_nothing_that_ends_one_look_ends_all(
     monkeypatch.setattr(discovery, "RayProcess", start)
     scripted.says(1, ["not JSON"], None)
     scripted.says(2, ['["a:1"]'], None)
-    async with asyncio.timeout(30), aclosing(ray_addresses(CONFIG)) as found:
+    async with asyncio.timeout(STEP_S), aclosing(ray_addresses(CONFIG)) as found:
         async for addresses in found:
             if addresses:
                 break
@@ -154,7 +155,7 @@ async def test_the_router_ends_with_the_process_that_runs_the_replicas(
     """And with its exit status: it has said why. It listens as soon as all replicas are placed, and not before."""
     scripted.says(1, lines, process_status)
     config = UpConfig(2, ["--seed", "1"], None, RouteConfig(port=0))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         assert await up_on_ray(config, CONFIG) == status
     said = capsys.readouterr()
     assert said.err == says
@@ -167,7 +168,7 @@ async def test_a_signal_before_all_is_placed_ends_the_process_too(scripted: Scri
     """Which gives back what it has asked for."""
     scripted.says(1, [], None)
     running = asyncio.create_task(up_on_ray(UpConfig(1, [], None, RouteConfig(port=0)), CONFIG))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while not scripted.is_running:
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -182,7 +183,7 @@ async def test_a_process_that_says_nothing_is_given_up(
     monkeypatch.setattr(up, "_CONNECT_S", 0.5)
     scripted.says(1, [], None)
     config = UpConfig(1, [], None, RouteConfig(port=0))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         assert await up_on_ray(config, RayConfig("head:6379", timeout_s=0.5)) == 1
     assert capsys.readouterr().err == "genserve: Ray at head:6379 does not answer within 1 s\n"
 
@@ -210,7 +211,7 @@ async def test_the_router_knows_the_callers_of_the_environment(
         port=-1, uds=str(socket), peer_token_file=str(tmp_path / "token"), environment_lists_callers=True
     )
     running = asyncio.create_task(up_on_ray(UpConfig(1, [], None, route), CONFIG))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         while not socket.exists():
             await asyncio.sleep(0.01)
         async with AsyncClient(f"unix:{socket}") as nobody, AsyncClient(f"unix:{socket}", token=token) as somebody:

@@ -14,6 +14,7 @@ from genserve.placement.ray.actor import Ending
 from genserve.placement.ray.cluster import RayFailedError
 from genserve.placement.ray.placement import Placement
 from genserve.placement.ray.replica import RayDaemon
+from tests.support.patience import STEP_S
 
 SERVING = Serving("a model", "10.0.0.1:5")
 
@@ -73,7 +74,7 @@ def run() -> Runs:
 
 async def failure_of(daemon: RayDaemon) -> DaemonFailedError:
     """When it has ended without serving."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         with pytest.raises(DaemonFailedError) as raised:
             await asyncio.wrap_future(daemon.serving)
         assert await asyncio.wrap_future(daemon.ended) is False
@@ -85,7 +86,7 @@ async def test_a_daemon_serves_and_ends_with_its_own_words(run: Runs) -> None:
     ends = Ending("the daemon ended with status 3: the engine has died", 3, was_killed=True)
     placement = ScriptedPlacement(serving=Method(SERVING), ended=Method(ends))
     daemon = run(placement)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         assert await asyncio.wrap_future(daemon.serving) == SERVING
         assert await asyncio.wrap_future(daemon.ended) is True
     assert placement.actors[0].start.calls == [(["--model", "m"], 1, 2)]
@@ -127,7 +128,7 @@ async def test_an_actor_that_is_started_again_is_waited_for(
     restarting = [ActorUnavailableError("the actor is restarting", None) for _ in range(10)]
     placement = ScriptedPlacement(address=Method(*restarting, ""), serving=Method(SERVING))
     daemon = run(placement)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         assert await asyncio.wrap_future(daemon.serving) == SERVING
     assert len(placement.actors[0].address.calls) == 11
     said = capsys.readouterr().err
@@ -140,7 +141,7 @@ async def test_a_daemon_that_was_not_placed_is_not_waited_for(run: Runs) -> None
     daemon = run(ScriptedPlacement(address=Method()))
     await asyncio.sleep(0)
     daemon.stop(60.0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         assert await asyncio.wrap_future(daemon.ended) is True
 
 
@@ -149,7 +150,7 @@ async def test_an_actor_that_does_not_tell_of_the_end_is_given_up(run: Runs, mon
     monkeypatch.setattr(replica, "_ANSWER_S", 0.05)
     placement = ScriptedPlacement(serving=Method(SERVING))
     daemon = run(placement)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         await asyncio.wrap_future(daemon.serving)
         daemon.stop(0.05)
         assert await asyncio.wrap_future(daemon.ended) is True
@@ -159,7 +160,7 @@ async def test_an_actor_that_does_not_tell_of_the_end_is_given_up(run: Runs, mon
 async def test_a_bug_leaves_nobody_waiting(run: Runs) -> None:
     """Who waits gets it."""
     daemon = run(ScriptedPlacement(serving=Method(KeyError("a bug"))))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STEP_S):
         for future in (daemon.serving, daemon.ended):
             with pytest.raises(KeyError, match="a bug"):
                 await asyncio.wrap_future(cast("Any", future))

@@ -12,6 +12,7 @@ from genserve.rpc.frames import push
 from genserve.rpc.frames.push import Frame, OversizedFrame, UnknownFrame, frame_parser, read_header
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import weights_pb2
+from tests.support.patience import STEP_S
 
 
 def frame(**kind: Message) -> bytes:
@@ -88,4 +89,4 @@ async def test_a_client_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
         yield HEADER
 
     with pytest.raises(DeadlineError, match="no header arrived"):
-        await asyncio.wait_for(read_header(silent()), 30)
+        await asyncio.wait_for(read_header(silent()), STEP_S)

@@ -8,6 +8,7 @@ from typing import Any
 
 from genserve.engine.generation import GenerationUpdate
 from genserve.rpc.streams.turns import LONGEST_REST_S, REST, Turns, Writer
+from tests.support.patience import STEP_S
 
 
 class Loop:
@@ -165,7 +166,7 @@ async def test_a_call_is_let_go_as_often_as_its_stream_says() -> None:
     writer = Writer(stream, Turns(asyncio.get_running_loop()))
     for _ in range(3):
         stream.gains()
-        await asyncio.wait_for(writer.turn(), 30)
+        await asyncio.wait_for(writer.turn(), STEP_S)
     waiting = asyncio.ensure_future(writer.turn())
     for _ in range(5):
         await asyncio.sleep(0)

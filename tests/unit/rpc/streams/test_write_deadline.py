@@ -6,6 +6,7 @@ import pytest
 
 from genserve.errors import DeadlineError
 from genserve.rpc.streams.write_deadline import WriteDeadline
+from tests.support.patience import STEP_S
 
 SOON_S = 0.05
 
@@ -24,7 +25,7 @@ async def test_a_write_that_takes_too_long_is_an_error() -> None:
 
     for _ in range(2):
         with pytest.raises(DeadlineError, match=r"the client did not read for 0\.05 s"):
-            await asyncio.wait_for(deadline.write(never, "x"), 20)
+            await asyncio.wait_for(deadline.write(never, "x"), STEP_S)
         await deadline.write(at_once, "y")
     assert written == ["y", "y"]
 

@@ -1,4 +1,4 @@
-"""What drafts beside a served model, with stand-ins for vLLM's models. Real ones: tests/unit/test_kinds.py."""
+"""What drafts beside a served model, with stand-ins for vLLM's models. Real ones: tests/engine/test_kinds.py."""
 
 from threading import Event
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which loads are done again without the loader, and that they leave the same. With vLLM's loaders: test_kinds.py."""
+"""Which loads are done again without the loader, and that they leave the same. vLLM's: tests/engine/test_kinds.py."""
 
 from collections.abc import Iterator
 from copy import deepcopy
