@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from genserve.signals import Stopped, ending
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, turns
 
 PROGRAM = """
 import asyncio
@@ -117,8 +119,8 @@ def test_an_order_may_be_repeated_after_the_end_of_a_starter() -> None:
         assert starter.stdout.readline() == "ready\n"
         starter.kill()
         assert starter.stdout.readline() == "SIGTERM\n"
-        time.sleep(1.1)
-        os.kill(process, signal.SIGTERM)
+        while not select.select([starter.stdout], [], [], 0.05)[0]:  # at first it is taken for the one before
+            os.kill(process, signal.SIGTERM)
         assert starter.stdout.read() == "at once\n"
 
 
@@ -159,18 +161,22 @@ async def test_a_signal_after_a_drain_leaves_the_time_of_the_flags(capsys: pytes
     """Whoever sends it kills the process after that. What was to end is not cancelled."""
     stopped, ending_forever = Stopped(), asyncio.get_running_loop().create_future()
     stopped.stop("Drain", 3600)
-    waiting = asyncio.create_task(stopped.wait_ended(ending_forever, 0.05))
-    await asyncio.sleep(0.1)
-    stopped.stop("Drain")  # a repeat changes nothing
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
-    stopped.signal("SIGTERM")
-    assert not await asyncio.wait_for(waiting, 30) and not ending_forever.done()
-    assert capsys.readouterr().err == "genserve: a signal: 0.05 s at most from now; a second one exits at once\n"
+    with advanced_clock() as clock:
+        waiting = asyncio.create_task(stopped.wait_ended(ending_forever, 60))
+        await clock.advance(600)
+        stopped.stop("Drain")  # a repeat changes nothing
+        await clock.advance(600)
+        assert not waiting.done()
+        stopped.signal("SIGTERM")
+        await clock.advance(30)
+        assert not waiting.done()
+        await clock.advance(31)
+        assert not await waiting and not ending_forever.done()
+    assert capsys.readouterr().err == "genserve: a signal: 60 s at most from now; a second one exits at once\n"
     assert (stopped.cause, stopped.limit_s(30)) == ("Drain", 3600)
 
 
-@pytest.mark.parametrize(("drain_timeout_s", "flag_s"), [(0.05, 3600), (None, 0.05)])
+@pytest.mark.parametrize(("drain_timeout_s", "flag_s"), [(60, 3600), (None, 60)])
 async def test_a_signal_never_gives_more_time(drain_timeout_s: float | None, flag_s: float) -> None:
     """Before what runs is waited for, or meanwhile."""
     for before in (True, False):
@@ -178,10 +184,12 @@ async def test_a_signal_never_gives_more_time(drain_timeout_s: float | None, fla
         stopped.stop("Drain", drain_timeout_s)
         if before:
             stopped.signal("SIGTERM")
-        waiting = asyncio.create_task(stopped.wait_ended(ending_forever, flag_s))
-        await asyncio.sleep(0)
-        stopped.signal("SIGTERM")
-        assert not await asyncio.wait_for(waiting, 30)
+        with advanced_clock() as clock:
+            waiting = asyncio.create_task(stopped.wait_ended(ending_forever, flag_s))
+            await turns()
+            stopped.signal("SIGTERM")
+            await clock.advance(61)
+            assert not await asyncio.wait_for(waiting, STEP_S)
 
 
 async def test_what_ends_in_time_is_not_waited_for_any_longer() -> None:
@@ -189,6 +197,6 @@ async def test_what_ends_in_time_is_not_waited_for_any_longer() -> None:
     stopped, ended = Stopped(), asyncio.get_running_loop().create_future()
     stopped.signal("SIGTERM")
     waiting = asyncio.create_task(stopped.wait_ended(ended, 3600))
-    await asyncio.sleep(0.05)
+    await turns()
     ended.set_result(None)
-    assert await asyncio.wait_for(waiting, 30)
+    assert await asyncio.wait_for(waiting, STEP_S)

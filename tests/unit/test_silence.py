@@ -1,17 +1,20 @@
 """A side that says nothing is given up; a process that could not listen is not taken for silence."""
 
 import asyncio
-import time
 
 import pytest
 
 from genserve.silence import silence
+from tests.support.clocks import advanced_clock, leaping_clock
 
 
 async def test_a_side_that_says_nothing_is_given_up() -> None:
-    with pytest.raises(TimeoutError):
-        async with silence(0.04):
-            await asyncio.Event().wait()
+    with leaping_clock():
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            async with silence(40):
+                await asyncio.Event().wait()
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(40)
 
 
 async def test_a_word_is_heard() -> None:
@@ -22,10 +25,12 @@ async def test_a_word_is_heard() -> None:
 
 async def test_a_word_that_comes_after_the_process_stood_still_is_heard() -> None:
     said = asyncio.Event()
-    async with silence(0.4):
-        asyncio.get_running_loop().call_later(0.45, said.set)
-        time.sleep(0.44)  # noqa: ASYNC251  the process stands still
-        await said.wait()
+    with advanced_clock() as clock:
+        async with silence(400):
+            asyncio.get_running_loop().call_later(450, said.set)
+            await clock.advance(440)  # the process stands still
+            await clock.advance(10)
+            await said.wait()
 
 
 async def test_an_error_of_the_other_side_passes() -> None:

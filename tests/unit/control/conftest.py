@@ -13,6 +13,7 @@ from genserve.control.pause import PauseController, PauseGrant
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.types import KvPolicy, PauseMode
+from tests.support.clocks import leaping_clock
 from tests.support.scripted_engine import ScriptedEngine
 
 
@@ -64,6 +65,13 @@ class Rig:
     async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
         options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 60.0, "kv_policy": KvPolicy.REUSE} | options
         return await self.pauses.pause(mode, **options)
+
+
+@pytest.fixture
+async def virtual_time() -> AsyncIterator[None]:
+    """A second in which an engine may undo something does not pass while the machine stands still."""
+    with leaping_clock():
+        yield
 
 
 @pytest.fixture

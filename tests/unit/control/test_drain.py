@@ -10,11 +10,12 @@ from genserve.control.drain import Drain
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
 from genserve.signals import Stopped
-from tests.support.clocks import leaping_clock
 from tests.support.patience import STEP_S, turns, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 @dataclass
@@ -83,8 +84,7 @@ async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> 
 async def test_requests_that_do_not_finish_in_time_are_ended(rig: Rig, drain: Drain) -> None:
     """Their clients get what there is, with reason ABORTED."""
     rig.engine.idle.clear()
-    with leaping_clock():
-        drained = await drain.run(Stopped(), 60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == ["aborted requests that did not finish in time: 1"]
     assert rig.engine.calls == ["abort"]
@@ -129,8 +129,7 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     """With the requests that run: one deadline for both."""
     pushes.ended.clear()
     rig.engine.idle.clear()
-    with leaping_clock():
-        drained = await drain.run(Stopped(), 60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == [
         "gave up a push that did not end in time",
@@ -148,11 +147,10 @@ async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain
 async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pushes: Weights) -> None:
     """A push that ends after all finds nobody who would wait for requests."""
     pushes.ended.clear()
-    with leaping_clock():
-        draining = asyncio.create_task(drain.run(Stopped(), 60.0))
-        await turns()
-        assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
-        await draining
+    draining = asyncio.create_task(drain.run(Stopped(), 60.0))
+    await turns()
+    assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
+    await draining
     await turns()
     assert "drain" not in {task.get_name() for task in asyncio.all_tasks()}
 
@@ -160,8 +158,7 @@ async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pus
 async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:
     """The live weights are half received, and nothing can undo that."""
     updates.ended.clear()
-    with leaping_clock():
-        drained = await drain.run(Stopped(), 60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert not drained.in_order
     assert drained.cut == ["gave up a weight update that did not end in time"]
 
@@ -170,8 +167,7 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     """The resume cannot be cancelled; it is left."""
     await rig.pause()
     gate = rig.engine.gates["resume"] = Gate()
-    with leaping_clock():
-        drained = await drain.run(Stopped(), 60.0)
+    drained = await drain.run(Stopped(), 60.0)
     assert drained.cut == ["gave up a pause that did not end in time"]
     gate.open.set()
 
@@ -192,7 +188,6 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
 
 async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: Weights, pushes: Weights) -> None:
     """As those over gRPC, and it is told."""
-    with leaping_clock():
-        drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 60.0)
+    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == ["gave up answers over HTTP that did not end in time"]

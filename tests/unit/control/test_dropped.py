@@ -8,9 +8,10 @@ from genserve.control.asleep import SleepDepth
 from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import GenserveError
-from tests.support.clocks import leaping_clock
 from tests.support.patience import turns
 from tests.unit.control.conftest import Rig
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 REUSE, RECOMPUTE = KvPolicy.REUSE, KvPolicy.RECOMPUTE
 KV_CACHE = SleepDepth.of(None, ["kv_cache"])
@@ -72,16 +73,15 @@ async def test_a_push_that_leaves_the_engine_paused_waits_a_while_for_the_front_
     """Nobody generates meanwhile. One that does not tell in time does not hold the trainer up for longer."""
     rig.engine.interruption.telling.clear()
     grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=60.0)
-    with leaping_clock():
-        holding = asyncio.create_task(held(rig, RECOMPUTE))
-        await turns()
-        assert not holding.done()
-        rig.engine.interruption.telling.set()
-        assert (await holding).recomputed_tokens == 7
-        await rig.pauses.resume(grant.lease.lease_id)
-        rig.engine.interruption.telling.clear()
-        await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=60.0)
-        assert (await held(rig, RECOMPUTE)).recomputed_tokens is None
+    holding = asyncio.create_task(held(rig, RECOMPUTE))
+    await turns()
+    assert not holding.done()
+    rig.engine.interruption.telling.set()
+    assert (await holding).recomputed_tokens == 7
+    await rig.pauses.resume(grant.lease.lease_id)
+    rig.engine.interruption.telling.clear()
+    await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=60.0)
+    assert (await held(rig, RECOMPUTE)).recomputed_tokens is None
 
 
 async def test_the_tokens_are_unknown_until_every_client_has_told_them(rig: Rig) -> None:

@@ -19,6 +19,8 @@ from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 DROPPED = SleepDepth.of(2, ())
 
 

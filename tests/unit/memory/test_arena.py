@@ -17,6 +17,7 @@ import pytest
 from genserve.errors import StagingFullError
 from genserve.memory import available
 from genserve.memory.arena import Arena, allocate_arena, map_arena
+from tests.support.patience import STEP_S, until
 
 MAP_AND_PRINT = """
 import sys
@@ -240,22 +241,23 @@ def test_a_map_is_all_that_maps_keep(request: pytest.FixtureRequest) -> None:
 
 async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes away while its memory is reserved does not leak it."""
-    go_on, closed = threading.Event(), asyncio.Event()
+    begun, go_on, closed = threading.Event(), threading.Event(), asyncio.Event()
 
     def allocate_slowly(size_bytes: int) -> Arena:
-        go_on.wait(30)
+        begun.set()
+        go_on.wait(STEP_S)
         return original(size_bytes)
 
     original = Arena.allocate
     monkeypatch.setattr(Arena, "allocate", allocate_slowly)
     monkeypatch.setattr(Arena, "close", lambda arena: closed.set())
     allocating = asyncio.create_task(allocate_arena(64))
-    await asyncio.sleep(0.01)
+    await until(begun.is_set)
     allocating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await allocating
     go_on.set()
-    await asyncio.wait_for(closed.wait(), 30)
+    await asyncio.wait_for(closed.wait(), STEP_S)
 
 
 def _identity(entry: "os.DirEntry[str]") -> tuple[int, int]:

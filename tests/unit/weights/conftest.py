@@ -6,11 +6,11 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import google_crc32c
 import pytest
@@ -31,11 +31,15 @@ from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
+from tests.support.clocks import AdvancedClock
+from tests.support.patience import turns, until
 from tests.support.scripted_engine import ScriptedEngine
 
 CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})
 MANIFEST = CHECKPOINT.as_manifest()
 MAX_STAGING_BYTES = 100
+
+T = TypeVar("T")
 
 
 def weights(version: int) -> bytes:
@@ -106,11 +110,22 @@ def further(opened: PushHeader) -> PushHeader:
     return replace(opened, manifest=None, manifest_digest=MANIFEST.digest)
 
 
+def now_s() -> float:
+    """Also when a test has set the clock forward."""
+    return time.monotonic()
+
+
 def build_rig(
-    directory: Path, max_staging_bytes: int = MAX_STAGING_BYTES, clock: Callable[[], float] = time.monotonic
+    directory: Path,
+    max_staging_bytes: int = MAX_STAGING_BYTES,
+    clock: Callable[[], float] = now_s,
+    checkpoint: CheckpointIndex | None = CHECKPOINT,
+    *,
+    keeps_resident: bool = True,
 ) -> Rig:
-    """Serves version 0, whose bytes are a file in `directory`; on a running event loop."""
-    engine, leases = ScriptedEngine(), LeaseTable()
+    """Serves version 0, whose bytes are a file in `directory`; on a running event loop. `checkpoint` is what pushes are
+    compared with."""
+    engine, leases = ScriptedEngine(), LeaseTable(clock)
     engine.live = tensors(0)
     board = StateBoard(engine, lambda: leases.active, "test")
     pauses = PauseController(engine, leases, board)
@@ -123,11 +138,11 @@ def build_rig(
     }
     space = CheckpointSpace(CheckpointIndex(placed), CheckpointFiles([file]))
     first = ResidentVersion(0, MANIFEST, CheckpointBytes(space))
-    resident = ResidentStore(first, enabled=True)
+    resident = ResidentStore(first, enabled=keeps_resident)
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, CHECKPOINT)
-    pushes = PushRegistry(CHECKPOINT, engine, applier, loras, board, resident, max_staging_bytes, clock)
-    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
+    pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes, clock)
+    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident, clock)
     sleeps = SleepController(engine, pauses, board, applier)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     return Rig(engine, leases, board, pauses, sleeps, resident, applier, pushes, transfers, loras, background)
@@ -136,7 +151,14 @@ def build_rig(
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     """One that nobody may misuse."""
-    rig = build_rig(tmp_path)
+    async with open_rig(tmp_path) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def open_rig(directory: Path, **built: Any) -> AsyncIterator[Rig]:
+    """The same, of which the test says how it is built."""
+    rig = build_rig(directory, **built)
     background = list(rig.background)
     yield rig
     ended = [task for task in rig.background if task.done()]
@@ -160,13 +182,32 @@ async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
         assert rig.engine.prepared == {}, "workers hold what nobody will use"
 
 
-def assert_unchanged(rig: Rig) -> None:
-    """Version 0 is live and runs, nothing is left in the engine, and the board says so."""
+async def assert_unchanged(rig: Rig) -> None:
+    """Version 0 is live and runs, nothing is left in the engine, and the board says so; at once, or when what failed is
+    undone."""
+    await until(lambda: rig.engine.running and not rig.engine.prepared)
     assert rig.engine.live == tensors(0)
     assert rig.engine.weight_version == 0
-    assert rig.engine.running
-    assert rig.engine.prepared == {}
     assert rig.board.phase is Phase.RUNNING
+
+
+async def after(
+    clock: AdvancedClock, seconds: float, work: Awaitable[T], once: Callable[[], object] = lambda: True
+) -> T:
+    """What `work` returns or raises when these seconds pass, `once` it has come so far."""
+    task = asyncio.ensure_future(work)
+    await until(lambda: task.done() or once())
+    await clock.advance(seconds)
+    return await task
+
+
+async def nothing_runs() -> None:
+    """Returns when whatever goes on waits for something, in the loop and in its threads: what has not happened by then
+    does not happen."""
+    for _ in range(2):  # what a thread has ended may give work to another one
+        await turns()
+        wait_for_threads()
+    await turns()
 
 
 def num_arenas() -> int:

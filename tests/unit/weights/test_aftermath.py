@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +9,7 @@ from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.weights.push.types import Applied, ApplyOptions
 from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_engine import Gate, ScriptedInterruption
 from tests.unit.weights.conftest import Rig, header
 from tests.unit.weights.transfers import HALF
@@ -22,11 +22,10 @@ def told(rig: Rig, push_id: str = "p1") -> Applied:
     return applied
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Lets other tasks run until it holds."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0)
+async def until_over(rig: Rig) -> None:
+    """Returns when what was replaced is freed, and nobody follows a push any more."""
+    async with rig.applier.between_pushes(STEP_S):
+        await until(lambda: "aftermath of an update" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
 @pytest.mark.parametrize(("kv_policy", "num_tokens"), [(KvPolicy.RECOMPUTE, 7), (KvPolicy.REUSE, 0)])
@@ -101,7 +100,7 @@ async def test_an_engine_that_dies_before_leaves_it_unknown(rig: Rig, caplog: py
     rig.engine.fails["discard_weights"] = EngineDeadError("gone")
     with caplog.at_level(logging.ERROR):
         await rig.push(header())
-        await until(lambda: not rig.applier._aftermath._following and rig.applier._freeing is None)
+        await until_over(rig)
     assert (told(rig).longest_wait_s, told(rig).discard_s) == (None, None)
     assert caplog.records == []
 
@@ -110,7 +109,7 @@ async def test_memory_that_could_not_be_freed_took_no_time(rig: Rig) -> None:
     """The log has the error."""
     rig.engine.fails["discard_weights"] = GenserveError("stuck")
     await rig.push(header())
-    await until(lambda: rig.applier._freeing is None)
+    await until_over(rig)
     assert told(rig).discard_s is None
 
 
@@ -119,7 +118,7 @@ async def test_another_failure_is_logged(rig: Rig, caplog: pytest.LogCaptureFixt
     rig.engine.interruption.error = GenserveError("odd")
     with caplog.at_level(logging.ERROR):
         assert (await rig.push(header())).applied is not None
-        await until(lambda: not rig.applier._aftermath._following)
+        await until_over(rig)
     assert "what an update costs" in caplog.text
 
 
@@ -130,7 +129,7 @@ async def test_an_update_through_vllms_engine_tells_the_tokens(rig: Rig) -> None
     await rig.transfers.update("u", HALF, 5.0)
     applied = await rig.transfers.finish("u", None, 5.0)
     assert (applied.recomputed_tokens, applied.longest_wait_s, applied.discard_s) == (7, None, None)
-    await until(lambda: rig.applier._freeing is None)
+    await until_over(rig)
     assert await rig.transfers.finish("u", None, 5.0) is applied
     assert applied.longest_wait_s is None
 

@@ -21,9 +21,13 @@ from genserve.weights.apply import PushApplier
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
+from tests.support.clocks import advanced_clock
+from tests.support.patience import turns, until
 from tests.support.phases import enter_phase
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, header, tensors, weights
+from tests.unit.weights.prepared import until_freed
 
 
 async def test_push_is_applied_while_generation_runs_but_for_the_commit(rig: Rig) -> None:
@@ -95,7 +99,7 @@ async def test_failed_step_changes_nothing(
     rig.engine.fails[step] = failure
     with pytest.raises(raised):
         await rig.push(header())
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
     report = rig.registry.report("p1").push
     assert report.state is PushState.FAILED
     assert report.issues[0].description == str(failure)
@@ -107,7 +111,7 @@ async def test_unknown_error_before_the_commit_is_a_rollback(rig: Rig, step: str
     rig.engine.fails[step] = RuntimeError("size mismatch at layer 3")
     with pytest.raises(PushRolledBackError, match="size mismatch at layer 3"):
         await rig.push(header())
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
 
 
 @pytest.mark.parametrize("failure", [EngineTaintedError("half"), RuntimeError("what?")])
@@ -122,7 +126,7 @@ async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
     rig.engine.calls.clear()
     rig.engine.fails["commit_weights"] = failure
     rig.engine.live = {"a": b"mixed"}
-    with pytest.raises(PushRolledBackError, match=f"version {served} was applied again"):
+    with pytest.raises(PushRolledBackError, match=f"version {served} "):
         await rig.push(header("failing", 5))
     assert rig.engine.live == tensors(served)
     assert rig.engine.weight_version == served
@@ -138,7 +142,7 @@ async def test_commit_that_can_neither_be_undone_nor_healed_taints(rig: Rig, fai
     """Nothing is resident: the engine stands still and says TAINTED."""
     rig.resident.release_memory()
     rig.engine.fails["commit_weights"] = failure
-    with pytest.raises(EngineTaintedError, match="could not be restored"):
+    with pytest.raises(EngineTaintedError):
         await rig.push(header())
     assert rig.board.phase is Phase.TAINTED
     assert not rig.engine.running
@@ -164,12 +168,11 @@ async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
     is not resumed."""
     gate = rig.engine.gates["commit_weights"] = Gate()
     rig.engine.fails["commit_weights"] = EngineDeadError("given up")
-    with pytest.raises(DeadlineError, match="GetPush"):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.5)))
+    with advanced_clock() as clock, pytest.raises(DeadlineError):
+        await after(clock, 61.0, rig.push(header(apply=ApplyOptions(timeout_s=60.0))), gate.reached.is_set)
     assert rig.board.phase is Phase.APPLYING
     gate.open.set()
-    while rig.board.phase is Phase.APPLYING:
-        await asyncio.sleep(0.001)
+    await until(lambda: rig.board.phase is not Phase.APPLYING)
     assert rig.board.phase is Phase.DEAD
     assert not rig.engine.running
     assert "resume" not in rig.engine.calls
@@ -192,43 +195,35 @@ async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     assert rig.engine.live == tensors(1)
 
 
-async def until_freed(rig: Rig) -> None:
-    """A push whose time is over may be answered before its memory is freed."""
-    async with asyncio.timeout(30):
-        while rig.engine.prepared:
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("step", ["prepare_weights", "pause"])
 async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     """A step that hangs gets what the steps before have left, and nothing changes."""
     rig.engine.hangs.add(step)
-    began_s = asyncio.get_running_loop().time()
-    with pytest.raises(DeadlineError):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
-    assert asyncio.get_running_loop().time() - began_s < 30
-    rig.engine.hangs.clear()
-    await until_freed(rig)
-    assert_unchanged(rig)
+    pushing = rig.push(header(apply=ApplyOptions(timeout_s=60.0)))
+    with advanced_clock() as clock:
+        with pytest.raises(DeadlineError):
+            await after(clock, 60.0, pushing, lambda: step in rig.engine.timeouts_s)
+        assert rig.engine.timeouts_s[step] <= 60.0
+        rig.engine.hangs.clear()
+        await until_freed(rig)  # the push may be answered before
+    await assert_unchanged(rig)
 
 
 async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
     """A slow preparation that used everything up ends the push before the pause."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.5))))
-    await gate.reached.wait()
-    await asyncio.sleep(0.6)
-    gate.open.set()
-    with pytest.raises(DeadlineError):
-        await pushing
-    await until_freed(rig)
+    with advanced_clock() as clock:
+        with pytest.raises(DeadlineError):
+            await after(clock, 61.0, rig.push(header(apply=ApplyOptions(timeout_s=60.0))), gate.reached.is_set)
+        gate.open.set()
+        await until_freed(rig)
     assert rig.engine.calls == ["prepare_weights", "discard_weights running"]
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
 
 
 async def test_push_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
     """The trainer that paused goes on with its lease; generation was not paused by the push."""
-    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
+    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
     outcome = await rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id)))
     assert not rig.engine.running
     assert rig.board.phase is Phase.PAUSED
@@ -247,7 +242,7 @@ async def test_push_under_a_lost_lease_is_refused_before_it_is_prepared(rig: Rig
 
 async def test_lease_lost_during_the_preparation_ends_the_push(rig: Rig) -> None:
     """Requests have run in between, which is what the lease was to prevent."""
-    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
+    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id))))
     await gate.reached.wait()
@@ -255,7 +250,7 @@ async def test_lease_lost_during_the_preparation_ends_the_push(rig: Rig) -> None
     gate.open.set()
     with pytest.raises(PauseLeaseLostError):
         await pushing
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
 
 
 async def test_force_does_not_run_the_engine_in_the_middle_of_a_commit(rig: Rig) -> None:
@@ -264,7 +259,7 @@ async def test_force_does_not_run_the_engine_in_the_middle_of_a_commit(rig: Rig)
     pushing = asyncio.create_task(rig.push(header()))
     await gate.reached.wait()
     forcing = asyncio.create_task(rig.pauses.resume("", force=True))
-    await asyncio.sleep(0.02)
+    await turns()
     assert not forcing.done()
     gate.open.set()
     await pushing
@@ -296,7 +291,7 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     applying = asyncio.create_task(PushApplier(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
     await gate.reached.wait()
     applying.cancel()
-    await asyncio.sleep(0.01)
+    await turns()
     assert not applying.done()
     gate.open.set()
     with pytest.raises(asyncio.CancelledError):
@@ -310,9 +305,8 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
 async def test_engine_that_does_not_resume_after_the_commit_is_told_as_it_is(rig: Rig) -> None:
     """The new version is live, so nobody may read "nothing changed"; the daemon ends, as nobody is served."""
     rig.engine.fails["resume"] = DeadlineError("late")
-    with pytest.raises(GenserveError, match="is live") as error:
+    with refuses(GenserveError):  # neither of the classes that say so
         await rig.push(header())
-    assert not isinstance(error.value, DeadlineError | PushRolledBackError)
     assert rig.engine.live == tensors(1)
     with pytest.raises(DeadlineError):
         await rig.pauses.run()
@@ -328,9 +322,8 @@ async def test_push_is_answered_before_what_it_replaced_is_freed(rig: Rig) -> No
     await gate.reached.wait()
     pushing = asyncio.create_task(rig.push(header("p2", 2)))
     try:
-        with pytest.raises(DeadlineError, match="what push 'p1' replaced"):
-            async with rig.applier.between_pushes(0.05):
-                raise AssertionError
+        with advanced_clock() as clock, refuses(DeadlineError, says="'p1' replaced"):
+            await after(clock, 6.0, rig.applier.between_pushes(5.0).__aenter__())
         assert rig.engine.calls.count("prepare_weights") == 1
     finally:
         del rig.engine.gates["discard_weights"]

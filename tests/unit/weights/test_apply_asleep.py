@@ -18,12 +18,16 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.clocks import advanced_clock
+from tests.support.patience import turns, until
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, after, header, tensors, weights
+from tests.unit.weights.prepared import is_preparing
 
 
 async def sleep(rig: Rig, level: int = 2) -> None:
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(level, ()), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(level, ()), 60.0)
 
 
 async def drop_weights(rig: Rig) -> None:
@@ -99,7 +103,7 @@ async def test_dropped_weights_without_resident_bytes_wait_for_a_push(rig: Rig) 
     """The error says so, nothing runs, and the push heals."""
     rig.resident.forget("are not kept (--no-resident-weights)")
     await sleep(rig)
-    with pytest.raises(EngineTaintedError, match=r"push a complete version.*--no-resident-weights"):
+    with refuses(EngineTaintedError, says="--no-resident-weights"):
         await rig.sleeps.wake_up()
     assert not rig.engine.running
     assert rig.board.state().asleep_tags == ("scheduling", "kv_cache")
@@ -139,7 +143,7 @@ async def test_a_wake_up_waits_for_the_push_that_may_bring_the_weights(rig: Rig)
     pushing = asyncio.create_task(rig.push(header()))
     await gate.reached.wait()
     waking = asyncio.create_task(rig.sleeps.wake_up())
-    await asyncio.sleep(0.02)
+    await turns()
     assert not rig.engine.running and not waking.done()
     del rig.engine.gates["prepare_weights"]
     gate.open.set()
@@ -154,24 +158,23 @@ async def test_a_sleep_that_fails_while_a_push_arrives_is_undone(rig: Rig) -> No
     """Bytes that arrive are in nobody's way: the weights are restored and requests run."""
     stream = await rig.registry.open(header())
     rig.engine.fails["sleep"] = GenserveError("an earlier push is still being freed here")
-    with pytest.raises(GenserveError, match="being freed"):
+    with refuses(GenserveError):
         await sleep(rig)
-    assert (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True)
+    await until(lambda: (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True))
     assert rig.engine.live == tensors(0)
     stream.detach()
 
 
-async def test_a_push_waits_until_a_failed_sleep_is_undone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_push_waits_until_a_failed_sleep_is_undone(rig: Rig) -> None:
     """Also when that takes longer than the Sleep's caller waits: a worker prepares one version at a time, and not while
     its weights sleep."""
-    monkeypatch.setattr("genserve.control.turn._UNDO_GRACE_S", 0.01)
     rig.engine.fails["sleep"] = GenserveError("no memory on the host")
     waking = rig.engine.gates["wake_up"] = Gate()
-    with pytest.raises(GenserveError, match="no memory"):
-        await sleep(rig)
-    await waking.reached.wait()
+    with advanced_clock() as clock, refuses(GenserveError):
+        await after(clock, 2.0, sleep(rig), waking.reached.is_set)
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.sleep(0.02)
+    await until(lambda: is_preparing(rig))
+    await turns()
     assert "prepare_weights" not in rig.engine.calls
     del rig.engine.gates["wake_up"]
     waking.open.set()
@@ -194,7 +197,7 @@ async def test_a_sleep_waits_for_the_push_that_is_being_prepared(rig: Rig, level
     """Nothing of it is lost: it is applied, and its version is served after the wake-up."""
     gate, pushing = await prepares(rig)
     sleeping = asyncio.create_task(sleep(rig, level))
-    await asyncio.sleep(0.02)
+    await turns()
     assert (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True)
     gate.open.set()
     assert (await pushing).applied is not None
@@ -207,8 +210,8 @@ async def test_a_sleep_waits_for_the_push_that_is_being_prepared(rig: Rig, level
 async def test_a_sleep_whose_time_is_over_names_the_push_that_it_waited_for(rig: Rig) -> None:
     """And touches nothing: requests run, and the push is applied."""
     gate, pushing = await prepares(rig)
-    with pytest.raises(DeadlineError, match=r"push 'p1' was still being applied after 0.05 s: .*GetPush"):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(2, ()), 0.05)
+    with advanced_clock() as clock, refuses(DeadlineError, says="'p1'"):
+        await after(clock, 61.0, sleep(rig))
     assert rig.engine.calls == ["prepare_weights"]
     gate.open.set()
     assert (await pushing).applied is not None
@@ -220,7 +223,7 @@ async def test_a_sleep_that_keeps_the_weights_waits_for_no_push(rig: Rig, option
     """Which is applied while the engine sleeps."""
     gate, pushing = await prepares(rig)
     depth = SleepDepth.of(options.get("level"), options.get("tags", ()))
-    await rig.sleeps.sleep(PauseMode.KEEP, depth, 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, depth, 60.0)
     gate.open.set()
     assert (await pushing).applied is not None
     await rig.sleeps.wake_up()
@@ -234,8 +237,7 @@ async def test_a_push_that_meets_a_sleep_under_way_keeps_its_bytes(rig: Rig) -> 
     sleeping = asyncio.create_task(sleep(rig, 1))
     await gate.reached.wait()
     pushing = asyncio.create_task(rig.push(header()))
-    while "p1" not in rig.registry._pushes or rig.registry.report("p1").push.state is not PushState.PREPARING:
-        await asyncio.sleep(0.001)
+    await until(lambda: is_preparing(rig))
     gate.open.set()
     await sleeping
     with pytest.raises(EngineSleepingError):
@@ -260,7 +262,7 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     await rig.sleeps.wake_up()
     assert rig.engine.running
     await drop_weights(rig)
-    with pytest.raises(EngineTaintedError, match=r"push a complete version .* not here to be restored.*level 1"):
+    with refuses(EngineTaintedError, says="push a complete version"):
         await rig.transfers.start(UpdateOptions(update_id="u2"))
     await rig.push(header(weight_version=5))
     await rig.transfers.start(UpdateOptions(update_id="u3"))
@@ -270,7 +272,7 @@ async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> No
     """The error says so while the bytes of the served version are here."""
     rig.engine.backend = "nccl"
     await drop_weights(rig)
-    with pytest.raises(EngineTaintedError, match="wake up the rest, which restores the served version"):
+    with refuses(EngineTaintedError, says="wake up the rest"):
         await rig.transfers.start(UpdateOptions(update_id="u1"))
     await rig.sleeps.wake_up()
     await rig.transfers.start(UpdateOptions(update_id="u1"))
@@ -279,15 +281,14 @@ async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> No
 async def test_a_push_that_waits_for_a_sleep_for_too_long_has_changed_nothing(rig: Rig) -> None:
     """It is told so, and keeps its bytes."""
     gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 30)
-    with pytest.raises(DeadlineError):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.02)))
-    async with asyncio.timeout(30):
-        while (report := rig.registry.report("p1").push).state is PushState.PREPARING:
-            await asyncio.sleep(0.001)  # a slow loop answers before the push has failed
-    assert report.state is PushState.FAILED
-    assert report.issues[0].description == "no time was left to prepare; nothing changed"
+    sleeping = asyncio.create_task(sleep(rig, 1))
+    await gate.reached.wait()
+    with advanced_clock() as clock:
+        with pytest.raises(DeadlineError):
+            await after(clock, 61.0, rig.push(header(apply=ApplyOptions(timeout_s=60.0))), lambda: is_preparing(rig))
+        await until(lambda: not is_preparing(rig))  # a slow loop answers before the push has failed
+    report = rig.registry.report("p1").push
+    assert report.state is PushState.FAILED and report.issues
     assert "prepare_weights" not in rig.engine.calls
     gate.open.set()
     await sleeping

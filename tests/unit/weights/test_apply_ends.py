@@ -8,6 +8,7 @@ import pytest
 from genserve.control.conditions import Phase
 from genserve.errors import EngineDeadError, EngineTaintedError, PauseLeaseLostError
 from genserve.weights.push.types import ApplyOptions, PushState
+from tests.support.patience import STEP_S
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
 
@@ -24,7 +25,7 @@ async def test_an_engine_that_dies_while_it_is_healed_is_dead(rig: Rig, caplog: 
     gate = rig.engine.gates["commit_weights"] = Gate()
     rig.engine.fails["commit_weights"] = EngineTaintedError("half")
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 30)
+    await gate.reached.wait()
     rig.engine.fails |= {step: EngineDeadError("gone") for step in ("prepare_weights", "discard_weights")}
     with caplog.at_level(logging.ERROR, logger="genserve.weights.apply"):
         gate.open.set()
@@ -38,11 +39,11 @@ async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) ->
     """As by a loop that is torn down: who waits for it is cancelled as well, and nothing is busy for ever."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 30)
+    await gate.reached.wait()
     applying = rig.registry.find("p1").task
     assert applying is not None
     applying.cancel()
-    await asyncio.wait({pushing}, timeout=30)
+    await asyncio.wait({pushing}, timeout=STEP_S)
     assert pushing.cancelled()
     assert rig.registry.report("p1").push.state is PushState.FAILED
     assert rig.engine.running

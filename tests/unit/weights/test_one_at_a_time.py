@@ -9,8 +9,11 @@ from genserve.engine.types import PauseMode
 from genserve.errors import ApplyInProgressError, DeadlineError, PushRolledBackError
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, header, tensors
+from tests.unit.weights.conftest import Rig, after, header, tensors
 
 
 @pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
@@ -23,9 +26,9 @@ async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_a
         if failure is not None:
             rig.engine.fails[step] = failure
         applying = asyncio.create_task(rig.registry.commit(first, ApplyOptions()))
-        await asyncio.wait_for(gate.reached.wait(), 30)
+        await gate.reached.wait()
         meeting = asyncio.create_task(rig.registry.commit(second, ApplyOptions()))
-        await asyncio.wait({meeting}, timeout=30)
+        await asyncio.wait({meeting}, timeout=STEP_S)
         gate.open.set()
         await asyncio.wait({applying})
         with pytest.raises(ApplyInProgressError) as met:
@@ -45,10 +48,10 @@ async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has
     with pytest.raises(PushRolledBackError):
         await rig.push(header("p2", 2))
     gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 30)
-    with pytest.raises(DeadlineError, match=r"another sleep or wake-up was still in progress after 0\.02 s"):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 0.02)
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 600.0))
+    await gate.reached.wait()
+    with advanced_clock() as clock, refuses(DeadlineError, says="another sleep"):
+        await after(clock, 61.0, rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 60.0))
     gate.open.set()
     await sleeping
 
@@ -57,9 +60,9 @@ async def test_a_sleep_that_waits_until_a_push_has_freed_what_it_replaced_is_tol
     """GetPush says already that the push is applied. The sleep's turn comes as soon as that is freed."""
     gate = rig.engine.gates["discard_weights"] = Gate()
     await rig.push(header())
-    with pytest.raises(DeadlineError, match=r"^what push 'p1' replaced was still being freed after 0\.02 s"):
-        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 0.02)
-    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
+    with advanced_clock() as clock, refuses(DeadlineError, says="'p1' replaced"):
+        await after(clock, 61.0, rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 60.0))
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 600.0))
     gate.open.set()
     await sleeping
 
@@ -71,10 +74,10 @@ async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out
     await rig.transfers.start(UpdateOptions(update_id="u1"))
     gate = rig.engine.gates["transfer_update"] = Gate()
     receiving = asyncio.create_task(rig.transfers.update("u1", "{}", 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 30)
+    await gate.reached.wait()
     other = rig.transfers.init("{}", 30.0) if call == "init" else rig.transfers.start(UpdateOptions(update_id="u2"))
     meeting = asyncio.ensure_future(other)
-    await asyncio.wait({meeting}, timeout=30)
+    await asyncio.wait({meeting}, timeout=STEP_S)
     is_told_at_once = meeting.done()
     gate.open.set()
     await receiving

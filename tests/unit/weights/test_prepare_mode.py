@@ -30,4 +30,4 @@ async def test_a_push_in_a_hurry_that_fails_changes_nothing(rig: Rig, step: str)
     rig.engine.fails[step] = PushRolledBackError("no")
     with pytest.raises(PushRolledBackError):
         await rig.push(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
-    assert_unchanged(rig)
+    await assert_unchanged(rig)

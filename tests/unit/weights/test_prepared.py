@@ -20,9 +20,12 @@ from genserve.errors import (
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, turns, until
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import (
     Rig,
+    after,
     assert_unchanged,
     further,
     header,
@@ -30,7 +33,7 @@ from tests.unit.weights.conftest import (
     tensors,
     weights,
 )
-from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
+from tests.unit.weights.prepared import PART, commit, is_preparing, preparing, state, until_freed
 
 pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
 
@@ -41,19 +44,12 @@ async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(ri
     assert (outcome.push.state, outcome.applied) == (PushState.PREPARED, None)
     assert rig.engine.calls == ["prepare_weights"]
     assert (rig.engine.live, rig.engine.weight_version) == (tensors(0), 0)
-    await asyncio.wait_for(anext_turn(rig), 30)  # nobody holds the applier's lock
     assert state(rig) is PushState.PREPARED
     outcome = await commit(rig)
     assert outcome.applied is not None and outcome.applied.active_version == 1
     assert rig.engine.calls[:4] == ["prepare_weights", "pause keep recompute", "commit_weights 1", "resume"]
     assert rig.engine.live == tensors(1)
     assert (await commit(rig)).applied == outcome.applied
-
-
-async def anext_turn(rig: Rig) -> None:
-    """Takes the applier's lock as an adapter's or a beginning push does, without ending what is prepared."""
-    async with rig.applier._lock:
-        pass
 
 
 async def test_without_early_bytes_it_is_prepared_when_they_are_there(rig: Rig) -> None:
@@ -64,7 +60,7 @@ async def test_without_early_bytes_it_is_prepared_when_they_are_there(rig: Rig) 
     await gate.reached.wait()
     assert state(rig) is PushState.PREPARING
     committing = asyncio.create_task(commit(rig))  # waits for it, and is no answer of it
-    await asyncio.sleep(0.01)
+    await turns()
     assert not committing.done()
     gate.open.set()
     assert (await pushing).push.state is PushState.PREPARED
@@ -85,7 +81,7 @@ async def test_the_bytes_are_not_checked_again(rig: Rig, monkeypatch: pytest.Mon
 async def test_a_second_one_is_refused_and_told_which_has_the_place(rig: Rig) -> None:
     """At its header, before it sends a byte."""
     await rig.push(preparing("first", 1))
-    with pytest.raises(StagingFullError, match="'first' is prepared") as full:
+    with pytest.raises(StagingFullError) as full:
         await rig.registry.open(preparing("second", 2))
     assert full.value.metadata == {"push_id": "first"}
     await commit(rig, "first")
@@ -101,8 +97,9 @@ async def test_a_second_one_that_was_staged_stays_so(rig: Rig) -> None:
     for version, stream in enumerate(streams, 1):
         send(stream, weights(version))
     assert (await streams[0].finish()).push.state is PushState.PREPARED
-    with pytest.raises(StagingFullError, match="'p1' is prepared"):
+    with pytest.raises(StagingFullError) as full:
         await streams[1].finish()
+    assert full.value.metadata == {"push_id": "p1"}
     for stream in streams:
         stream.detach()
     assert (state(rig), state(rig, "p2")) == (PushState.PREPARED, PushState.STAGED)
@@ -152,7 +149,7 @@ async def test_nothing_else_is_carried_out_while_the_place_is_made(rig: Rig, mon
 
     def slow(push: LivePush) -> None:
         freeing.set()
-        go_on.wait(30)
+        go_on.wait(STEP_S)
         close(push)
 
     for version in (1, 2):
@@ -163,7 +160,7 @@ async def test_nothing_else_is_carried_out_while_the_place_is_made(rig: Rig, mon
     await streams[0].finish()
     monkeypatch.setattr(LivePush, "close", slow)
     finishing = asyncio.create_task(streams[1].finish())
-    await asyncio.to_thread(freeing.wait, 5)
+    await asyncio.to_thread(freeing.wait, STEP_S)
     with pytest.raises(ApplyInProgressError):  # of whoever says that nobody is at it any more
         rig.registry.discard("p2", force=True)
     go_on.set()
@@ -244,12 +241,12 @@ async def test_a_preparation_that_fails_changes_nothing(rig: Rig, fault: str, ar
         rig.engine.hangs.add("prepare_weights")
     else:
         rig.engine.fails["prepare_weights"] = ValueError("no")
-    with pytest.raises(DeadlineError if hangs else PushRolledBackError):
-        await rig.push(preparing(apply=ApplyOptions(timeout_s=0.05) if hangs else ApplyOptions()))
-    async with asyncio.timeout(30):
-        while state(rig) is not PushState.FAILED:  # at the deadline the client may be told before the push fails
-            await asyncio.sleep(0.001)
-    assert_unchanged(rig)
+    pushing = rig.push(preparing(apply=ApplyOptions(timeout_s=60.0)))
+    with advanced_clock() as clock:
+        with pytest.raises(DeadlineError if hangs else PushRolledBackError):
+            await (after(clock, 61.0, pushing, lambda: is_preparing(rig)) if hangs else pushing)
+        await until(lambda: state(rig) is PushState.FAILED)  # at the deadline the client may be told before
+    await assert_unchanged(rig)
     rig.engine.hangs.clear()
     await commit(rig)
     assert rig.engine.live == tensors(1)
@@ -262,7 +259,7 @@ async def test_an_exchange_that_fails_prepares_again_at_the_next_commit(rig: Rig
     with pytest.raises(PushRolledBackError):
         await commit(rig)
     assert state(rig) is PushState.FAILED
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
     await commit(rig)
     assert rig.engine.calls.count("prepare_weights") == 2
     assert rig.engine.live == tensors(1)
@@ -273,14 +270,11 @@ async def test_a_client_that_is_gone_changes_nothing(rig: Rig) -> None:
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(preparing()))
     await gate.reached.wait()
-    while state(rig) is not PushState.PREPARING:
-        await asyncio.sleep(0.001)
+    await until(lambda: is_preparing(rig))
     pushing.cancel()
     await asyncio.wait({pushing})
     gate.open.set()
-    async with asyncio.timeout(30):
-        while state(rig) is not PushState.PREPARED:
-            await asyncio.sleep(0.001)
+    await until(lambda: state(rig) is PushState.PREPARED)
     await commit(rig)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +14,20 @@ from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ResidentVersion
 from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import (
     MANIFEST,
     Rig,
     assert_unchanged,
-    build_rig,
     header,
     num_arenas,
     send,
     tensors,
     weights,
 )
-from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
+from tests.unit.weights.prepared import PART, commit, is_preparing, preparing, state, until_freed
 from tests.unit.weights.transfers import HALF, finish
 
 pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
@@ -61,7 +61,7 @@ async def test_another_push_that_is_received_or_staged_does_not(rig: Rig) -> Non
 async def test_a_sleep_of_the_weights_ends_it(rig: Rig) -> None:
     """Their memory is what the sleep is for."""
     await rig.push(preparing())
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 60.0)
     assert rig.engine.prepared == {}
     assert state(rig) is PushState.STAGED
     await rig.sleeps.wake_up()
@@ -87,9 +87,12 @@ async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
 async def test_whatever_ends_the_push_frees_the_workers_memory(rig: Rig, end: str) -> None:
     """And its bytes."""
     before = num_arenas()
-    await rig.push(preparing(prepared_ttl_s=0.05 if end == "expired" else 60.0, staging_ttl_s=60.0))
-    assert len(rig.engine.prepared) == 1 or end == "expired"
+    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=600.0))
+    assert len(rig.engine.prepared) == 1
     match end:
+        case "expired":
+            with advanced_clock() as clock:
+                await clock.advance(61.0)
         case "discarded":
             assert rig.registry.discard("p1").push.state is PushState.PREPARED
         case "in conflict":
@@ -107,41 +110,28 @@ async def test_whatever_ends_the_push_frees_the_workers_memory(rig: Rig, end: st
         with pytest.raises(PushNotFoundError):
             rig.registry.report("p1")
     assert num_arenas() == before
-    assert_unchanged(rig)
+    await assert_unchanged(rig)
 
 
-async def test_its_time_begins_when_it_is_prepared_and_again_when_it_is_staged(tmp_path: Path) -> None:
+async def test_its_time_begins_when_it_is_prepared_and_again_when_it_is_staged(rig: Rig) -> None:
     """Each state has its own."""
-    now_s = 0.0
-    rig = build_rig(tmp_path, 200, lambda: now_s)
-    rig.engine.takes_arriving_weights = True
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=10.0)))
-    await gate.reached.wait()
-    while state(rig) is not PushState.PREPARING:
-        await asyncio.sleep(0.001)
-    now_s = 30.0
-    gate.open.set()
-    await pushing
-    now_s = 89.0
-    rig.registry._pushes.tell_change()
-    await asyncio.sleep(0.01)
-    assert state(rig) is PushState.PREPARED
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
-    await rig.sleeps.wake_up()
-    now_s = 98.0
-    rig.registry._pushes.tell_change()
-    await asyncio.sleep(0.01)
-    assert state(rig) is PushState.STAGED
-    now_s = 99.5
-    rig.registry._pushes.tell_change()
-    await asyncio.sleep(0.01)
+    with advanced_clock() as clock:
+        pushing = asyncio.create_task(rig.push(preparing(prepared_ttl_s=1000.0, staging_ttl_s=400.0)))
+        await until(lambda: is_preparing(rig))
+        await clock.advance(200.0)
+        gate.open.set()
+        await pushing
+        await clock.advance(900.0)
+        assert state(rig) is PushState.PREPARED
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 60.0)
+        await rig.sleeps.wake_up()
+        await clock.advance(300.0)
+        assert state(rig) is PushState.STAGED
+        await clock.advance(101.0)
+        await until(lambda: "p1" not in rig.registry.live)
     with pytest.raises(PushNotFoundError):
         await commit(rig)
-    for task in rig.background:
-        task.cancel()
-    await rig.registry.close()
-    rig.resident.release_memory()
 
 
 async def test_a_part_is_prepared_and_completed_anew_from_what_is_served_then(rig: Rig) -> None:
@@ -167,13 +157,13 @@ async def test_a_part_is_completed_from_a_version_of_another_layout(rig: Rig) ->
 
 async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: Rig) -> None:
     """Whoever waits for its end as a prepared one learns that it comes sooner."""
-    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=0.3))
-    await asyncio.sleep(0.4)
-    assert state(rig) is PushState.PREPARED
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
-    async with asyncio.timeout(30):
-        while "p1" in rig.registry._pushes:
-            await asyncio.sleep(0.01)
+    await rig.push(preparing(prepared_ttl_s=6000.0, staging_ttl_s=60.0))
+    with advanced_clock() as clock:
+        await clock.advance(300.0)
+        assert state(rig) is PushState.PREPARED
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 60.0)
+        await clock.advance(61.0)
+        await until(lambda: "p1" not in rig.registry.live)
     await rig.sleeps.wake_up()
 
 

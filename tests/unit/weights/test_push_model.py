@@ -22,6 +22,7 @@ from genserve.weights.push.lifecycle import State
 from genserve.weights.push.stream import LiveStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.registry import PushRegistry
+from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import build_rig, further, header, num_arenas, num_open_arenas, weights
 from tests.unit.weights.push_model import (
@@ -60,7 +61,7 @@ class Pushes(RuleBasedStateMachine):
         self.run(self.begin())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, STEP_S))
 
     async def begin(self) -> None:
         self.rig = build_rig(Path(self.directory.name), 200, lambda: self.now_s)
@@ -69,8 +70,7 @@ class Pushes(RuleBasedStateMachine):
 
     async def settle(self) -> None:
         """Lets everything happen that can."""
-        for _ in range(40):
-            await asyncio.sleep(0)
+        await turns(40)
 
     def launch(self, new_id: bool, named: bool, changes: tuple[bool, ...], action: PushAction, per_rank: int) -> Launch:
         """A trainer starts: for the push that another start was at, or for the next version."""
@@ -102,7 +102,7 @@ class Pushes(RuleBasedStateMachine):
     def open_stream(self, launch: Launch, rank: int, *, digest: bool, cancels: bool) -> None:
         """Opens one, unless it is refused or would have to wait."""
         opened = launch.header()
-        if digest and launch.push_id in self.registry._pushes:
+        if digest and launch.push_id in self.registry.live:
             opened = further(opened)
 
         async def open_one() -> None:
@@ -114,7 +114,7 @@ class Pushes(RuleBasedStateMachine):
             opening.cancel()  # another attempt may be there, for which it waits
             await asyncio.wait({opening})
             if not opening.cancelled() and opening.exception() is None:
-                push = self.registry._pushes.get(launch.push_id)
+                push = self.registry.live.get(launch.push_id)
                 takes_part = isinstance(opening.result(), LiveStream) and not (push and push.lifecycle.is_busy)
                 self.senders.append(Sender(launch, rank, opening.result(), takes_part))
             elif not opening.cancelled() and not isinstance(opening.exception(), GenserveError):
@@ -253,7 +253,7 @@ class Pushes(RuleBasedStateMachine):
         self.now_s += seconds
 
         async def notice() -> None:
-            self.registry._pushes.tell_change()
+            self.registry.live.tell_change()
             await self.settle()
 
         self.run(notice())
@@ -287,7 +287,7 @@ class Pushes(RuleBasedStateMachine):
     @invariant()
     def workers_hold_what_waits_for_its_commit(self) -> None:
         """One version at most."""
-        waiting = [p for p in self.registry._pushes.values() if p.lifecycle.state is State.PREPARED]
+        waiting = [p for p in self.registry.live.values() if p.lifecycle.state is State.PREPARED]
         assert len(waiting) <= 1
         assert not waiting or (self.rig.applier.has_prepared(waiting[0]) and self.engine.prepared)
 
@@ -323,7 +323,7 @@ class Pushes(RuleBasedStateMachine):
                 stream = await self.registry.open(fresh)
                 break
             except GenserveError as error:  # something staged takes the room
-                for push_id in {launch.push_id for launch in self.launches} & self.registry._pushes.keys():
+                for push_id in {launch.push_id for launch in self.launches} & self.registry.live.keys():
                     self.registry.discard(push_id, force=True)
                 assert not isinstance(error, PushConflictError)
         stream.write(0, weights(7), None)

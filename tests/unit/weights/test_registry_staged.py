@@ -1,6 +1,7 @@
 """A staged push that another attempt took up and broke off is as it was, and a shutdown meets pushes in any state."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,11 @@ from genserve.errors import (
 )
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from tests.support.clocks import advanced_clock
+from tests.support.patience import STEP_S, turns, until
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, header, send, tensors, weights
+from tests.unit.weights.conftest import Rig, header, open_rig, send, tensors, weights
+from tests.unit.weights.prepared import is_preparing
 
 
 async def break_off(rig: Rig, **fields: object) -> None:
@@ -23,23 +27,24 @@ async def break_off(rig: Rig, **fields: object) -> None:
     stream.detach()
 
 
-async def test_an_attempt_without_a_byte_is_not_the_one_that_is_applied(rig: Rig) -> None:
+async def test_an_attempt_without_a_byte_is_not_the_one_that_is_applied(tmp_path: Path) -> None:
     """Nobody has to prove himself who was there when the bytes came, and nobody else gets away with other ones."""
-    rig.resident._enabled = False
-    await rig.push(header(action=PushAction.STAGE, attempt="a1"))
-    await break_off(rig, attempt="a2")
-    await rig.registry.commit("p1", ApplyOptions())
-    with pytest.raises(PushConflictError):
-        await rig.push(header(attempt="a2"), weights(9))
-    assert rig.engine.live == tensors(1)
+    async with open_rig(tmp_path, keeps_resident=False) as rig:
+        await rig.push(header(action=PushAction.STAGE, attempt="a1"))
+        await break_off(rig, attempt="a2")
+        await rig.registry.commit("p1", ApplyOptions())
+        with pytest.raises(PushConflictError):
+            await rig.push(header(attempt="a2"), weights(9))
+        assert rig.engine.live == tensors(1)
 
 
 async def test_an_attempt_without_a_byte_changes_nothing_about_what_is_staged(rig: Rig) -> None:
     """Neither what its header allows nor how long it is kept."""
     await rig.push(header("old", 5, action=PushAction.STAGE, attempt="a1"))
     await rig.push(header("new", 7))
-    await break_off(rig, push_id="old", weight_version=5, attempt="a2", force=True, staging_ttl_s=0.05)
-    await asyncio.sleep(0.2)
+    await break_off(rig, push_id="old", weight_version=5, attempt="a2", force=True, staging_ttl_s=60.0)
+    with advanced_clock() as clock:
+        await clock.advance(120.0)
     with pytest.raises(VersionNotNewerError):
         await rig.registry.commit("old", ApplyOptions())
     assert rig.registry.report("old").push.state is PushState.STAGED
@@ -67,11 +72,11 @@ async def test_a_shutdown_waits_for_what_begins_while_it_waits(rig: Rig, monkeyp
     await gate.reached.wait()
     again = await rig.registry.open(header("b", 2, attempt="b"))
     closing = asyncio.create_task(rig.registry.close())
-    await asyncio.sleep(0.01)
+    await turns()
     ending = asyncio.create_task(again.finish())
-    await asyncio.sleep(0.01)
+    await turns()
     gate.open.set()
-    await asyncio.wait_for(closing, 30)
+    await asyncio.wait_for(closing, STEP_S)
     assert (await applying).push.state is PushState.APPLIED
     with pytest.raises(DrainingError):
         await ending
@@ -84,17 +89,20 @@ async def test_a_commit_waits_for_a_check_and_no_longer(rig: Rig, monkeypatch: p
 
     def slow(staging: Staging, tied: object) -> object:
         loop.call_soon_threadsafe(checking.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(STEP_S)
         return check(staging, tied)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Staging, "tied_issues", slow)
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.2))))
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=60.0))))
     await checking.wait()
     committing = asyncio.create_task(rig.registry.commit("p1", ApplyOptions()))
-    await asyncio.sleep(0.01)
+    await turns()
     go_on.set()
-    results = await asyncio.wait_for(asyncio.gather(pushing, committing, return_exceptions=True), 30)
+    await until(lambda: is_preparing(rig))
+    with advanced_clock() as clock:
+        await clock.advance(61.0)
+        results = await asyncio.gather(pushing, committing, return_exceptions=True)
     assert [type(result).__name__ for result in results] == ["DeadlineError", "DeadlineError"]
     gate.open.set()
 

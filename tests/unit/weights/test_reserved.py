@@ -9,14 +9,13 @@ from genserve.memory.arena import Arena
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.types import PushAction
 from genserve.weights.resident import ResidentStore, ResidentVersion
-from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas
+from tests.support.patience import turns, until
+from tests.unit.weights.conftest import MANIFEST, Rig, header, nothing_runs, num_arenas
 
 
 async def until_spare(store: ResidentStore, size_bytes: int) -> None:
     """Returns when memory of this size waits for the next push."""
-    async with asyncio.timeout(30):
-        while store.spare_bytes != size_bytes:
-            await asyncio.sleep(0.001)
+    await until(lambda: store.spare_bytes == size_bytes)
 
 
 async def test_memory_is_ready_before_the_first_two_pushes() -> None:
@@ -60,9 +59,9 @@ async def test_a_push_waits_for_memory_that_is_being_reserved(monkeypatch: pytes
     monkeypatch.setattr("genserve.weights.resident.allocate_arena", allocate_late)
     store = ResidentStore(None, enabled=True)
     keeping = asyncio.create_task(store.keep_reserved(MANIFEST.total_bytes, lambda: 1 << 40))
-    await asyncio.sleep(0.001)
+    await turns()
     taking = asyncio.create_task(store.arena_for(MANIFEST.total_bytes))
-    await asyncio.sleep(0.001)
+    await turns()
     assert not taking.done()
     gate.set()
     arena = await taking
@@ -83,7 +82,7 @@ async def test_no_memory_is_reserved_where_others_need_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("genserve.weights.resident.available_memory_bytes", available)
     store = ResidentStore(None, enabled=why != "not kept")
     keeping = asyncio.create_task(store.keep_reserved(MANIFEST.total_bytes, lambda: 1 << 40))
-    await asyncio.sleep(0.01)
+    await nothing_runs()
     assert not keeping.done()
     assert store.spare_bytes == 0
     keeping.cancel()
@@ -98,7 +97,7 @@ async def test_memory_that_cannot_be_had_is_no_failure(monkeypatch: pytest.Monke
     monkeypatch.setattr("genserve.weights.resident.allocate_arena", refuse)
     store = ResidentStore(None, enabled=True)
     keeping = asyncio.create_task(store.keep_reserved(MANIFEST.total_bytes, lambda: 1 << 40))
-    await asyncio.sleep(0.01)
+    await nothing_runs()
     assert not keeping.done()
     keeping.cancel()
     with pytest.raises(StagingFullError):
@@ -113,7 +112,7 @@ async def test_what_is_reserved_stays_within_the_limit(rig: Rig) -> None:
     for number in (1, 2, 3):
         await rig.push(header(f"p{number}", number, action=PushAction.STAGE))
     await rig.registry.commit("p1", header().apply)
-    await asyncio.sleep(0.01)
+    await nothing_runs()
     assert rig.registry.room_bytes == 100 - 3 * size_bytes
     assert rig.resident.spare_bytes == 0
     rig.registry.discard("p2")

@@ -21,8 +21,10 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ResidentStore, ResidentVersion
+from tests.support.patience import turns
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, open_rig, send, tensors, weights
 
 ONLY_B = Manifest((TensorSpec("b", "BF16", (8,), 0, 16),), 16, partial=True)
 
@@ -126,7 +128,7 @@ async def test_store_that_is_not_enabled_keeps_nothing() -> None:
     first.source.close()  # the store has not taken it
     store.replace(version(1))
     assert num_arenas() == before
-    with pytest.raises(NotResidentError, match="no-resident-weights"):
+    with refuses(NotResidentError, says="--no-resident-weights"):
         store.require()
 
 
@@ -180,36 +182,36 @@ async def test_failed_push_leaves_the_resident_version(rig: Rig) -> None:
     assert rig.resident.require().weight_version == 1
 
 
-async def test_push_that_does_not_fit_beside_the_resident_version_takes_its_place(rig: Rig) -> None:
+async def test_push_that_does_not_fit_beside_the_resident_version_takes_its_place(tmp_path: Path) -> None:
     """Such as one in float32 of a bfloat16 checkpoint: it is worth more than what it replaces. One beside a staged push
     is refused."""
-    rig.registry._checkpoint = None
-    large = Manifest((TensorSpec("large", "U8", (80,), 0, 80),), 80)
-    await rig.push(header("one", 1))
-    await rig.push(header("staged", 2, action=PushAction.STAGE))
-    with pytest.raises(StagingFullError):
-        await rig.registry.open(header("large", 3, manifest=large))
-    assert rig.resident.served is not None
-    rig.registry.discard("staged")
-    stream = await rig.registry.open(header("large", 3, manifest=large))
-    assert rig.resident.served is None
-    stream.write(0, bytes(80), None)
-    assert (await stream.finish()).push.state is PushState.APPLIED
-    assert rig.resident.held_bytes == 80
-    stream.detach()
+    async with open_rig(tmp_path, checkpoint=None) as rig:
+        large = Manifest((TensorSpec("large", "U8", (80,), 0, 80),), 80)
+        await rig.push(header("one", 1))
+        await rig.push(header("staged", 2, action=PushAction.STAGE))
+        with pytest.raises(StagingFullError):
+            await rig.registry.open(header("large", 3, manifest=large))
+        assert rig.resident.served is not None
+        rig.registry.discard("staged")
+        stream = await rig.registry.open(header("large", 3, manifest=large))
+        assert rig.resident.served is None
+        stream.write(0, bytes(80), None)
+        assert (await stream.finish()).push.state is PushState.APPLIED
+        assert rig.resident.held_bytes == 80
+        stream.detach()
 
 
-async def test_readers_of_old_versions_make_room_for_a_push(rig: Rig) -> None:
+async def test_readers_of_old_versions_make_room_for_a_push(tmp_path: Path) -> None:
     """100 bytes are allowed: 32 resident, 32 of a version that is still pulled, and 48 of a new push."""
-    await rig.push(header("one", 1))
-    rig.registry._checkpoint = None
-    with rig.resident.reading() as read:
-        await rig.push(header("two", 2))
-        large = Manifest((TensorSpec("large", "U8", (48,), 0, 48),), 48)
-        (await rig.registry.open(header("large", 3, manifest=large))).detach()
-        assert rig.resident.require().weight_version == 2
-        with pytest.raises(WeightVersionMismatchError):
-            read.view(0, 1)
+    async with open_rig(tmp_path, checkpoint=None) as rig:
+        await rig.push(header("one", 1))
+        with rig.resident.reading() as read:
+            await rig.push(header("two", 2))
+            large = Manifest((TensorSpec("large", "U8", (48,), 0, 48),), 48)
+            (await rig.registry.open(header("large", 3, manifest=large))).detach()
+            assert rig.resident.require().weight_version == 2
+            with pytest.raises(WeightVersionMismatchError):
+                read.view(0, 1)
 
 
 async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
@@ -230,19 +232,18 @@ async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
     assert num_arenas() == before
 
 
-async def test_tied_tensors_with_different_bytes_are_refused(rig: Rig) -> None:
+async def test_tied_tensors_with_different_bytes_are_refused(tmp_path: Path) -> None:
     """vLLM would use one of them and say nothing about the other."""
     tied = CheckpointIndex({"embed": CheckpointTensor("U8", (4,), 4)}, {"head": "embed"})
-    rig.registry._checkpoint = tied
-    rig.registry._tied = rig.registry._completion._tied = tied.tied
-    both = Manifest((TensorSpec("embed", "U8", (4,), 0, 4), TensorSpec("head", "U8", (4,), 4, 4)), 8)
-    with pytest.raises(ManifestMismatchError, match="head"):
-        await rig.push(header("p1", 1, manifest=both), b"aaaabbbb")
-    assert rig.engine.calls == []
-    await rig.push(header("p2", 2, manifest=both), b"aaaaaaaa")
-    alone = Manifest((TensorSpec("head", "U8", (4,), 0, 4),), 4, partial=True)
-    with pytest.raises(ManifestMismatchError, match="tied to 'embed'"):
-        await rig.registry.open(header("p3", 3, manifest=alone))
+    async with open_rig(tmp_path, checkpoint=tied) as rig:
+        both = Manifest((TensorSpec("embed", "U8", (4,), 0, 4), TensorSpec("head", "U8", (4,), 4, 4)), 8)
+        with refuses(ManifestMismatchError, says="head"):
+            await rig.push(header("p1", 1, manifest=both), b"aaaabbbb")
+        assert rig.engine.calls == []
+        await rig.push(header("p2", 2, manifest=both), b"aaaaaaaa")
+        alone = Manifest((TensorSpec("head", "U8", (4,), 0, 4),), 4, partial=True)
+        with refuses(ManifestMismatchError, says="'embed'"):
+            await rig.registry.open(header("p3", 3, manifest=alone))
 
 
 async def test_commit_that_expects_another_version_leaves_the_push_staged(rig: Rig) -> None:
@@ -275,7 +276,7 @@ async def test_two_commits_of_one_push_apply_it_once(rig: Rig) -> None:
     first = asyncio.create_task(rig.registry.commit("staged", header().apply))
     await gate.reached.wait()
     second = asyncio.create_task(rig.registry.commit("staged", header().apply))
-    await asyncio.sleep(0.01)
+    await turns()
     gate.open.set()
     assert await first == await second
     assert rig.engine.calls.count("commit_weights 5") == 1

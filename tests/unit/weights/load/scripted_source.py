@@ -1,6 +1,5 @@
 """Sources that bring what a test says."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from genserve.tensors.ranges import Range
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.load.types import Load, Offer, Peers, SourceError, SourceSilentError, WeightSource
 from genserve.weights.push.stream import PushStream
+from tests.support.patience import slow
 from tests.unit.weights.conftest import MANIFEST, Rig, weights
 
 
@@ -38,7 +38,7 @@ class ScriptedSource:
     async def open(self, missing: tuple[Range, ...] | None, weight_version: int) -> AsyncIterator[Offer]:
         self.asked.append(missing)
         self.before()
-        await asyncio.sleep(self.opens_s)
+        await slow(self.opens_s)
         if self.fails:
             raise SourceError("it is gone")
         if weight_version not in (0, self.weight_version):

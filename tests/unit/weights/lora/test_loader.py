@@ -24,9 +24,11 @@ from genserve.errors import (
     UnsupportedError,
 )
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
+from tests.support.clocks import advanced_clock
 from tests.support.phases import enter_phase
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import ScriptedLoras
-from tests.unit.weights.conftest import Rig, num_arenas, send
+from tests.unit.weights.conftest import Rig, after, nothing_runs, num_arenas, send
 from tests.unit.weights.conftest import header as weights_header
 from tests.unit.weights.lora.adapter import CONFIG, TENSORS, A, B, space
 
@@ -109,14 +111,13 @@ async def test_headers_that_cannot_be(rig: Rig, fields: dict[str, Any], field: s
     """The error has the path of the field."""
     rig.engine.max_loras = 1
     fields = {"push_id": "lora", "weight_version": 0, "manifest": space(TENSORS)[0], "lora": header().lora} | fields
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field=field):
         await rig.registry.open(PushHeader(**fields))
-    assert caught.value.violations[0].field == field
 
 
 async def test_without_the_flag_there_are_no_adapters(rig: Rig) -> None:
     """It is named."""
-    with pytest.raises(UnsupportedError, match="--enable-lora"):
+    with refuses(UnsupportedError, says="--enable-lora"):
         await rig.registry.open(header())
 
 
@@ -128,7 +129,7 @@ async def test_a_directory_is_read_once(rig: Rig, saved: Path) -> None:
     (saved / "adapter_model.safetensors").unlink()
     assert load_file(Path(rig.engine.loras.files["policy"].directory) / "adapter_model.safetensors").keys() == {A, B}
     rig.loras.unload("policy")
-    with pytest.raises(InvalidFieldError, match=r"no adapter_model\.safetensors"):
+    with refuses(InvalidFieldError, says="adapter_model.safetensors"):
         await rig.loras.load_directory("policy", str(saved), 5.0)
 
 
@@ -136,7 +137,7 @@ async def test_a_directory_whose_tensors_have_another_rank_is_refused(rig: Rig, 
     """The error names the tensor and both ranks."""
     rig.engine.max_loras, before = 1, num_arenas()
     (saved / "adapter_config.json").write_text(CONFIG.replace('"r": 2', '"r": 4'))
-    with pytest.raises(InvalidFieldError, match=f"{A} has rank 2, the adapter's configuration has r = 4"):
+    with refuses(InvalidFieldError, says=f"{A} has rank 2"):
         await rig.loras.load_directory("policy", str(saved), 5.0)
     assert rig.engine.calls == []
     assert num_arenas() == before
@@ -145,9 +146,12 @@ async def test_a_directory_whose_tensors_have_another_rank_is_refused(rig: Rig, 
 async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, saved: Path) -> None:
     """Another update keeps the engine for longer than it may take: its files were made for nothing."""
     rig.engine.max_loras, before = 1, num_arenas()
-    async with rig.pauses.undisturbed(5.0):
-        with pytest.raises(DeadlineError):
-            await rig.loras.load_directory("policy", str(saved), 0.05)
+    async with rig.pauses.undisturbed(60.0):
+        loading = asyncio.create_task(rig.loras.load_directory("policy", str(saved), 60.0))
+        with advanced_clock() as clock:
+            await nothing_runs()
+            with pytest.raises(DeadlineError):
+                await after(clock, 61.0, loading)
     assert rig.engine.calls == []
     assert num_arenas() == before
 
@@ -156,9 +160,8 @@ async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, saved: P
 async def test_a_time_that_cannot_pass_is_refused(rig: Rig, tmp_path: Path, timeout_s: float) -> None:
     """By its name."""
     rig.engine.max_loras = 1
-    with pytest.raises(InvalidFieldError) as caught:
+    with refuses(InvalidFieldError, field="timeout"):
         await rig.loras.load_directory("policy", str(tmp_path), timeout_s)
-    assert caught.value.violations[0].field == "timeout"
 
 
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
@@ -206,11 +209,12 @@ async def test_the_engine_gets_what_is_left_of_the_time(rig: Rig, saved: Path) -
     """Nothing, where the files took all of it; never more than the whole."""
     rig.engine.max_loras = 1
     rig.engine.hangs.add("load_lora")
-    with pytest.raises(DeadlineError, match="load_lora took longer than 0 s"):
-        await asyncio.wait_for(rig.loras.load_directory("policy", str(saved), NO_TIME_S), 30)
+    with pytest.raises(DeadlineError):
+        await rig.loras.load_directory("policy", str(saved), NO_TIME_S)
+    assert rig.engine.timeouts_s["load_lora"] == 0.0
     rig.engine.hangs.clear()
     rig.engine.fails["load_lora"] = DeadlineError("late")
-    with pytest.raises(DeadlineError, match="late"):
+    with pytest.raises(DeadlineError):
         await rig.loras.load_directory("policy", str(saved), 60.0)
     assert 0.0 < rig.engine.timeouts_s["load_lora"] < 60.0
 
@@ -219,6 +223,6 @@ async def test_who_has_the_engine_is_not_waited_for_once_the_time_is_over(rig: R
     """But for a millisecond, which tells whether somebody has it. The files are gone then."""
     rig.engine.max_loras, before = 1, num_arenas()
     async with rig.pauses.undisturbed(30.0):
-        with pytest.raises(DeadlineError, match=r"kept the engine for 0\.001 s"):
+        with pytest.raises(DeadlineError):
             await rig.loras.load_directory("policy", str(saved), NO_TIME_S)
     assert (rig.engine.calls, num_arenas()) == ([], before)

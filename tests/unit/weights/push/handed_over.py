@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from genserve.memory.segment import Segment, SegmentChunk
+from tests.support.patience import STEP_S
 
 
 @contextmanager
@@ -48,5 +49,5 @@ class Copying:
 
     def _held(self, segment: Segment, chunk: SegmentChunk, target: memoryview) -> None:
         self.begun.append(chunk.offset)
-        self.let_go.acquire(timeout=30)
+        self.let_go.acquire(timeout=STEP_S)
         self._copy(segment, chunk, target)

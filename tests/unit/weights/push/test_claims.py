@@ -8,6 +8,7 @@ import os
 import pytest
 
 from genserve.errors import ChunkOutOfRangeError
+from tests.support.patience import STEP_S, turns
 from tests.unit.weights.push.staging import new_staging
 
 
@@ -67,10 +68,10 @@ async def test_waiting_ends_with_the_next_that_is_settled() -> None:
     claim = push.claim(0, 4)
     assert claim is not None
     waiting = asyncio.create_task(push.claims.wait_settled())
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     push.settle(claim, written=False, counts=True)
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, STEP_S)
     push.close()
 
 

@@ -16,6 +16,8 @@ from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.push import contents
 from genserve.weights.push.contents import Contents
 from genserve.weights.push.staging import Staging
+from tests.support.patience import STEP_S, until
+from tests.unit.weights.conftest import nothing_runs
 
 NUM_TENSORS = 20
 LENGTH = 8
@@ -73,16 +75,16 @@ async def test_each_tensor_is_hashed_when_it_is_there(
     arrived = Change()
     digest = Contents(staging, arrived).begin()
     await until(lambda: bool(hashed))
-    await asyncio.sleep(0.05)
+    await nothing_runs()
     assert hashed == ["empty"]
     write(staging, arrived, 0, 5 * LENGTH - 1)
     await until(lambda: len(hashed) == 5)
     write(staging, arrived, 7 * LENGTH, NUM_TENSORS * LENGTH)
-    await asyncio.sleep(0.05)
+    await nothing_runs()
     assert sorted(hashed) == sorted(["empty", *(spec.name for spec in SPECS[:4])])
     assert not digest.done()
     write(staging, arrived, 5 * LENGTH - 1, 7 * LENGTH)
-    assert await asyncio.wait_for(digest, 30) == expected()
+    assert await asyncio.wait_for(digest, STEP_S) == expected()
     assert sorted(hashed) == sorted(spec.name for spec in MANIFEST.tensors)
 
 
@@ -97,10 +99,10 @@ async def test_where_there_are_few_cores_nothing_is_hashed_before_the_last_byte(
     digest = Contents(staging, arrived).begin()
     if hashes_meanwhile:
         await until(lambda: len(hashed) == len(MANIFEST.tensors) - 1)
-    await asyncio.sleep(0.05)
+    await nothing_runs()
     assert bool(hashed) == hashes_meanwhile
     write(staging, arrived, MANIFEST.total_bytes - 1, MANIFEST.total_bytes)
-    assert await asyncio.wait_for(digest, 30) == expected()
+    assert await asyncio.wait_for(digest, STEP_S) == expected()
 
 
 async def test_one_that_begins_late_has_the_same(staging: Staging) -> None:
@@ -117,7 +119,7 @@ async def test_what_is_dropped_meanwhile_ends_without_a_word(staging: Staging, m
 
     def slow(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
         at_work.set()
-        go_on.wait(30)
+        go_on.wait(STEP_S)
         try:
             return tensor_digest(tensor, view)
         finally:
@@ -131,13 +133,13 @@ async def test_what_is_dropped_meanwhile_ends_without_a_word(staging: Staging, m
     dropped = Contents(staging, arrived)
     digest = dropped.begin()
     write(staging, arrived, 0, MANIFEST.total_bytes)
-    await asyncio.to_thread(at_work.wait, 5)
+    await asyncio.to_thread(at_work.wait, STEP_S)
     dropped.end()
     staging.close()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await digest
-    assert await asyncio.to_thread(has_read.wait, 5)
+    assert await asyncio.to_thread(has_read.wait, STEP_S)
     await asyncio.to_thread(lambda: None)
     del digest, dropped
     gc.collect()
@@ -198,10 +200,3 @@ async def test_tensors_without_bytes_are_hashed_wherever_they_lie(
     lines = [f"{t.name}\tU8\t{t.length}\t{hashlib.sha256(DATA[t.offset :][: t.length]).hexdigest()}\n" for t in specs]
     assert await Contents(staging, Change()).begin() == hashlib.sha256("".join(lines).encode()).hexdigest()
     staging.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it does."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.002)

@@ -12,6 +12,7 @@ from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.segment import Segment, SegmentChunk
 from genserve.weights.push.copies import CopyQueue
 from genserve.weights.push.stream import PushStream
+from tests.support.patience import STEP_S, turns, until
 from tests.unit.weights.conftest import Rig, header, weights
 from tests.unit.weights.push.handed_over import Copying, memory, path
 
@@ -58,8 +59,7 @@ def put(
 
 async def done(waiting: "asyncio.Task[None]") -> bool:
     """Whether it has ended, once whatever is ready has run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
     return waiting.done()
 
 
@@ -69,15 +69,15 @@ async def test_one_more_piece_may_be_put_once_fewer_than_eight_are_on_their_way(
     """And nothing is waited for before that. Empty means that none is."""
     for offset in range(0, 2 * (MAX_AHEAD - 1), 2):
         put(queue, stream, segment, offset)
-        await asyncio.wait_for(queue.wait_room(), 30)
+        await asyncio.wait_for(queue.wait_room(), STEP_S)
     put(queue, stream, segment, 2 * MAX_AHEAD)
     room, empty = asyncio.create_task(queue.wait_room()), asyncio.create_task(queue.wait_empty())
     assert not await done(room)
     copying.let_go.release()
-    await asyncio.wait_for(room, 30)
+    await asyncio.wait_for(room, STEP_S)
     assert not await done(empty)
     copying.let_go.release(MAX_AHEAD - 1)
-    await asyncio.wait_for(empty, 30)
+    await asyncio.wait_for(empty, STEP_S)
     assert len(copying.begun) == MAX_AHEAD
     assert not stream.is_claimed(0, 32)
 
@@ -94,7 +94,7 @@ async def test_nothing_is_copied_behind_a_piece_that_failed(
     put(queue, stream, segment, 6, pipe)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
-        await asyncio.wait_for(queue.wait_empty(), 30)
+        await asyncio.wait_for(queue.wait_empty(), STEP_S)
     await queue.wait_empty()
     assert copying.begun == [0, 2]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
@@ -113,7 +113,7 @@ async def test_the_first_of_two_errors_is_told(
     rig.registry.discard("p1", force=True)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
-        await asyncio.wait_for(queue.wait_empty(), 30)
+        await asyncio.wait_for(queue.wait_empty(), STEP_S)
     await queue.wait_empty()
 
 
@@ -125,7 +125,7 @@ async def test_a_push_that_is_gone_meanwhile_is_told(
     rig.registry.discard("p1", force=True)
     copying.let_go.release(100)
     with pytest.raises(PushNotFoundError):
-        await asyncio.wait_for(queue.wait_empty(), 30)
+        await asyncio.wait_for(queue.wait_empty(), STEP_S)
 
 
 async def test_the_error_does_not_hold_the_memory_of_the_push(
@@ -135,7 +135,7 @@ async def test_the_error_does_not_hold_the_memory_of_the_push(
     put(queue, stream, segment, 0, crc32c=1)
     copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError) as caught:
-        await asyncio.wait_for(queue.wait_empty(), 30)
+        await asyncio.wait_for(queue.wait_empty(), STEP_S)
     assert "_copy" not in [entry.name for entry in caught.traceback]
 
 
@@ -145,15 +145,14 @@ async def test_what_was_not_begun_when_a_stream_ends_is_not_copied(
 ) -> None:
     """The piece that is being copied is; its memory may be closed afterwards, and no place is held."""
     put(queue, stream, segment, 0)
-    while not queue._copies[0].done.running():
-        await asyncio.sleep(0)
+    await until(lambda: copying.begun)
     for number in range(num_waiting):
         put(queue, stream, segment, 2 + 2 * number)
     queue.cancel()
     closing = asyncio.create_task(queue.close())
     assert not await done(closing)
     copying.let_go.release(100)
-    await asyncio.wait_for(closing, 30)
+    await asyncio.wait_for(closing, STEP_S)
     assert copying.begun == [0]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
     assert not stream.is_claimed(0, 32)
@@ -167,7 +166,7 @@ async def test_a_thread_goes_with_its_queue(stream: PushStream, segment: Segment
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name.startswith("segments"))
     copying.let_go.release()
     await queue.close()
-    await asyncio.to_thread(thread.join, 5)
+    await asyncio.to_thread(thread.join, STEP_S)
     assert not thread.is_alive()
 
 
@@ -181,5 +180,5 @@ async def test_a_pipe_that_nobody_reads_ends_the_stream(
     put(queue, stream, segment, 0, pipe)
     copying.let_go.release(100)
     with pytest.raises(InvalidFieldError, match="is not read"):
-        await asyncio.wait_for(queue.wait_empty(), 30)
+        await asyncio.wait_for(queue.wait_empty(), STEP_S)
     pipe.close()

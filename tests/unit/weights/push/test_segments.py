@@ -15,6 +15,7 @@ from genserve.weights.push.claims import Claim
 from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.push.stream import PushStream
 from tests.support.idle_process import idle_process
+from tests.support.patience import STEP_S, until
 from tests.unit.weights.conftest import Rig, header, tensors, weights
 from tests.unit.weights.push.handed_over import Copying, memory, path, pipe
 
@@ -150,7 +151,7 @@ async def test_a_piece_is_taken_while_another_one_is_copied(sender: Sender) -> N
         ninth = await sender.takes(fd, 16, ack)
         assert not ninth.done()
         sender.copying.let_go.release()
-        await asyncio.wait_for(ninth, 30)
+        await asyncio.wait_for(ninth, STEP_S)
         sender.copying.let_go.release(100)
         await sender.reader.finish()
 
@@ -163,7 +164,7 @@ async def test_what_is_being_copied_keeps_its_memory_and_its_pipe(sender: Sender
         following = await sender.takes(*((other, 2, ack) if changes == "memory" else (fd, 2, another)))
         assert not following.done()
         sender.copying.let_go.release(100)
-        await asyncio.wait_for(following, 30)
+        await asyncio.wait_for(following, STEP_S)
         await sender.reader.finish()
     assert not sender.stream.is_claimed(0, 32)
 
@@ -174,18 +175,14 @@ async def test_the_end_of_a_stream_waits_for_one_copy_and_begins_no_other(sender
         ours = num_open(fd)
         await sender.takes(fd, 0, ack)
         await sender.takes(fd, 2, ack)
-        async with asyncio.timeout(30):
-            while not sender.copying.begun:
-                await asyncio.sleep(0.001)
+        await until(lambda: sender.copying.begun)
         closing = asyncio.create_task(sender.reader.close())
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait({closing})
         assert num_open(fd) == ours + 1
         sender.copying.let_go.release(100)
-        async with asyncio.timeout(30):
-            while num_open(fd) > ours:
-                await asyncio.sleep(0.001)
+        await until(lambda: num_open(fd) <= ours)
     assert sender.copying.begun == [0]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
 
