@@ -39,13 +39,8 @@ async def ranks(kept_ranks: Kept) -> AsyncIterator[Subject]:
 
 
 async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
-<<<<<<< HEAD
-    """Calls of four kinds in turn, each with an answer that no other kind has: one that got the reply of the last call
-    would show, and so would all after it."""
-=======
     """Calls of four kinds in turn, each with an answer that no other kind has: one that got the reply of the call
     before it would show, and so would all after it."""
->>>>>>> faults
     known = daemon.oracle.known[name]
     for number in range(NUM_ROUNDS):
         served = await daemon.client.get_weights(include_digests=True)
