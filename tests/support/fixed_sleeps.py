@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_ALLOWED = ("tests/support/patience.py", "tests/bench/")
-"""Where sleeping is the purpose: what others call, and programs that measure rates."""
+_ALLOWED = ("tests/support/", "tests/bench/")
+"""Where sleeping is the purpose: stand-ins that take time, and programs that measure."""
 
 
 def fixed_sleeps(path: Path) -> Iterator[int]:
