@@ -17,7 +17,7 @@ from genserve.weights.push.stream import PushStream
 from tests.support.idle_process import idle_process
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
-from tests.unit.weights.conftest import Rig, header, tensors, weights
+from tests.unit.weights.conftest import Rig, header, nothing_runs, tensors, weights
 from tests.unit.weights.push.handed_over import Copying, memory, path, pipe
 
 
@@ -128,7 +128,7 @@ class Sender:
         """Hands over two bytes; what can be done before a piece is copied is done."""
         chunk = SegmentChunk(path(fd), start, start, 2, None, path(ack))
         task = asyncio.create_task(self.reader.take(self.stream, chunk))
-        await asyncio.wait({task}, timeout=0.05)
+        await nothing_runs()
         return task
 
 
