@@ -38,7 +38,11 @@ class ProcessIdentity:
     @classmethod
     def own(cls) -> Self:
         """This process."""
-        pid = os.getpid()
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """A process that runs here. Raises OSError if there is none."""
         return cls(host_id(), pid, _start_time(pid))
 
     @property

@@ -14,6 +14,7 @@ from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from tests.support.descriptor_holders import child, stranger
 from tests.support.idle_process import idle_process
+from tests.support.refusals import refuses
 
 OWN = f"/proc/{os.getpid()}/fd"
 MEMORY = f"{OWN}/0"
@@ -81,13 +82,13 @@ async def test_a_pipe_that_is_full_or_read_by_nobody_is_an_error(pipe: Pipe, dae
     """It waits for nobody."""
     opened = await AckPipe.open(pipe.path, MEMORY, daemon)
     os.write(pipe.writing, bytes(fcntl.fcntl(pipe.writing, fcntl.F_GETPIPE_SZ)))
-    with pytest.raises(InvalidFieldError, match="is not read"):
+    with refuses(InvalidFieldError, field="segment.taken_path"):
         opened.acknowledge()
     opened.close()
     with new_pipe() as other:
         opened = await AckPipe.open(other.path, MEMORY, daemon)
         os.close(other.reading)
-        with pytest.raises(InvalidFieldError, match="is not read: Broken pipe"):
+        with refuses(InvalidFieldError, field="segment.taken_path", says="Broken pipe"):
             opened.acknowledge()
         opened.close()
         other.reading = os.dup(other.writing)  # for new_pipe to close
@@ -110,36 +111,35 @@ async def test_a_number_that_is_another_pipe_now_is_not_the_same_place(daemon: D
 )
 async def test_only_a_descriptor_of_a_process_is_named(path: str, daemon: DaemonProcesses) -> None:
     """By its numbers: "self" would be the daemon."""
-    assert await refused(path.replace("OWN", OWN), MEMORY, daemon) == "must be /proc/PID/fd/FD"
+    assert "/proc/PID/fd/FD" in await refused(path.replace("OWN", OWN), MEMORY, daemon)
 
 
 async def test_it_belongs_to_the_process_that_owns_the_memory(pipe: Pipe, daemon: DaemonProcesses) -> None:
     """Nobody makes the daemon write to another one's pipe."""
-    why = await refused(pipe.path, "/proc/1/fd/3", daemon)
-    assert why == "must belong to the process that owns the memory /proc/1/fd/3"
+    assert "/proc/1/fd/3" in await refused(pipe.path, "/proc/1/fd/3", daemon)
 
 
 async def test_only_a_pipe_of_this_user_is_opened(pipe: Pipe, daemon: DaemonProcesses, tmp_path: Path) -> None:
     """What a path leads to is looked at before it is opened."""
     file = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-    assert await refused(f"{OWN}/{file}", MEMORY, daemon) == "is not a pipe"
+    assert "not a pipe" in await refused(f"{OWN}/{file}", MEMORY, daemon)
     os.close(file)
-    assert await refused(f"{OWN}/{file}", MEMORY, daemon) == "cannot be opened by the daemon: No such file or directory"
+    assert "No such file" in await refused(f"{OWN}/{file}", MEMORY, daemon)
     if os.geteuid() == 0:
         os.fchown(pipe.writing, 65534, 65534)
-        assert await refused(pipe.path, MEMORY, daemon) == "does not belong to the daemon's user"
+        assert "user" in await refused(pipe.path, MEMORY, daemon)
 
 
 async def test_a_process_of_the_daemons_names_no_pipe(pipe: Pipe) -> None:
     """A trainer could name the daemon's own standard output."""
-    assert await refused(pipe.path, MEMORY, DaemonProcesses()) == "belongs to one of the daemon's own processes"
+    assert (await refused(pipe.path, MEMORY, DaemonProcesses())).startswith("belongs to")
 
 
 async def test_a_pipe_that_the_daemon_has_open_is_not_written_to(pipe: Pipe) -> None:
     """Whoever names it. vLLM's own pipes end the engine when a byte comes."""
     with child(pipe.reading) as process:
         why = await refused(pipe.path, MEMORY, DaemonProcesses(process.pid))
-    assert why == "is also open in one of the daemon's own processes"
+    assert "also open" in why
 
 
 async def test_without_a_daemon_to_guard_a_pipe_may_be_its_own(pipe: Pipe) -> None:
@@ -166,4 +166,4 @@ async def test_streams_may_share_a_pipe() -> None:
         why = await refused(path, memory_path, DaemonProcesses())
         for fd in inherited:
             os.close(fd)
-    assert why == "is also open in one of the daemon's own processes"
+    assert "also open" in why

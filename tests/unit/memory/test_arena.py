@@ -145,9 +145,9 @@ def test_a_window_maps_no_more_than_its_bytes() -> None:
     """Whatever others view: with one map for all, everything that was read would stay mapped until the last one ends.
     It keeps the memory, as a view does."""
     size_bytes, piece_bytes = 64 << 20, 1 << 20
-    arena = Arena.allocate(size_bytes)
-    arena.write(size_bytes - 5, b"bytes")
-    arena._writable = None
+    arena = Arena.allocate(size_bytes - 1)
+    arena.write(size_bytes - 6, b"bytes")
+    arena.extend(size_bytes)  # what was mapped to be written is not mapped any more
     viewed, before_bytes, most_bytes = arena.view(0, 1), _mapped_bytes(), 0
     for offset in range(0, size_bytes, piece_bytes):
         assert bytes(arena.window(offset, piece_bytes)[:: mmap.PAGESIZE]) == bytes(piece_bytes // mmap.PAGESIZE)
@@ -156,7 +156,7 @@ def test_a_window_maps_no_more_than_its_bytes() -> None:
     assert arena.window(0, 0) == b""
     with pytest.raises(ValueError, match="outside"):
         arena.window(size_bytes - 4, 5)
-    last = arena.window(size_bytes - 5, 5)
+    last = arena.window(size_bytes - 6, 5)
     arena.close()
     assert (last, viewed) == (b"bytes", b"\0")
 
@@ -176,7 +176,7 @@ def test_an_arena_that_is_closed_while_it_is_mapped_is_mapped_whole(
     """Without its descriptor the map would be of nothing, or of the file that has got the number."""
     arena, map_file = Arena.allocate(5), mmap.mmap
     arena.write(0, b"bytes")
-    arena._writable = None
+    arena.extend(6)  # nothing is mapped
     closing = threading.Thread(target=arena.close)
 
     def map_late(fd: int, *args: Any, **fields: Any) -> mmap.mmap:

@@ -23,7 +23,7 @@ def test_a_process_is_where_it_is() -> None:
     """This one, and its child for as long as that lives."""
     assert ProcessIdentity.own().is_here
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    identity = ProcessIdentity(host_id(), child.pid, host._start_time(child.pid))
+    identity = ProcessIdentity.of(child.pid)
     assert identity.is_here
     child.communicate(b"\n")
     assert not identity.is_here
@@ -52,7 +52,7 @@ def test_a_name_with_parentheses_does_not_move_the_start_time() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     expected = ProcessIdentity.own().start_time
-    assert 0 <= host._start_time(child.pid) - expected < 1_000_000
+    assert 0 <= ProcessIdentity.of(child.pid).start_time - expected < 1_000_000
     child.communicate(b"\n")
 
 
@@ -60,4 +60,4 @@ def test_a_kernel_that_tells_nothing_shares_nothing(monkeypatch: pytest.MonkeyPa
     """Then bytes are sent."""
     monkeypatch.setattr(host, "_BOOT_ID", host.Path(f"{tmp_path}/none"))
     assert host_id() == ""
-    assert not ProcessIdentity("", os.getpid(), host._start_time(os.getpid())).is_here
+    assert not ProcessIdentity.own().is_here

@@ -11,6 +11,7 @@ import pytest
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.memory.segment import Segment, SegmentChunk
+from tests.support.refusals import refuses
 
 DATA = bytes(range(256)) * 4096  # more than is read at once
 
@@ -66,9 +67,9 @@ def test_memory_that_was_shortened_is_an_error(segment: Segment, memory: int, cr
     chunk = piece(segment, crc32c=crc32c)
     segment.check(chunk)
     os.ftruncate(memory, 1000)
-    with pytest.raises(InvalidFieldError, match="shortened"):
+    with refuses(InvalidFieldError, field="segment.length"):
         segment.copy(chunk, memoryview(bytearray(chunk.length)))
-    with pytest.raises(InvalidFieldError, match="lie outside"):
+    with pytest.raises(InvalidFieldError):
         segment.check(chunk)
 
 
@@ -76,7 +77,7 @@ def test_nothing_stays_open_after_a_refusal(tmp_path: Any) -> None:
     """Nor after it was closed twice."""
     before = set(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("of another name")
-    with pytest.raises(InvalidFieldError, match="does not begin"):
+    with refuses(InvalidFieldError, field="segment.path"):
         Segment.open(f"/proc/{os.getpid()}/fd/{fd}", None)
     os.close(fd)
     assert set(os.listdir("/proc/self/fd")) <= before  # what other tests have left may be closed meanwhile

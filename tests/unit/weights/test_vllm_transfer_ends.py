@@ -28,7 +28,7 @@ def updating(rig: Rig) -> Rig:
 async def test_a_daemon_that_shuts_down_undoes_an_update(updating: Rig) -> None:
     """What is left to drain goes on under the version before; a new update is refused."""
     await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
+    await updating.transfers.update("", HALF, 60.0)
     enter_phase(updating.board, Phase.DRAINING)
     await updating.transfers.close()
     assert (updating.engine.live, updating.engine.running) == (tensors(0), True)
@@ -40,7 +40,7 @@ async def test_closing_waits_for_a_call_that_is_under_way_and_may_be_given_up(up
     """The update goes on then."""
     gate = updating.engine.gates["transfer_update"] = Gate()
     await updating.transfers.start(UpdateOptions())
-    receiving = asyncio.create_task(updating.transfers.update("", HALF, 5.0))
+    receiving = asyncio.create_task(updating.transfers.update("", HALF, 60.0))
     await gate.reached.wait()
     closing = asyncio.create_task(updating.transfers.close())
     await turns()
@@ -55,7 +55,7 @@ async def test_a_daemon_that_shuts_down_samples_nothing_from_weights_of_no_versi
     """What cannot be undone stands still; whoever drains ends the requests."""
     updating.engine.fails["prepare_weights"] = GenserveError("no")
     await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
+    await updating.transfers.update("", HALF, 60.0)
     enter_phase(updating.board, Phase.DRAINING)
     await updating.transfers.close()
     await updating.pauses.resume("", force=True)
@@ -67,12 +67,12 @@ async def test_an_update_that_received_nothing_is_refused_and_undone(updating: R
     """It would be a new version without new weights. What was live is live, also where no bytes are resident: nothing
     has to be restored."""
     await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
+    await updating.transfers.update("", HALF, 60.0)
     await finish(updating)
     live = updating.engine.live
     started = await updating.transfers.start(UpdateOptions())
     with refuses(PushRolledBackError, says="UpdateWeights"):
-        await updating.transfers.finish(started.update_id, None, 5.0)
+        await updating.transfers.finish(started.update_id, None, 60.0)
     assert (updating.board.phase, updating.engine.running, updating.engine.live) == (Phase.RUNNING, True, live)
     assert updating.engine.weight_version == 1
 
@@ -80,7 +80,7 @@ async def test_an_update_that_received_nothing_is_refused_and_undone(updating: R
 async def test_an_update_that_nobody_sent_anything_for_ends_without_bytes(updating: Rig) -> None:
     """Its time to live ends it, and taints nothing."""
     await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
+    await updating.transfers.update("", HALF, 60.0)
     await finish(updating)
     with advanced_clock() as clock:
         await updating.transfers.start(UpdateOptions(ttl_s=60.0))
@@ -117,7 +117,7 @@ async def test_weights_that_are_dropped_while_an_update_waits_refuse_it(updating
 
 async def test_weights_that_become_inconsistent_while_an_update_waits_refuse_it(updating: Rig) -> None:
     """As they would have before: what vLLM transfers is not verified, and heals nothing. A push does."""
-    async with updating.pauses.undisturbed(5.0):
+    async with updating.pauses.undisturbed(60.0):
         starting = asyncio.create_task(updating.transfers.start(UpdateOptions()))
         await turns()
         updating.board.enter(EngineCondition.TAINTED)
@@ -135,5 +135,5 @@ async def test_why_an_update_could_not_be_undone_is_told_once(updating: Rig, ste
     updating.engine.fails = {"transfer_update": GenserveError("first"), step: GenserveError("then")}
     await updating.transfers.start(UpdateOptions())
     with pytest.raises(EngineTaintedError) as tainted:
-        await updating.transfers.update("", HALF, 5.0)
+        await updating.transfers.update("", HALF, 60.0)
     assert [tainted.value.message.count(why) for why in ("first", "then")] == [1, 1]

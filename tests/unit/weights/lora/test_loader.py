@@ -124,13 +124,13 @@ async def test_without_the_flag_there_are_no_adapters(rig: Rig) -> None:
 async def test_a_directory_is_read_once(rig: Rig, saved: Path) -> None:
     """And checked as a push is."""
     rig.engine.max_loras = 1
-    loaded = await rig.loras.load_directory("policy", str(saved), 5.0)
+    loaded = await rig.loras.load_directory("policy", str(saved), 60.0)
     assert (loaded.name, loaded.rank, loaded.source) == ("policy", 2, str(saved))
     (saved / "adapter_model.safetensors").unlink()
     assert load_file(Path(rig.engine.loras.files["policy"].directory) / "adapter_model.safetensors").keys() == {A, B}
     rig.loras.unload("policy")
     with refuses(InvalidFieldError, says="adapter_model.safetensors"):
-        await rig.loras.load_directory("policy", str(saved), 5.0)
+        await rig.loras.load_directory("policy", str(saved), 60.0)
 
 
 async def test_a_directory_whose_tensors_have_another_rank_is_refused(rig: Rig, saved: Path) -> None:
@@ -138,7 +138,7 @@ async def test_a_directory_whose_tensors_have_another_rank_is_refused(rig: Rig, 
     rig.engine.max_loras, before = 1, num_arenas()
     (saved / "adapter_config.json").write_text(CONFIG.replace('"r": 2', '"r": 4'))
     with refuses(InvalidFieldError, says=f"{A} has rank 2"):
-        await rig.loras.load_directory("policy", str(saved), 5.0)
+        await rig.loras.load_directory("policy", str(saved), 60.0)
     assert rig.engine.calls == []
     assert num_arenas() == before
 
@@ -172,7 +172,7 @@ async def test_adapters_neither_come_nor_go_where_nothing_changes(
     rig.engine.max_loras = 1
     enter_phase(rig.board, phase)
     with pytest.raises(error):
-        await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+        await rig.loras.load_directory("policy", str(tmp_path), 60.0)
     with pytest.raises(error):
         rig.loras.unload("policy")
 

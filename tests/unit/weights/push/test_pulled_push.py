@@ -36,7 +36,7 @@ async def test_who_reads_one_origin_reads_nothing_of_another(rig: Rig) -> None:
     pulled = PulledPush(rig.registry.find("p1"), rig.resident)
     assert pulled.there(0, 32) == (0, 16)
     stream = await rig.registry.open(fetched("two"))
-    with pytest.raises(PushNotFoundError, match="from elsewhere"):
+    with pytest.raises(PushNotFoundError):
         pulled.there(0, 32)
     with pytest.raises(PushNotFoundError):
         pulled.view(0, 16)

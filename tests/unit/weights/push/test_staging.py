@@ -197,5 +197,5 @@ def test_tied_tensors_of_one_kind_have_the_same_bytes(
     staging.write(0, data, None)
     issues = staging.tied_issues({"head": "embed", "other": "embed", "spare": "embed"})
     assert [issue.tensor for issue in issues] == differing
-    assert all("differs from 'embed', to which the checkpoint ties it" in issue.description for issue in issues)
+    assert all("'embed'" in issue.description for issue in issues)
     staging.close()

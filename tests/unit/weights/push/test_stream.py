@@ -215,7 +215,7 @@ async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
     dry = await rig.registry.open(header("dry", 2, action=PushAction.VALIDATE))
     for stream in (repeat, dry):
         assert not stream.is_claimed(0, 32)
-        await asyncio.wait_for(stream.wait_settled(), 30)
+        await asyncio.wait_for(stream.wait_settled(), STEP_S)
         expiring = asyncio.create_task(stream.wait_expired())
         await turns()
         assert not expiring.done()
