@@ -1,11 +1,12 @@
 """What is understood of a daemon's words, and how much of them is read."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,26 @@ from genserve.launcher.output import Serving, StdoutReader, last_words
 LINE = b"genserve: serving a model on 127.0.0.1:9\n"
 
 
+class Log(BytesIO):
+    """Where the daemon's words go; `first` is called before each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Callable[[], None] = lambda: None
+
+    def write(self, data: Any) -> int:
+        """As a file's."""
+        self.first()
+        return super().write(data)
+
+
 @dataclass
 class Stdout:
     """A daemon's, and who reads it."""
 
     writing: int
     reader: StdoutReader
-    log: BytesIO
+    log: Log
     serving: Future[Serving]
 
     def say(self, said: bytes) -> None:
@@ -31,7 +45,7 @@ class Stdout:
 @pytest.fixture
 def stdout() -> Iterator[Stdout]:
     reading, writing = os.pipe()
-    log, serving = BytesIO(), Future[Serving]()
+    log, serving = Log(), Future[Serving]()
     with os.fdopen(reading, "rb", buffering=0) as file:
         made = Stdout(writing, StdoutReader(file, log, serving), log, serving)
         yield made
@@ -95,11 +109,10 @@ def test_the_end_of_stdout_is_noticed(stdout: Stdout) -> None:
 def test_a_log_without_room_does_not_stop_the_daemon(stdout: Stdout) -> None:
     """It would wait for somebody to read its stdout."""
 
-    class Full(BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError("no space left on device")
+    def fail() -> None:
+        raise OSError("no space left on device")
 
-    stdout.reader._log = Full()
+    stdout.log.first = fail
     stdout.say(LINE)
     assert stdout.reader.read()
     assert stdout.serving.done()
@@ -111,20 +124,17 @@ def test_what_is_left_is_read_to_its_end_and_not_for_ever(stdout: Stdout) -> Non
     stdout.reader.read_rest()
     assert stdout.log.getvalue() == b"a"
 
-    class Endless(BytesIO):
-        """Is told more whenever it is written to."""
+    num_writes = 0
 
-        num_writes = 0
+    def say_more() -> None:
+        nonlocal num_writes
+        num_writes += 1
+        stdout.say(b"more")
 
-        def write(self, data: object) -> int:
-            self.num_writes += 1
-            stdout.say(b"more")
-            return 4
-
-    stdout.reader._log = endless = Endless()
+    stdout.log.first = say_more
     stdout.say(b"more")
     stdout.reader.read_rest()
-    assert 1 < endless.num_writes < 10_000
+    assert 1 < num_writes < 10_000
 
 
 OWN = "genserve: "

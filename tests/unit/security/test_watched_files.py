@@ -1,12 +1,13 @@
 """Files that are replaced while somebody looks at them."""
 
+import itertools
 import os
 import resource
+import time
 from pathlib import Path
 
 import pytest
 
-from genserve.security import watched_files
 from genserve.security.access_list import AccessList, AccessSource
 from genserve.security.watched_files import WatchedFiles
 from tests.support.credentials import list_callers
@@ -14,8 +15,9 @@ from tests.support.credentials import list_callers
 
 @pytest.fixture(autouse=True)
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at in every call, not once per second."""
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    """Files are looked at once per second: each call comes a second after the one before."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
 
 def test_a_file_of_the_same_size_and_time_has_changed(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.loop_thread import LoopThread, Mailbox
 from genserve.errors import DeadlineError
+from tests.support.patience import slow
+from tests.support.refusals import refuses
 
 
 class CountedFuture(Future[str]):
@@ -128,7 +130,7 @@ async def fail(error: BaseException) -> None:
 def test_a_call_that_is_not_waited_for_any_longer_is_cancelled(loop: Loop) -> None:
     """Its caller has heard that it took too long; and the next one is served."""
     call = Call()
-    with pytest.raises(DeadlineError, match=r"^the client's event loop did not answer within 0\.05 s: "):
+    with refuses(DeadlineError, says="0.05 s"):
         loop.thread.run(call.run(), 0.05)
     assert loop.thread.run(answer("the loop has seen both"), 20)
     assert not call.has_begun.is_set() or call.was_cancelled.wait(20)
@@ -156,7 +158,7 @@ def test_a_loop_that_is_closed_after_an_interrupt_lets_the_call_undo_what_it_beg
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.1)
+            await slow(0.1)
             undone.append(loop.num_shut_down)
 
     def interrupt(_: str) -> None:
@@ -218,7 +220,7 @@ def test_closing_cancels_what_runs_and_waits_for_it(loop: Loop) -> None:
     waiting.join(20)
     assert len(ended) == 1
     late = answer("late")
-    with pytest.raises(ClientClosedError, match="closed"):
+    with pytest.raises(ClientClosedError):
         loop.thread.run(late)
     assert inspect.getcoroutinestate(late) == inspect.CORO_CLOSED
     assert not loop.thread.post(lambda: None)
@@ -231,7 +233,7 @@ def test_what_runs_on_the_loop_neither_waits_for_it_nor_is_held_up_by_closing_it
     inner = answer("inner")
 
     async def outer() -> None:
-        with pytest.raises(ClientMisuseError, match="the client's own event loop"):
+        with pytest.raises(ClientMisuseError, match="loop"):
             loop.thread.run(inner)
         loop.thread.close()
         await asyncio.sleep(0)

@@ -60,5 +60,5 @@ async def test_chunks_cover_exactly_the_ranges(sizes: list[int], chunk_bytes: in
 def test_a_name_that_occurs_twice_is_refused() -> None:
     """As when two shards have the same tensor."""
     (source,) = tensor_sources({"w": numpy.zeros(1)})
-    with pytest.raises(ValueError, match="w"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         ByteSpace([source, source])

@@ -42,7 +42,8 @@ class ScriptedProcess:
     @property
     def is_running(self) -> bool:
         """Whether it was started, and has not ended at once."""
-        return (self._package / "lives").exists()
+        lives = self._package / "lives"
+        return lives.exists() and lives.stat().st_size > 0  # what is ended before counts as no life
 
     @property
     def tasks(self) -> list[str]:
