@@ -144,33 +144,40 @@ def test_the_tree_of_contributing_is_the_tree() -> None:
         assert any((base / name).exists() for base in (ROOT, ROOT / "genserve")), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
+def named(pattern: str) -> Iterator[tuple[Path, str]]:
+    """What the pages have of a pattern: the page, and the part in brackets."""
+    return ((page, each) for page in PAGES for each in re.findall(pattern, page.read_text()))
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """To a file of the repository, and to a heading of it."""
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    if not target.exists() or not anchor:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    return anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_links_lead_somewhere() -> None:
     """To files of the repository, and to headings of its pages."""
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if "://" in link:
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-            assert anchor in slugs, link
+    links = [(page, link) for page, link in named(r"\]\(([^)\s]+)\)") if "://" not in link]
+    assert links
+    assert [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_examples_that_claim_to_be_executed_are(page: Path) -> None:
+def test_examples_that_claim_to_be_executed_are() -> None:
     """The test that is named reads the page."""
-    for name in re.findall(r"<!-- executed by (\S+) -->", page.read_text()):
-        assert page.name in (ROOT / name).read_text(), name
+    claims = list(named(r"<!-- executed by (\S+) -->"))
+    assert claims
+    assert [f"{page.name}: {name}" for page, name in claims if page.name not in (ROOT / name).read_text()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_tests_that_a_page_names_are_there(page: Path) -> None:
+def test_tests_that_a_page_names_are_there() -> None:
     """Whatever they show."""
-    for name in re.findall(r"`(tests/[\w/]+\.py)[`:]", page.read_text()):
-        assert (ROOT / name).is_file(), name
+    tests = list(named(r"`(tests/[\w/]+\.py)[`:]"))
+    assert tests
+    assert [f"{page.name}: {name}" for page, name in tests if not (ROOT / name).is_file()] == []
 
 
 def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
@@ -179,13 +186,13 @@ def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
     lines = [
         line for page in PAGES for line in page.read_text().splitlines() if re.search(r"genserve\[|pip install", line)
     ]
-    named = {
+    installed = {
         extra
         for line in lines
         for group in re.findall(r"(?:genserve|\.)\[([a-z,]+)\]", line)
         for extra in group.split(",")
     }
-    assert named == set(extras)
+    assert installed == set(extras)
 
 
 def test_every_invariant_names_tests_that_are_there() -> None:

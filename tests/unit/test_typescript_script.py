@@ -95,12 +95,10 @@ def test_the_node_of_the_path_runs_every_step(checkout: Path) -> None:
     assert not (checkout / "clients" / "typescript" / "build" / "node").exists()
 
 
-@pytest.mark.parametrize("is_old_there", [False, True])
-def test_a_wheel_has_node_and_npm_where_the_path_has_none_that_will_do(checkout: Path, is_old_there: bool) -> None:
-    """CI has no Node, and some machines one that is too old."""
-    if is_old_there:
-        program(checkout / "node" / "node", NODE.replace("${NODE_IS_OLD:-0}", "1"))
-        program(checkout / "node" / "npm", "#!/bin/sh\nexit 8\n")
+def test_a_wheel_has_node_and_npm_where_the_path_has_none_that_will_do(checkout: Path) -> None:
+    """Some machines have one that is too old. CI has none, and runs the script."""
+    program(checkout / "node" / "node", NODE.replace("${NODE_IS_OLD:-0}", "1"))
+    program(checkout / "node" / "npm", "#!/bin/sh\nexit 8\n")
     wheel(checkout)
     done = run(checkout, WHEEL=str(checkout / "site"))
     assert (done.returncode, passed(done)) == (0, STEPS), done.stdout + done.stderr

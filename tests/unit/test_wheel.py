@@ -3,6 +3,7 @@
 The wheel is built from a copy of the files that git knows, with the build backend of this environment.
 """
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -42,13 +43,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_has_the_protos_and_the_service_config(installed: Path) -> None:
     """Byte for byte, where `importlib.resources` finds them."""
     program = (
-        "from importlib.resources import files; import sys; print((files('genserve.v1') / sys.argv[1]).read_text())"
+        "from importlib.resources import files; import json, sys; "
+        "print(json.dumps({name: (files('genserve.v1') / name).read_text() for name in sys.argv[1:]}))"
     )
     assert "weights.proto" in NAMES and "service_config.json" in NAMES
-    for name in NAMES:
-        command = [sys.executable, "-c", program, name]
-        done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=True, timeout=60, env={})
-        assert done.stdout == (PROTOS / name).read_text() + "\n"
+    command = [sys.executable, "-c", program, *NAMES]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=True, timeout=60, env={})
+    assert json.loads(done.stdout) == {name: (PROTOS / name).read_text() for name in NAMES}
 
 
 def test_a_checkout_has_them_in_the_same_place() -> None:

@@ -1,7 +1,7 @@
 """The tensors of a push, also while its bytes arrive."""
 
-import time
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 
@@ -14,6 +14,7 @@ from genserve.memory.arrival import Arrival
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract.calls import Prepare
 from genserve.worker.update.protocol import PrepareCancelledError
+from tests.support.patience import wait_until
 
 PLACES = [("a", "U8", [4], 0, 4), ("empty", "U8", [0], 4, 0), ("b", "U8", [4], 4, 4)]
 
@@ -22,12 +23,19 @@ def prepared(arena: Arena, arrival: Arrival | None) -> Prepare:
     return Prepare("n", arena.path, arena.size_bytes, PLACES, {}, "" if arrival is None else arrival.path)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for what another thread does."""
-    deadline_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
+class Cancelled(Event):
+    """Set when somebody has waited for it so many times; `num_waits`: how often somebody has."""
+
+    def __init__(self, after_waits: float = math.inf) -> None:
+        super().__init__()
+        self.num_waits = 0
+        self._after_waits = after_waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.num_waits += 1
+        if self.num_waits >= self._after_waits:
+            self.set()
+        return super().wait(timeout)
 
 
 @pytest.fixture
@@ -48,19 +56,21 @@ def test_a_tensor_is_there_when_its_last_byte_is(arena: Arena) -> None:
         waits.append("ends")
 
     taken: list[tuple[str, list[int]]] = []
+    cancelled = Cancelled()
 
     def take() -> None:
-        for name, tensor in ArenaTensors(prepared(arena, arrival), arena.path, Event(), waiting):
+        for name, tensor in ArenaTensors(prepared(arena, arrival), arena.path, cancelled, waiting):
             taken.append((name, tensor.tolist()))
 
     thread = Thread(target=take)
     thread.start()
-    until(lambda: waits == ["begins"])
+    wait_until(lambda: waits == ["begins"])
     for num_bytes, expected, has_waited in ((3, 0, 1), (4, 2, 3), (7, 2, 3)):
         arena.write(0, np.arange(1, num_bytes + 1, dtype=np.uint8).data)
         arrival.tell(num_bytes)
-        until(lambda has_waited=has_waited: len(waits) >= has_waited)
-        time.sleep(0.05)
+        wait_until(lambda has_waited=has_waited: len(waits) >= has_waited)  # type: ignore[misc]
+        looked = cancelled.num_waits
+        wait_until(lambda looked=looked: cancelled.num_waits > looked + 1)  # type: ignore[misc]
         assert len(taken) == expected
     arena.write(7, b"\x08")
     arrival.tell(8)
@@ -72,9 +82,8 @@ def test_a_tensor_is_there_when_its_last_byte_is(arena: Arena) -> None:
 
 def test_a_push_that_is_given_up_ends_the_wait(arena: Arena) -> None:
     """Its bytes may never come."""
-    arrival, cancelled = Arrival(), Event()
-    tensors = iter(ArenaTensors(prepared(arena, arrival), arena.path, cancelled, nullcontext))
-    Thread(target=lambda: time.sleep(0.05) or cancelled.set()).start()
+    arrival = Arrival()
+    tensors = iter(ArenaTensors(prepared(arena, arrival), arena.path, Cancelled(after_waits=3), nullcontext))
     with pytest.raises(PrepareCancelledError):
         next(tensors)
     arrival.close()

@@ -15,6 +15,7 @@ from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.facts import DeviceFacts, TorchFacts
 from genserve.doctor.ways import chosen
 from genserve.errors import InvalidFieldError
+from tests.support.refusals import refuses
 
 TOLD = {
     "index": 0,
@@ -156,5 +157,5 @@ def test_every_value_of_the_flag_is_a_way_but_for_the_one_that_chooses() -> None
     assert chosen(None, "cpu") == ("beside", "inplace")
     assert chosen(None, "cuda") == ("beside", "host", "inplace")
     assert chosen("inplace, beside,inplace", "cpu") == ("inplace", "beside")
-    with pytest.raises(InvalidFieldError, match="ways: 'auto' is not one of beside, inplace"):
+    with refuses(InvalidFieldError, field="ways", says="'auto'"):
         chosen("auto", "cpu")

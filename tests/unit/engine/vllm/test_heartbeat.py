@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +16,13 @@ from genserve.engine.vllm.activity import Activity, Processes
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits, hopeless
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import DeadlineError, EngineDeadError
+from tests.support.clocks import leaping_clock
+from tests.support.patience import until
 
 IDLE = Activity(cpu_s=10.0, works=False, stopped=False, steps=100)
 WORKS = replace(IDLE, works=True)
-LIMITS = HeartbeatLimits(timeout_s=0.4, step_s=1.2)
-PATIENT = replace(LIMITS, step_s=60.0)
+LIMITS = HeartbeatLimits(timeout_s=10.0, step_s=60.0)
+PATIENT = replace(LIMITS, step_s=600.0)
 
 
 @dataclass
@@ -52,19 +54,31 @@ class Pinged:
         return self.seen
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it does."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.001)
+@pytest.fixture
+async def no_time() -> AsyncIterator[None]:
+    """Time passes while nothing else is to be done."""
+    with leaping_clock():
+        yield
+
+
+async def later(seconds: float) -> None:
+    """Lets them pass, and everything happen that is due."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.call_later(seconds, over.set_result, None)
+    await over
+
+
+def heartbeat_of(engine: Pinged, limits: HeartbeatLimits) -> Heartbeat:
+    """By the clock of the running event loop."""
+    return Heartbeat(engine.liveness, engine.ping, engine, limits, engine.told.append, asyncio.get_running_loop().time)
 
 
 @pytest.fixture
-async def pinged() -> AsyncIterator[Pinged]:
+async def pinged(no_time: None) -> AsyncIterator[Pinged]:
     engine = Pinged()
     engine.answers.set()
-    heartbeat = Heartbeat(engine.liveness, engine.ping, engine, PATIENT, engine.told.append)
-    beating = asyncio.create_task(heartbeat.run())
+    beating = asyncio.create_task(heartbeat_of(engine, PATIENT).run())
     yield engine
     beating.cancel()
     await asyncio.wait({beating})
@@ -101,24 +115,26 @@ async def test_an_engine_that_does_nothing_and_does_not_answer_is_given_up_on_ti
     """Health first, then every call ends."""
     pinged.answers.clear()
     began_s = asyncio.get_running_loop().time()
-    await asyncio.wait_for(pinged.liveness.wait_dead(), 30)
+    await pinged.liveness.wait_dead()
     assert asyncio.get_running_loop().time() - began_s < PATIENT.step_s / 2
     assert pinged.told == [False]
     assert "its processes use no CPU" in pinged.liveness.cause_of_death
 
 
-async def test_a_death_that_somebody_else_has_found_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_death_that_somebody_else_has_found_ends_it_at_once(
+    no_time: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also between two pings: a daemon that is told to stop meanwhile has to know why its engine is gone."""
-    monkeypatch.setattr("genserve.engine.vllm.heartbeat._INTERVAL_S", 60.0)
+    monkeypatch.setattr("genserve.engine.vllm.heartbeat._INTERVAL_S", 600.0)
     engine = Pinged()
     engine.answers.set()
-    limits = replace(LIMITS, timeout_s=300.0)
-    beating = asyncio.create_task(Heartbeat(engine.liveness, engine.ping, engine, limits, print).run())
-    while engine.num_pings == 0 or engine.num_pending > 0:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+    limits = replace(LIMITS, timeout_s=3000.0)
+    beating = asyncio.create_task(heartbeat_of(engine, limits).run())
+    await until(lambda: engine.num_pings > 0 and engine.num_pending == 0)
+    began_s = asyncio.get_running_loop().time()
     engine.liveness.declare_dead("a worker failed")
-    await asyncio.wait_for(beating, 30)
+    await beating
+    assert asyncio.get_running_loop().time() == began_s
 
 
 async def test_an_engine_in_a_long_step_is_not_serving_until_it_answers(pinged: Pinged) -> None:
@@ -126,19 +142,19 @@ async def test_an_engine_in_a_long_step_is_not_serving_until_it_answers(pinged: 
     pinged.works = True
     pinged.answers.clear()
     await until(lambda: bool(pinged.told))
-    await asyncio.sleep(LIMITS.timeout_s)
+    await later(LIMITS.timeout_s)
     assert (pinged.told, pinged.num_pending) == ([False], 1)
     pinged.answers.set()
     await until(lambda: len(pinged.told) > 1)
-    await asyncio.sleep(LIMITS.timeout_s)
+    await later(LIMITS.timeout_s)
     assert pinged.told == [False, True]
     assert not pinged.liveness.dead
 
 
-async def test_a_step_without_an_end_is_given_up() -> None:
+async def test_a_step_without_an_end_is_given_up(no_time: None) -> None:
     """At the limit of a step, though its processes work."""
     engine = Pinged(works=True)
-    await asyncio.wait_for(Heartbeat(engine.liveness, engine.ping, engine, LIMITS, engine.told.append).run(), 30)
+    await heartbeat_of(engine, LIMITS).run()
     assert "no step may take that long" in engine.liveness.cause_of_death
 
 
@@ -152,18 +168,17 @@ class Unseen(Pinged):
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-async def test_an_engine_whose_processes_cannot_be_looked_at_is_judged_by_its_answers() -> None:
+async def test_an_engine_whose_processes_cannot_be_looked_at_is_judged_by_its_answers(no_time: None) -> None:
     """Clients that take all descriptors must not end it. If it does not answer, it has the time of a step."""
     engine = Unseen()
     engine.answers.set()
-    beating = asyncio.create_task(Heartbeat(engine.liveness, engine.ping, engine, LIMITS, engine.told.append).run())
-    while engine.num_pings < 3:
-        await asyncio.sleep(0.01)
+    beating = asyncio.create_task(heartbeat_of(engine, LIMITS).run())
+    await until(lambda: engine.num_pings >= 3)
     assert not beating.done() and engine.told == []
     engine.answers.clear()
-    await asyncio.wait_for(engine.liveness.wait_dead(), 30)
+    await engine.liveness.wait_dead()
     assert "no step may take that long" in engine.liveness.cause_of_death
-    await asyncio.wait_for(beating, 30)
+    await beating
 
 
 async def test_a_call_that_takes_long_is_no_silence(pinged: Pinged) -> None:
@@ -177,7 +192,7 @@ async def test_a_call_that_takes_long_is_no_silence(pinged: Pinged) -> None:
         await calling
     assert pinged.told == []
     assert not pinged.liveness.dead
-    await asyncio.wait_for(pinged.liveness.wait_dead(), 30)
+    await pinged.liveness.wait_dead()
     assert pinged.told == [False]
 
 
@@ -194,12 +209,12 @@ async def test_a_call_that_was_made_after_the_ping_is_no_excuse(pinged: Pinged) 
 async def test_a_stopped_worker_is_found_though_nobody_asks_it(pinged: Pinged) -> None:
     """EngineCore answers; one that goes on in time is as good as before."""
     pinged.seen = replace(IDLE, stopped=True)
-    await asyncio.sleep(LIMITS.timeout_s / 2)
+    await later(LIMITS.timeout_s / 2)
     pinged.seen = IDLE
-    await asyncio.sleep(LIMITS.timeout_s)
+    await later(LIMITS.timeout_s)
     assert pinged.told == []
     pinged.seen = replace(IDLE, stopped=True)
-    await asyncio.wait_for(pinged.liveness.wait_dead(), 30)
+    await pinged.liveness.wait_dead()
     assert pinged.told == [False]
 
 
@@ -207,7 +222,7 @@ async def test_a_worker_that_breaks_off_ends_the_heartbeat(pinged: Pinged) -> No
     """As any death does."""
     pinged.answers.clear()
     pinged.liveness.declare_dead("a worker failed")
-    await asyncio.sleep(0.1)
+    await later(2 * LIMITS.timeout_s)
     assert pinged.told == []
 
 

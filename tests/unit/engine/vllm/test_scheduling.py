@@ -69,7 +69,7 @@ async def test_a_model_without_images_is_asked_for_keys_and_values_alone() -> No
 async def test_an_engine_whose_connector_drops_nothing_is_told() -> None:
     """Also when it is not the first one, whose answer is all that AsyncLLM gives."""
     llm = Recorder(multimodal=True, dropped=False)
-    with pytest.raises(GenserveError, match="connector could not drop its keys and values"):
+    with pytest.raises(GenserveError, match="connector"):
         await scheduling(llm).reset_caches(1.0)
 
 

@@ -13,6 +13,8 @@ from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError
 from genserve.worker.contract.calls import Ack, Prepare, Progress
+from tests.support.clocks import leaping_clock
+from tests.support.patience import until
 
 HERE, ELSEWHERE, NEXT_TO_IT = "tp0", "tp1", "tp2"
 RANKS = (HERE, ELSEWHERE, NEXT_TO_IT)
@@ -80,7 +82,7 @@ async def test_ranks_elsewhere_are_asked_until_they_are_done(workers: Workers, c
     steps = {1: {ELSEWHERE}, 3: {ELSEWHERE, NEXT_TO_IT}}
     core.when_asked = lambda number: core.done.update(steps.get(number, set()))
     preparing = asyncio.create_task(prepared(workers))
-    await asyncio.sleep(0.01)
+    await until(lambda: core.asked)
     report(workers, HERE)
     await preparing
     assert core.asked == ["genserve_prepare", *["genserve_prepared"] * 3]
@@ -96,19 +98,21 @@ async def test_one_that_fails_elsewhere_is_told_at_once(workers: Workers, core: 
 
 async def test_one_that_is_never_done_is_not_waited_for(workers: Workers, core: ScriptedCore) -> None:
     """The deadline is the call's."""
-    with pytest.raises(DeadlineError):
-        await prepared(workers, timeout_s=0.2)
-    await nobody_asks()
+    with leaping_clock():
+        with pytest.raises(DeadlineError):
+            await prepared(workers, timeout_s=600.0)
+        await nobody_asks()
 
 
 async def test_without_other_hosts_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
     """Every question would take the engine's time."""
     workers.other_hosts = {}
-    preparing = asyncio.create_task(prepared(workers))
-    await asyncio.sleep(0.05)
-    for rank in RANKS:
-        report(workers, rank)
-    await preparing
+    with leaping_clock():
+        preparing = asyncio.create_task(prepared(workers, timeout_s=600.0))
+        await asyncio.wait({preparing}, timeout=60.0)
+        for rank in RANKS:
+            report(workers, rank)
+        await preparing
     assert core.asked == ["genserve_prepare"]
 
 

@@ -1,6 +1,7 @@
 """What a live model may keep beside the weights that are exchanged; without an engine."""
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -20,10 +21,8 @@ def test_scales_of_mxfp4_in_a_dataclass_are_refused_by_their_path() -> None:
     live = model()
     experts(live).quant_method.process_weights_after_loading(experts(live))
     for copied in (False, True):
-        with pytest.raises(ValueError, match="a mix of two versions would be served") as refused:
+        with pytest.raises(ValueError, match=rf"{re.escape(SCALE)} \(1 in all\)"):
             audit(live, model(), copied=copied)
-        assert SCALE in str(refused.value)
-        assert "(1 in all)" in str(refused.value)
 
 
 @pytest.mark.parametrize("how", HIDDEN)
@@ -32,9 +31,8 @@ def test_a_weight_is_found_wherever_it_hides(how: str) -> None:
     live = model()
     make, path = HIDDEN[how]
     experts(live, 1).kernel = make(torch.ones(3))
-    with pytest.raises(ValueError, match="would be served") as refused:
+    with pytest.raises(ValueError, match=re.escape(f" model.layers.1.mlp.experts.{path} (1 in all)")):
         audit(live, model(), copied=False)
-    assert f"leave model.layers.1.mlp.experts.{path} (1 in all)" in str(refused.value)
 
 
 @pytest.mark.parametrize("how", HIDDEN)

