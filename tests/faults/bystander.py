@@ -8,6 +8,7 @@ from typing import Self
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
+from tests.support import patience
 from tests.support.oracle import MAX_TOKENS
 from tests.support.plain_vllm import PROMPTS
 from tests.support.subject import Subject
@@ -63,12 +64,10 @@ class Bystander:
                 self.num_refused += 1
                 self.num_in_a_row = 0
 
-    async def until_served(self, count: int = 20, timeout_s: float = 120.0) -> None:
+    async def until_served(self, count: int = 10) -> None:
         """Returns when so many calls in a row were answered from now on."""
         self.num_in_a_row = 0
-        async with asyncio.timeout(timeout_s):
-            while self.num_in_a_row < count:
-                await asyncio.sleep(0.01)
+        await patience.until(lambda: self.num_in_a_row >= count, 4 * patience.STEP_S)
 
     def percentile_s(self, share: float) -> float:
         """Of the latencies so far."""

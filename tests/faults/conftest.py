@@ -19,6 +19,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
 
 
+MAX_ACTIVE = 1024
+"""Requests that may wait or run at the daemon of most tests: more come than this."""
+
+
 def num_staging_bytes(checkpoint: Path) -> int:
     """Room for the bytes that are served, and two pushes and a half."""
     return sum(int(tensor.nbytes) for tensor in models.load_tensors(checkpoint).values()) * 7 // 2
@@ -31,6 +35,7 @@ async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     # As many sequences at a time as the oracle warms it up with: vLLM's workers keep what larger batches take.
     batch = str(NUM_WARMING_STREAMS)
     flags = ("--max-staging-bytes", staging, "--write-timeout-s", "5", "--max-num-seqs", batch)
+    flags += ("--max-active-requests", str(MAX_ACTIVE))
     async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), *flags) as daemons:
         yield daemons
 

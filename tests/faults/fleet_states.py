@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from genserve.client import AsyncClient, Replicas
 from genserve.errors import GenserveError
+from tests.support import patience
 
 
-async def until(client: AsyncClient, holds: Callable[[Replicas], bool], timeout_s: float = 180.0) -> Replicas:
+async def until(
+    client: AsyncClient, holds: Callable[[Replicas], bool], timeout_s: float = patience.START_S
+) -> Replicas:
     """Waits until something holds for the replicas."""
     last: Replicas | None = None
     deadline_s = time.monotonic() + timeout_s

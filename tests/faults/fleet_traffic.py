@@ -13,6 +13,7 @@ from genserve.errors import GenserveError
 from tests.faults.fleet_processes import FleetProcesses
 from tests.faults.history import ANY_LINK, PushIntent
 from tests.faults.recorder import AnswerLost, Recorder
+from tests.support.patience import slow
 
 _NUM_GENERATORS = 6
 _PUSH_TIMEOUT_S = 60.0
@@ -65,10 +66,10 @@ class FleetTraffic:
         else:
             stream = await self._recorder.generate(client, name, prompt, link=ANY_LINK, **options)
             if stream.error:
-                await asyncio.sleep(0.05)
+                await slow(0.05)
 
     async def _train(self, client: AsyncClient, rng: random.Random, name: str) -> None:
-        await asyncio.sleep(rng.uniform(0, 1.0))
+        await slow(rng.uniform(0, 1.0))
         self._version += rng.randrange(1, 3)
         content = rng.choice(self._recorder.contents.names)
         intent = PushIntent(f"push {self._version}", self._version, content)
@@ -84,24 +85,24 @@ class FleetTraffic:
         await self._recorder.call(call, "push", name, push=intent)
 
     async def _operate(self, client: AsyncClient, rng: random.Random, name: str) -> None:
-        await asyncio.sleep(rng.uniform(0.5, 4.0))
+        await slow(rng.uniform(0.5, 4.0))
         ttl_s = rng.uniform(0.3, 2.0)
         paused = await self._recorder.call(client.pause(ttl_s=ttl_s, timeout_s=20), "pause", name, ttl_s=ttl_s)
         if paused is None or rng.random() < 0.3:
             return
-        await asyncio.sleep(rng.uniform(0, ttl_s / 2))
+        await slow(rng.uniform(0, ttl_s / 2))
         lease_id = paused.lease.lease_id
         await self._recorder.call(client.resume(lease_id), "resume", name, lease_id=lease_id)
 
     async def _disturb(self, rng: random.Random) -> None:
         while True:
-            await asyncio.sleep(rng.uniform(2.0, 8.0))
+            await slow(rng.uniform(2.0, 8.0))
             index = rng.randrange(len(self._fleet.addresses))
             match rng.choice(("kill", "kill", "freeze", "router", "drain")):
                 case "kill":
                     try:
                         await asyncio.to_thread(self._fleet.kill, index)
-                        await asyncio.sleep(rng.uniform(0, 2.0))
+                        await slow(rng.uniform(0, 2.0))
                     finally:
                         self._fleet.restart(index)
                     self.happened["replica killed"] += 1
@@ -110,7 +111,7 @@ class FleetTraffic:
                         self._fleet.signal(index, signal.SIGSTOP)
                         self.happened["replica frozen"] += 1
                         try:
-                            await asyncio.sleep(rng.uniform(0.5, 6.0))
+                            await slow(rng.uniform(0.5, 6.0))
                         finally:  # also at the end of all traffic
                             self._fleet.signal(index, signal.SIGCONT)
                 case "router":
@@ -133,7 +134,7 @@ class FleetTraffic:
                     await client.add_replica(address)
                     return
                 except GenserveError:
-                    await asyncio.sleep(0.1)
+                    await slow(0.1)
 
 
 async def _given_up(call: Awaitable[Any], after_s: float) -> Any:

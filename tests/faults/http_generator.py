@@ -10,6 +10,7 @@ import openai
 
 from tests.faults.history import UnlabelledStream
 from tests.faults.recorder import Recorder
+from tests.support.patience import slow
 
 MODEL = "policy"
 
@@ -37,7 +38,7 @@ class HttpGenerator:
                     reading.cancel()
                     await asyncio.wait({reading})
                 if not reading.cancelled() and reading.result().error:
-                    await asyncio.sleep(0.2)  # the daemon has died
+                    await slow(0.2)  # the daemon has died
 
     async def _generate(self, client: openai.AsyncOpenAI, prompt: list[int], num_tokens: int) -> UnlabelledStream:
         stream = UnlabelledStream(self._name, self._recorder.life, time.monotonic(), prompt)

@@ -1,16 +1,19 @@
 """Workers that fail, hang or are slow while a push is applied."""
 
 import asyncio
+import time
 
 import pytest
 
 from genserve.client import Generation
 from genserve.errors import DeadlineError, PushRolledBackError
-from tests.support import models
-from tests.support.faulty_worker import Fault, num_entries
+from tests.support import models, patience
+from tests.support.faulty_worker import SLOW_RUN, Fault, num_entries
 from tests.support.raw_push import RawPush
 from tests.support.subject import Subject
 
+PATIENCE_S = 5.0
+"""After so long a preparation is refused whose bytes are there, while another one is under way."""
 LAST = 10_000
 """Stands for the last part of a step."""
 
@@ -27,32 +30,34 @@ def num_tensors(subject: Subject) -> int:
     return len(models.load_tensors(subject.checkpoints["a"]))
 
 
+LONG = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/engine/vllm", "tests/support/faulty_worker.py")
+
+
 @pytest.mark.parametrize(
     ("step", "after"),
     [
-        ("prepare", 0),
-        ("load", 0),
-        ("load", 5),
-        ("load", LAST),
-        ("load", -1),
-        ("commit", 0),
-        ("commit", 7),
-        ("commit", LAST),
-        ("commit", -1),
+        ("prepare", 0),  # the call itself
+        ("load", 5),  # its thread, with a part built
+        ("commit", 7),  # a part exchanged
+        ("commit", -1),  # all of it
+        *(
+            pytest.param(*each, marks=LONG)
+            for each in (("load", 0), ("load", LAST), ("load", -1), ("commit", 0), ("commit", LAST))
+        ),
     ],
 )
 async def test_a_worker_that_raises_leaves_the_previous_version(subject: Subject, step: str, after: int) -> None:
     """PUSH_ROLLED_BACK wherever it is, and a stream that runs meanwhile notices nothing."""
     version = await subject.oracle.served_version()
-    stream, generation = (
-        subject.client.stream([3, 1, 4], temperature=0.0, max_tokens=600, ignore_eos=True),
-        Generation(),
-    )
+    subject.order(SLOW_RUN)
+    stream = subject.client.stream([3, 1, 4], temperature=0.0, max_tokens=200, ignore_eos=True)
+    generation = Generation()
     generation.add(await anext(stream))
-    await subject.fails(PushRolledBackError, Fault(step, after=placed(subject, step, after)))
+    fault = Fault(step, after=placed(subject, step, after))
+    await subject.fails(PushRolledBackError, SLOW_RUN, fault)
     async for delta in stream:
         generation.add(delta)
-    assert len(generation.token_ids) == 600
+    assert len(generation.token_ids) == 200
     assert {span.version for span in generation.sequences[0].weight_spans} == {version}
     await subject.oracle.holds((version, "a"))
 
@@ -80,13 +85,27 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
         await push
     assert await subject.is_serving()
     assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
-    with pytest.raises(PushRolledBackError, match="still being prepared"):
-        await subject.client.commit_push("hangs")
     subject.release()
     await subject.client.discard_push("hangs")
     await subject.oracle.holds((version, "a"))
 
 
+@LONG  # the commit is refused after five seconds
+async def test_a_commit_behind_a_preparation_that_hangs_is_refused(subject: Subject) -> None:
+    """It would wait for the thread of the one before."""
+    version = await subject.oracle.served_version()
+    subject.order(Fault("load", "hang", after=4))
+    with pytest.raises(DeadlineError):
+        await subject.push("b", apply_timeout_s=2.0, push_id="behind")
+    await subject.until_fired()
+    with pytest.raises(PushRolledBackError, match="still being prepared"):
+        await subject.client.commit_push("behind")
+    subject.release()
+    await subject.client.discard_push("behind")
+    await subject.oracle.holds((version, "a"))
+
+
+@LONG  # as long as a preparation is waited for whose bytes are there
 async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Subject) -> None:
     """Its early preparation waits for its turn as long as the bytes take: they are what it would wait for next."""
     version = await subject.oracle.served_version() + 1
@@ -95,14 +114,24 @@ async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Su
         await subject.push("b", apply_timeout_s=1.0, push_id="holds workers up")
     await subject.until_fired()
     raw = RawPush(subject.process.address, subject.checkpoints["b"], version, "arrives")
+    began_s = time.monotonic()
     sending = asyncio.create_task(raw.send(raw.frames((0, 9), (9, len(raw.data))), pace_s=4.0))
-    await asyncio.sleep(6.0)  # a preparation whose bytes are there is refused after five seconds
+    await patience.until(lambda: time.monotonic() > began_s + PATIENCE_S + 1.0)
     subject.release()
     assert (await sending).HasField("applied")
     await subject.oracle.holds((version, "b"))
 
 
-@pytest.mark.parametrize(("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1)])
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [
+        ("load", 0),  # bytes arrive
+        ("load", -1),  # all are there
+        ("commit", 7),
+        pytest.param("commit", 0, marks=LONG),
+        pytest.param("commit", -1, marks=LONG),
+    ],
+)
 async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Subject, step: str, after: int) -> None:
     """All new or all old, and which of the two GetPush tells. One that is cancelled while bytes arrive waits for the
     rest."""
@@ -114,9 +143,10 @@ async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Su
     push.cancel()
     with pytest.raises(asyncio.CancelledError):
         await push
-    await asyncio.sleep(0.3)  # the daemon hears of it while the worker is at work
+    for _ in range(2):  # over the same connection: the daemon has heard of it while the worker is at work
+        await subject.client.status()
     subject.release()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience.STEP_S):
         while True:
             push_now = (await subject.client.get_push(push_id)).push
             is_cut_off = push_now.state == "receiving" and push_now.received_bytes < push_now.total_bytes
@@ -128,7 +158,7 @@ async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Su
     await subject.oracle.holds((version + 1, "b") if push_now.state == "applied" else (version, "a"))
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=LONG), 3])
 async def test_a_failing_discard_is_no_failing_push(subject: Subject, times: int) -> None:
     """What was replaced could not be freed: the new version is served all the same, and the next push frees both."""
     version = await subject.oracle.served_version()
@@ -162,7 +192,7 @@ async def test_a_commit_that_is_late_is_undone(subject: Subject) -> None:
     version = await subject.oracle.served_version()
     subject.order(Fault("commit", "hang", after=3))
     with pytest.raises(DeadlineError):
-        await subject.push("b", push_id="late", apply_timeout_s=4.0)
+        await subject.push("b", push_id="late", apply_timeout_s=3.0)
     await subject.until_fired()
     subject.release()
     await subject.until_push("late", state="failed")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import psutil
 import pytest
 
 from genserve.errors import UnavailableError
+from tests.support import patience
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains, tree
 from tests.support.oracle import Likeness
 from tests.support.subject import Subject, daemon_process, started
 
 NUM_FRONTENDS = 2
-STEPS = [
+LONG = pytest.mark.long("genserve/worker", "genserve/daemon.py", "genserve/frontends", "genserve/engine/vllm/start")
+Steps = Sequence[tuple[str, Fault]]
+STEPS: Steps = [
     ("b", Fault("load", "hang", after=5)),
     ("a", Fault("commit", "hang", after=4)),
     ("a", Fault("commit", "hang", after=-1)),
@@ -36,9 +40,12 @@ async def killed(subject: Subject) -> None:
     assert await remains.left() == []
 
 
-@pytest.mark.timeout(600)  # it starts five daemons, one after the other
-async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
-    subject: Subject, checkpoints: dict[str, Path], tmp_path: Path
+@pytest.mark.timeout(600)  # it starts daemons, one after the other
+@pytest.mark.parametrize(
+    "steps", [pytest.param(STEPS[1:2], id="in the exchange"), pytest.param(STEPS, id="all", marks=LONG)]
+)
+async def test_a_daemon_killed_in_a_push_leaves_nothing_of_it(
+    subject: Subject, checkpoints: dict[str, Path], tmp_path: Path, steps: Steps
 ) -> None:
     """No process, no shared memory; started again it serves version 0, with the digests of its checkpoint.
 
@@ -62,7 +69,7 @@ async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
             return daemon
 
         victim = await start(0, "a")
-        for number, (name, fault) in enumerate(STEPS, 1):
+        for number, (name, fault) in enumerate(steps, 1):
             victim.order(fault)
             push = asyncio.create_task(victim.push("b"))
             await victim.until_fired()
@@ -71,8 +78,8 @@ async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
             with suppress(asyncio.CancelledError, UnavailableError):
                 await push
             victim = await start(number, name)
-        await victim.oracle.begin()
-        await victim.oracle.holds((await victim.oracle.served_version(), "a"))
+        await victim.oracle.push("b")
+        assert await victim.oracle.likeness() == known["b"]
 
 
 def command_of(process: psutil.Process) -> str:
@@ -83,16 +90,15 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.mark.parametrize("youngest", ["multiprocessing.spawn", "VLLM::Worker"])
+@pytest.mark.parametrize("youngest", ["multiprocessing.spawn", pytest.param("VLLM::Worker", marks=LONG)])
 async def test_a_daemon_killed_while_its_engine_starts_leaves_nothing_of_it(
     checkpoints: dict[str, Path], tmp_path: Path, youngest: str
 ) -> None:
     """Its processes do not wait to be attached: from their beginning on they end with it. EngineCore would wait minutes
     for its first message, without a worker."""
     daemon = daemon_process(checkpoints["a"], tmp_path, cold=True)
-    async with asyncio.timeout(120):
-        while not any(youngest in command_of(process) for process in tree(daemon.process.pid)):
-            await asyncio.sleep(0.02)
+    began = lambda: any(youngest in command_of(process) for process in tree(daemon.process.pid))  # noqa: E731
+    await patience.until(began, patience.START_S)
     remains = Remains(daemon.process.pid)
     os.kill(daemon.process.pid, signal.SIGKILL)
     await asyncio.to_thread(daemon.process.wait, 60)

@@ -38,6 +38,7 @@ from tests.support.http2 import (
 )
 from tests.support.subject import Subject
 
+LONG = pytest.mark.long("genserve/rpc")
 MAX_GROWTH_BYTES = 96 << 20
 GENERATE = "/genserve.v1.GenerationService/Generate"
 NUM_FRAMES = {"rapid resets": 5_000}
@@ -59,7 +60,7 @@ async def bounded(
     before_bytes = resident_bytes(subject.pid)
     reset_peak(subject.pid)
     async with Bystander.of(subject, may_refuse) as bystander:
-        for _ in range(20):
+        for _ in range(5):
             await bystander.ask()
         calm_s = bystander.percentile_s(0.99)
         bystander.latencies_s.clear()
@@ -126,7 +127,7 @@ async def test_headers_that_are_too_large_end_their_call_or_connection(subject: 
         status: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/genserve.v1.ControlService/GetStatus"
         )
-        for _ in range(20):
+        for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await status(b"", metadata=(("x", "v" * (1 << 20)),), timeout=60)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -155,7 +156,14 @@ async def test_more_connections_than_descriptors_are_no_end(subject: Subject) ->
     await subject.oracle.holds((version, "a"))
 
 
-@pytest.mark.parametrize("method", ["GenerationService/Generate", "ControlService/Pause", "WeightService/PushWeights"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "WeightService/PushWeights",
+        pytest.param("GenerationService/Generate", marks=LONG),
+        pytest.param("ControlService/Pause", marks=LONG),
+    ],
+)
 async def test_a_compressed_message_is_not_unpacked_beyond_the_limit(subject: Subject, method: str) -> None:
     """256 MiB of zeros are 256 KiB on the wire; --max-message-bytes is 64 MiB."""
     async with bounded(subject, 160 << 20), grpc.aio.insecure_channel(subject.process.address) as channel:
@@ -177,7 +185,8 @@ def noise(rng: random.Random, kind: Any) -> bytes:
 
 
 @pytest.mark.failure_is_final
-async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(20, marks=LONG)])
+async def test_messages_of_random_bytes_crash_nothing(subject: Subject, num_rounds: int) -> None:
     """To every method of every service: each call ends with a status that says whose fault it is."""
     rng, codes, wrong = random.Random(SEED), Counter[str](), set[str]()
     calls: list[tuple[str, Any]] = [
@@ -202,7 +211,7 @@ async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
                 if error.code().name in NOT_THEIR_FAULT and error.details() != "Internal error from Core":
                     wrong.add(f"{path}: {error.code().name}: {error.details()}")
 
-        for _ in range(NUM_ROUNDS):
+        for _ in range(num_rounds):
             noises = [(path, [noise(rng, kind) for _ in range(rng.randrange(1, 4))]) for path, kind in calls]
             await asyncio.gather(*(one(path, messages) for path, messages in noises))
             await subject.client.resume(force=True)

@@ -30,8 +30,10 @@ from tests.faults.unlabelled_model import unlabelled_violations
 from tests.support import faulty_worker
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
+from tests.support.patience import slow
 
 DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "15"))
+SHORT_S = 6.0
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
 NUMS_FRONTENDS = [int(number) for number in os.environ.get("GENSERVE_HISTORY_FRONTENDS", "0,3").split(",")]
 TOLERANCE = 1.0
@@ -72,7 +74,7 @@ async def live(
     """Traffic for a while. A daemon that is to die is killed, or its engine ends amid a commit or stops to answer."""
     history, life = recorder.history, recorder.life
     async with traffic:
-        await asyncio.sleep(duration_s)
+        await slow(duration_s)
         if daemon.process.poll() is not None:
             last_s = max(o.responded_s for o in history.operations if o.life == life and o.outcome is Outcome.OK)
             pytest.fail(f"seed {SEED}: the daemon died\n{excerpt(history, life, last_s)}\n{daemon.stderr[-4000:]}")
@@ -91,7 +93,7 @@ async def live(
                     while daemon.process.poll() is None:
                         await asyncio.sleep(0.05)
         daemon.kill()
-        await asyncio.sleep(0.3)  # for what is still on its way to the clients
+        await slow(0.3)  # for what is still on its way to the clients
 
 
 async def settle(client: AsyncClient, contents: Contents) -> None:
@@ -118,24 +120,43 @@ def report(history: History, found: list[Violation]) -> str:
 
 
 @pytest.mark.failure_is_final
+async def test_a_short_history_is_that_of_one_register_of_weights(tmp_path: Path) -> None:
+    """With front ends, and one kill of the daemon."""
+    await check(tmp_path, NUMS_FRONTENDS[-1], SHORT_S)
+
+
+@pytest.mark.long(
+    "genserve/weights",
+    "genserve/control",
+    "genserve/rpc",
+    "genserve/frontends",
+    "tests/faults/traffic.py",
+    "tests/faults/history_model.py",
+)
+@pytest.mark.failure_is_final
 @pytest.mark.timeout(300 + 4 * DURATION_S)
 @pytest.mark.parametrize("num_frontends", NUMS_FRONTENDS)
 async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(
     tmp_path: Path, num_frontends: int
 ) -> None:
     """Pushes, pauses, faults and kills at random: the checks are in `history_model`."""
-    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g} GENSERVE_HISTORY_FRONTENDS={num_frontends}")
+    assert await check(tmp_path, num_frontends, DURATION_S) > 0, "no push was applied, or no fault has happened"
+
+
+async def check(directory: Path, num_frontends: int, duration_s: float) -> int:
+    """Clients are at work for so long. How many faults have happened; 0, too, if no push was applied."""
+    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={duration_s:g} GENSERVE_HISTORY_FRONTENDS={num_frontends}")
     history, rng = History(), random.Random(SEED)
-    contents = Contents(tmp_path)
-    daemons = Daemons(contents.directories[START_CONTENT], tmp_path, num_frontends)
-    num_lives, num_faults = max(2, round(DURATION_S / _LIFE_S)), 0
+    contents = Contents(directory)
+    daemons = Daemons(contents.directories[START_CONTENT], directory, num_frontends)
+    num_lives, num_faults = max(2, round(duration_s / _LIFE_S)), 0
     shares = [rng.uniform(0.5, 1.5) for _ in range(num_lives)]
     for life, share in enumerate(shares):
         is_last = life == num_lives - 1
         with daemons.start(life) as daemon:
             recorder = Recorder(history, life, contents)
             traffic = Traffic(recorder, daemon, f"{SEED}/{life}", daemons.faults, num_frontends)
-            await live(daemon, recorder, traffic, rng, DURATION_S * share / sum(shares), dies=not is_last)
+            await live(daemon, recorder, traffic, rng, duration_s * share / sum(shares), dies=not is_last)
             num_faults += traffic.num_faults
             if is_last:
                 async with AsyncClient(daemon.address) as client:
@@ -150,4 +171,4 @@ async def test_a_history_of_random_operations_is_that_of_one_register_of_weights
     found += unlabelled_violations(history, scored_unlabelled(history, contents), TOLERANCE)
     assert not found, report(history, found)
     assert told_apart > 0.5, "the scores cannot tell the weights apart"
-    assert num_faults > 0 and any(operation.applied is not None for operation in history.operations)
+    return num_faults if any(operation.applied is not None for operation in history.operations) else 0

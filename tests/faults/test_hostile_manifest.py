@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from genserve.client.transport.errors import error_of
-from genserve.errors import GenserveError, InvalidFieldError, ManifestMismatchError, MessageTooLargeError
+from genserve.errors import InvalidFieldError, ManifestMismatchError, MessageTooLargeError, PushTruncatedError
 from genserve.tensors.varint import to_varint
 from tests.support.answers import answer_of
 from tests.support.footprint import reset_peak, resident_bytes
@@ -106,37 +106,35 @@ async def send_header(subject: Subject, manifest: bytes) -> None:
             raise error_of(error, subject.process.address) from error
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        a_million_named,
-        as_many_as_are_read,
-        millions_of_nothing,
-        millions_of_dimensions,
-        a_name_without_end,
-        huge_shape,
-        product_that_overflows,
-        sum_that_overflows,
-        negative,
-        absurd_total,
-    ],
-)
-async def test_a_hostile_manifest_is_refused_at_no_cost(subject: Subject, manifest: Callable[[], bytes]) -> None:
+HOSTILE: list[Callable[[], bytes]] = [
+    a_million_named,
+    as_many_as_are_read,
+    millions_of_nothing,
+    millions_of_dimensions,
+    a_name_without_end,
+    huge_shape,
+    product_that_overflows,
+    sum_that_overflows,
+    negative,
+    absurd_total,
+]
+
+
+async def test_a_hostile_manifest_is_refused_at_no_cost(subject: Subject) -> None:
     """INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for its mere size; nothing is reserved for what it claims."""
-    content = manifest()
-    reset_peak(subject.pid)
-    before_bytes = resident_bytes(subject.pid)
-    async with subject.refuses(GenserveError) as raised:
-        began_s = time.monotonic()
-        try:
-            await send_header(subject, content)
-        finally:
+    async with subject.unharmed():
+        for manifest in HOSTILE:
+            content = manifest()
+            reset_peak(subject.pid)
+            before_bytes, began_s = resident_bytes(subject.pid), time.monotonic()
+            with pytest.raises((ManifestMismatchError, InvalidFieldError, MessageTooLargeError)):
+                await send_header(subject, content)
             took_s = time.monotonic() - began_s
             growth_bytes = resident_bytes(subject.pid, peak=True) - before_bytes
-            print(f"\n{manifest.__name__}: {len(content)} bytes, {took_s * 1e3:.0f} ms, +{growth_bytes >> 20} MiB")
-    assert isinstance(raised.value, ManifestMismatchError | InvalidFieldError | MessageTooLargeError), raised.value
-    assert took_s < REFUSED_WITHIN_S
-    assert growth_bytes <= MAX_GROWTH_BYTES
+            said = f"{manifest.__name__}: {len(content)} bytes, {took_s * 1e3:.0f} ms, +{growth_bytes >> 20} MiB"
+            print(said)
+            assert took_s < REFUSED_WITHIN_S, said
+            assert growth_bytes <= MAX_GROWTH_BYTES, said
 
 
 async def test_the_bytes_on_the_wire_are_those_of_a_manifest(subject: Subject) -> None:
@@ -150,9 +148,8 @@ async def test_the_bytes_on_the_wire_are_those_of_a_manifest(subject: Subject) -
             elements *= size
         specs += tensor(each.name, list(each.shape), offset, 2 * elements, each.dtype)
         offset += 2 * elements
-    with pytest.raises(GenserveError) as raised:
+    with pytest.raises(PushTruncatedError):
         await send_header(subject, specs + plain(2, offset))
-    assert raised.value.reason == "PUSH_TRUNCATED"
     push = await subject.client.discard_push("hostile")
     assert push.missing == [(0, offset)]
     await subject.oracle.holds((served.weight_version, "a"))

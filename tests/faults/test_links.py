@@ -34,7 +34,10 @@ async def hold():
 asyncio.run(hold())
 """
 """A trainer that holds a pause, and renews it."""
-WAYS = pytest.mark.parametrize("ways", [(Way.TO_SERVER,), (Way.TO_CLIENT,), BOTH], ids=["calls", "answers", "both"])
+LONG = pytest.mark.long("genserve/rpc", "genserve/client", "genserve/control")
+CALLS, ANSWERS = pytest.param((Way.TO_SERVER,), id="calls"), pytest.param((Way.TO_CLIENT,), id="answers")
+"""What is lost."""
+ALL = pytest.param(BOTH, id="both", marks=LONG)
 
 
 @asynccontextmanager
@@ -78,7 +81,7 @@ async def test_generation_goes_on_when_the_trainer_that_paused_it_is_killed(subj
     await subject.oracle.holds((version, "a"))
 
 
-@WAYS
+@pytest.mark.parametrize("ways", [CALLS, pytest.param((Way.TO_CLIENT,), id="answers", marks=LONG), ALL])
 async def test_generation_goes_on_when_the_link_of_the_trainer_is_a_black_hole(
     subject: Subject, ways: tuple[Way, ...]
 ) -> None:
@@ -104,7 +107,7 @@ async def test_generation_goes_on_when_the_link_of_the_trainer_is_a_black_hole(
     await subject.oracle.holds((version, "a"))
 
 
-@WAYS
+@pytest.mark.parametrize("ways", [pytest.param((Way.TO_SERVER,), id="calls", marks=LONG), ANSWERS, ALL])
 async def test_calls_into_a_black_hole_end_at_their_deadlines(subject: Subject, ways: tuple[Way, ...]) -> None:
     """Whichever way is lost. A push is applied whole or not at all, and its repetition over a whole link says which."""
     version = await subject.oracle.served_version()

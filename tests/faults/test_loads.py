@@ -17,6 +17,8 @@ from tests.support.paced_push import PacedPush
 from tests.support.raw_push import RawPush
 from tests.support.subject import Subject
 
+LONG = pytest.mark.long("genserve/weights/load", "genserve/client/weights")
+
 
 @contextmanager
 def running(checkpoint: Path, directory: Path) -> Iterator[DaemonProcess]:
@@ -55,7 +57,7 @@ async def test_a_late_replica_serves_what_its_peer_serves(
     await subject.oracle.holds((version, "b"))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.5, *(pytest.param(each, marks=LONG) for each in (0.0, 0.99))])
 async def test_a_relay_that_is_killed_is_replaced(
     first: DaemonProcess, subject: Subject, checkpoints: dict[str, Path], tmp_path: Path, share: float
 ) -> None:
@@ -95,7 +97,7 @@ async def test_nothing_is_applied_of_a_push_whose_trainer_was_killed(
     version = await subject.oracle.served_version()
     raw = RawPush(first.address, checkpoints["b"], 100 + version, uuid.uuid4().hex)
     raw.header.force, raw.header.attempt = True, "1"
-    raw.header.staging_ttl.FromSeconds(4)
+    raw.header.staging_ttl.FromSeconds(3)
     push_id, total_bytes = raw.header.push_id, len(raw.data)
     async with PacedPush(first.address, raw.header, raw.data) as push:
         push.send(0, total_bytes)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, PushNotFoundError, PushRolledBackError, StagingFullError
+from tests.support import patience
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
 from tests.support.subject import Subject, started
@@ -24,7 +25,12 @@ async def test_its_commit_asks_no_worker_to_prepare(subject: Subject) -> None:
     subject.release()
 
 
-@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("load", -1)])
+LONG = pytest.mark.long("genserve/weights", "genserve/worker")
+
+
+@pytest.mark.parametrize(
+    ("step", "after"), [("load", 3), *(pytest.param(*each, marks=LONG) for each in (("prepare", 0), ("load", -1)))]
+)
 async def test_a_worker_that_raises_leaves_nothing_prepared(subject: Subject, step: str, after: int) -> None:
     """FAILED; the bytes are there for another commit."""
     version = await subject.oracle.served_version()
@@ -38,6 +44,7 @@ async def test_a_worker_that_raises_leaves_nothing_prepared(subject: Subject, st
     await subject.oracle.holds((version + 1, "b"))
 
 
+@LONG  # test_apply has this with a push that is to be applied
 async def test_a_preparation_that_hangs_ends_in_time(subject: Subject) -> None:
     """Generation goes on, and nothing waits for it afterwards."""
     version = await subject.oracle.served_version()
@@ -75,7 +82,7 @@ async def test_the_memory_of_one_that_is_gone_is_free(subject: Subject, end: str
             await subject.push("b", action="prepare", push_id="beside it")
         assert full.value.metadata["push_id"] == "gone"
         await subject.client.discard_push("gone")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience.STEP_S):
         while True:
             try:
                 await subject.client.get_push("gone")

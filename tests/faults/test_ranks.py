@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
 from tests.support.oracle import MAX_TOKENS
 from tests.support.plain_vllm import PROMPTS
-from tests.support.subject import Kept, Subject
+from tests.support.subject import Kept, Subject, started
 
-NUM_CALLS = 100
+NUM_ROUNDS = 4
+LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support/faulty_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,12 @@ async def ranks(kept_ranks: Kept) -> AsyncIterator[Subject]:
 
 
 async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
-    """A hundred calls of four kinds in turn, each with an answer that no other kind has."""
+    """Calls of four kinds in turn, each with an answer that no other kind has: one that got the reply of the call
+    before it would show, and so would all after it."""
     known = daemon.oracle.known[name]
-    for number in range(NUM_CALLS // 4):
+    for number in range(NUM_ROUNDS):
         served = await daemon.client.get_weights(include_digests=True)
-        assert served.digests == known.digests, f"call {4 * number}"
+        assert served.digests == known.digests, f"round {number}"
         assert {rank for rank, _ in served.digests} == {"dp0:pp0:pcp0:tp0", "dp0:pp0:pcp0:tp1"}
         assert await daemon.client.reset_cache() is True
         generation = await daemon.client.generate(
@@ -54,7 +55,7 @@ async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
             assert lease.lease_id
 
 
-@pytest.mark.parametrize("rank", ["tp0", "tp1"])
+@pytest.mark.parametrize("rank", [pytest.param("tp0", marks=LONG), "tp1"])
 async def test_one_rank_that_cannot_prepare_leaves_neither_prepared(ranks: Subject, rank: str) -> None:
     """PREPARE is of all ranks or none; the next commit prepares anew on both."""
     version = await ranks.oracle.served_version()
@@ -68,8 +69,26 @@ async def test_one_rank_that_cannot_prepare_leaves_neither_prepared(ranks: Subje
     await ranks.oracle.holds((version + 1, "b"))
 
 
-@pytest.mark.parametrize("rank", ["tp0", "tp1"])
-@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("load", -1), ("commit", 4), ("commit", -1)])
+@pytest.mark.parametrize(
+    ("step", "after", "rank"),
+    [
+        ("prepare", 0, "tp1"),
+        ("commit", 4, "tp0"),
+        ("commit", -1, "tp1"),
+        *(
+            pytest.param(*each, marks=LONG)
+            for each in (
+                ("prepare", 0, "tp0"),
+                ("load", 3, "tp0"),
+                ("load", 3, "tp1"),
+                ("load", -1, "tp0"),
+                ("load", -1, "tp1"),
+                ("commit", 4, "tp1"),
+                ("commit", -1, "tp0"),
+            )
+        ),
+    ],
+)
 async def test_one_rank_that_raises_rolls_both_back(ranks: Subject, step: str, after: int, rank: str) -> None:
     """PUSH_ROLLED_BACK names the rank; the other one has what it had, too."""
     version = await ranks.oracle.served_version()
@@ -78,10 +97,17 @@ async def test_one_rank_that_raises_rolls_both_back(ranks: Subject, step: str, a
     await ranks.oracle.holds((version, "a"))
 
 
-@pytest.mark.parametrize("step", ["prepare", "commit"])
-@pytest.mark.parametrize("rank", ["tp0", "tp1"])
+@pytest.mark.parametrize(
+    ("step", "rank"),
+    [
+        ("prepare", "tp0"),
+        ("commit", "tp1"),
+        pytest.param("prepare", "tp1", marks=LONG),
+        pytest.param("commit", "tp0", marks=LONG),
+    ],
+)
 async def test_replies_that_come_late_are_nobody_elses(ranks: Subject, step: str, rank: str) -> None:
-    """One rank fails at once while the other one is slow: the hundred calls after it get their own replies."""
+    """One rank fails at once while the other one is slow: the calls after it get their own replies."""
     version, other = await ranks.oracle.served_version(), {"tp0": "tp1", "tp1": "tp0"}[rank]
     await ranks.fails(
         PushRolledBackError,
@@ -101,7 +127,7 @@ async def test_one_rank_that_cannot_roll_back_is_restored_with_the_other(ranks: 
 
 async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: Subject) -> None:
     """vLLM would read the other rank's reply, which comes late, as that to the next call: told as UNAVAILABLE, and the
-    daemon exits with 1."""
+    daemon exits with 1. The last test of the daemon that all have had until here."""
     remains = Remains(ranks.pid)
     ranks.order(
         Fault("commit", "slow", after=0, rank="tp0", seconds=1.5),  # the other one has begun when it escapes
@@ -122,37 +148,44 @@ async def nothing_is_left(remains: Remains) -> None:
     assert await remains.left() == []
 
 
-async def test_a_rank_that_is_killed_is_the_end_of_the_engine(ranks: Subject) -> None:
+@pytest.fixture
+async def doomed(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Subject]:
+    """A daemon with two ranks for one test, which ends it."""
+    flags = ("--tensor-parallel-size", "2")
+    async with started(checkpoints, tmp_path, *flags, env=BOTH_CORES, begins=False) as daemon:
+        yield daemon
+
+
+async def test_a_rank_that_is_killed_is_the_end_of_the_engine(doomed: Subject) -> None:
     """SIGKILL: a stream and a call that waits are told, the daemon exits with 1, and nothing is left."""
-    remains = Remains(ranks.pid)
-    stream = ranks.client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
+    remains = Remains(doomed.pid)
+    stream = doomed.client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
     await anext(stream)
-    pending = asyncio.create_task(ranks.client.pause(mode="wait", timeout_s=60.0))
-    workers = psutil.Process(ranks.process.descendant("EngineCore").pid).children()
+    pending = asyncio.create_task(doomed.client.pause(mode="wait", timeout_s=60.0))
+    workers = psutil.Process(doomed.process.descendant("EngineCore").pid).children()
     (killed,) = [each for each in workers if "TP1" in each.name() or "TP1" in "".join(each.cmdline())]
-    began_s = time.monotonic()
     killed.kill()
     with pytest.raises((EngineDeadError, UnavailableError)):
         async for _ in stream:
             pass
     with pytest.raises((EngineDeadError, UnavailableError)):
         await pending
-    print(f"calls ended {time.monotonic() - began_s:.1f} s after the kill")
-    assert await asyncio.to_thread(ranks.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
     await nothing_is_left(remains)
 
 
+@LONG  # test_daemon_kill has this with one rank
 @pytest.mark.usefixtures("impatient")
-async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(ranks: Subject) -> None:
-    """One rank has exchanged, the other has not. The last test of this daemon."""
-    remains = Remains(ranks.pid)
+async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(doomed: Subject) -> None:
+    """One rank has exchanged, the other has not."""
+    remains = Remains(doomed.pid)
     assert remains.files, "two ranks share memory by name: without it this shows nothing"
-    ranks.order(Fault("commit", "hang", after=3, rank="tp1"))
-    push = asyncio.create_task(ranks.push("b"))
-    await ranks.until_fired()
-    os.kill(ranks.pid, signal.SIGKILL)
+    doomed.order(Fault("commit", "hang", after=3, rank="tp1"))
+    push = asyncio.create_task(doomed.push("b"))
+    await doomed.until_fired()
+    os.kill(doomed.pid, signal.SIGKILL)
     with pytest.raises(GenserveError):
         await push
-    ranks.release()
-    await asyncio.to_thread(ranks.process.process.wait, 60)
+    doomed.release()
+    await asyncio.to_thread(doomed.process.process.wait, 60)
     await nothing_is_left(remains)

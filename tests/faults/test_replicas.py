@@ -9,9 +9,11 @@ import pytest
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
 from tests.faults.forgetful_faulty_worker import FORGETFUL_FAULTY_EXTENSION
 from tests.support.daemon_process import BOTH_CORES
-from tests.support.faulty_worker import SLOW_RUN, Fault
+from tests.support.faulty_worker import Fault
 from tests.support.forgetful_worker import SLEEPS_VARIABLE
 from tests.support.subject import Kept, Subject
+
+LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support/faulty_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,24 @@ async def test_both_engines_serve_what_was_pushed(engines: Subject) -> None:
     await engines.oracle.holds((version, "b"))
 
 
-@pytest.mark.parametrize("rank", ["dp0", "dp1"])
-@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("commit", 4), ("commit", -1)])
+@pytest.mark.parametrize(
+    ("step", "after", "rank"),
+    [
+        ("prepare", 0, "dp1"),
+        ("load", 3, "dp1"),
+        ("commit", 4, "dp0"),
+        *(
+            pytest.param(*each, marks=LONG)
+            for each in (
+                ("prepare", 0, "dp0"),
+                ("load", 3, "dp0"),
+                ("commit", 4, "dp1"),
+                ("commit", -1, "dp0"),
+                ("commit", -1, "dp1"),
+            )
+        ),
+    ],
+)
 async def test_one_engine_that_raises_rolls_both_back(engines: Subject, step: str, after: int, rank: str) -> None:
     """Tokens of both engines are of the old version, by label and by likeness."""
     version = await engines.oracle.served_version()
@@ -106,15 +124,21 @@ async def test_one_engine_that_fails_over_dropped_weights_leaves_both_restorable
 async def test_pauses_that_are_given_up_leave_both_engines_running(engines: Subject) -> None:
     """One whose time is over, and one whose client goes, while an engine has a request that they wait for."""
     version = await engines.oracle.served_version()
-    request = engines.client.generate([1, 2, 3], max_tokens=1800, ignore_eos=True, data_parallel_rank=1)
-    engines.order(SLOW_RUN)
+    request = engines.client.generate([1, 2, 3], max_tokens=300, ignore_eos=True, data_parallel_rank=1)
+    engines.order(Fault("run", "slow", seconds=0.2, times=-1))  # for a minute, unless it is released
     running = asyncio.create_task(request)
     while (await engines.client.status()).load.running == 0:
         await asyncio.sleep(0.02)
     with pytest.raises(DeadlineError):
-        await engines.client.pause(mode="wait", timeout_s=0.2)
+        await engines.client.pause(mode="wait", timeout_s=1.0)
     pausing = asyncio.create_task(engines.client.pause(mode="wait", timeout_s=60.0))
-    await asyncio.sleep(0.2)
+    while (
+        not pausing.done()
+    ):  # requests that come wait behind the pause: one that gets no token shows that it has begun
+        try:
+            await engines.client.generate([1], max_tokens=1, data_parallel_rank=0, timeout_s=1.0)
+        except DeadlineError:
+            break
     pausing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pausing

@@ -18,7 +18,7 @@ async def test_a_push_over_the_quota_is_refused_until_there_is_room(subject: Sub
     at its header."""
     version = await subject.oracle.served_version()
     for number in (1, 2):
-        staged = await subject.push("b", push_id=f"staged {number}", action="stage", staging_ttl_s=6.0)
+        staged = await subject.push("b", push_id=f"staged {number}", action="stage", staging_ttl_s=4.0)
         assert staged.push.state == "staged"
     raw = await subject.raw_push()
     with pytest.raises(StagingFullError):

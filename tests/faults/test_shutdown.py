@@ -11,6 +11,7 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, UnavailableError
+from tests.support import patience
 from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.frontends import everywhere_of, on_port
@@ -136,6 +137,7 @@ async def test_a_push_that_hangs_does_not_hold_a_shutdown_up(daemon: Starts) -> 
         assert "gave up a push" in hanging.process.stderr
 
 
+@pytest.mark.long("genserve/frontends", "genserve/daemon.py")  # it is waited for, and then killed
 async def test_a_front_end_that_stands_still_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
     """It is killed; what the others have ends as ABORTED at the deadline, and the exit is clean."""
     async with daemon("--frontends", str(NUM_FRONTENDS)) as draining, streaming_everywhere(draining) as streams:
@@ -165,7 +167,7 @@ async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:
     async with daemon("--drain-timeout-s", str(LONG_S)) as draining, streaming(draining) as (_, reading):
         draining.order(Fault("run", "slow", seconds=0.2, times=-1))
         draining.process.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience.STEP_S):
             while await draining.is_serving():
                 await asyncio.sleep(0.02)
         status, took_s = await terminated(draining)

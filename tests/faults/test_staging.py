@@ -11,6 +11,7 @@ from tests.support.faulty_worker import Fault
 from tests.support.subject import Subject
 
 Tensors = dict[str, torch.Tensor]
+LONG = pytest.mark.long("genserve/weights", "genserve/worker")
 
 
 async def test_a_staged_push_waits_until_it_is_committed(subject: Subject) -> None:
@@ -56,8 +57,12 @@ def part_of(tensors: Tensors, prefix: str) -> Tensors:
 
 @pytest.mark.parametrize(
     "prefix",
-    ["model.layers.1.self_attn.k_proj.weight", "model.norm", "model.layers.0.", "model.embed_tokens"],
-    ids=["a part of a fused tensor", "a norm", "a layer", "the tied embedding"],
+    [
+        pytest.param("model.layers.1.self_attn.k_proj.weight", id="a part of a fused tensor"),
+        pytest.param("model.embed_tokens", id="the tied embedding"),
+        pytest.param("model.norm", id="a norm", marks=LONG),
+        pytest.param("model.layers.0.", id="a layer", marks=LONG),
+    ],
 )
 async def test_a_partial_push_is_completed_from_what_is_served(
     subject: Subject, checkpoints: dict[str, Path], prefix: str
@@ -99,7 +104,7 @@ async def test_an_unknown_tensor_is_refused_in_a_part_too(subject: Subject) -> N
         await subject.client.push_weights({"model.norm.bias": torch.zeros(128)}, version=version, partial=True)
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", [pytest.param("a", marks=LONG), "b"])
 async def test_what_was_pushed_can_be_pulled(subject: Subject, checkpoints: dict[str, Path], name: str) -> None:
     """Bit for bit, and what was pulled can be pushed."""
     version = (await subject.push(name)).push.weight_version

@@ -11,8 +11,6 @@ from genserve.errors import (
     DeadlineError,
     EngineDeadError,
     EngineTaintedError,
-    GenserveError,
-    PushRolledBackError,
     UnavailableError,
 )
 from tests.support import faulty_worker
@@ -20,6 +18,8 @@ from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.subject import Kept, Subject
 from tests.support.unchanging import unchanging
+
+LONG = pytest.mark.long("genserve/weights", "genserve/control", "genserve/worker", "genserve/engine/vllm")
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,11 @@ async def taints(daemon: Subject, *faults: Fault) -> None:
     generation, begun = Generation(), asyncio.Event()
 
     async def stream() -> None:
-        async for delta in daemon.client.stream([9, 8, 7], temperature=0.0, max_tokens=1500, ignore_eos=True):
+        async for delta in daemon.client.stream([9, 8, 7], temperature=0.0, max_tokens=200, ignore_eos=True):
             generation.add(delta)
             begun.set()
 
+    daemon.order(SLOW_RUN)
     streaming = asyncio.create_task(stream())
     await begun.wait()
     daemon.order(SLOW_RUN, *faults)
@@ -66,38 +67,31 @@ async def taints(daemon: Subject, *faults: Fault) -> None:
     await daemon.push("b", version=healed)
     assert await daemon.is_serving()
     await streaming
-    assert len(generation.token_ids) == 1500
+    assert len(generation.token_ids) == 200
     assert [span.version for span in generation.sequences[0].weight_spans] == [version, healed]
     await daemon.oracle.holds((healed, "b"))
 
 
 @pytest.mark.parametrize(
     "again",
-    [Fault("prepare", skip=1, times=-1), Fault("load", after=2, skip=1, times=-1), Fault("commit", after=0, skip=1)],
-    ids=["prepare", "load", "commit"],
+    [
+        pytest.param(Fault("prepare", skip=1, times=-1), id="prepare", marks=LONG),
+        pytest.param(Fault("load", after=2, skip=1, times=-1), id="load"),
+        pytest.param(Fault("commit", after=0, skip=1), id="commit"),
+    ],
 )
 async def test_an_engine_that_cannot_be_restored_is_tainted_until_a_push(subject: Subject, again: Fault) -> None:
     """Neither the exchange back nor the resident bytes: the label is not to be trusted, so nothing is served."""
     await taints(subject, Fault("commit", after=5), Fault("rollback", after=2, times=-1), again)
 
 
+@LONG  # test_frontends has this at several ports
 async def test_without_resident_weights_a_failing_rollback_taints_at_once(forgetful: Subject) -> None:
     """There is nothing to apply anew."""
     await taints(forgetful, Fault("commit", after=5), Fault("rollback", after=2))
 
 
-async def test_without_resident_weights_nothing_is_pulled_or_completed(
-    forgetful: Subject, checkpoints: dict[str, Path]
-) -> None:
-    """And a rollback without a second fault works as ever."""
-    version = await forgetful.oracle.served_version()
-    assert not (await forgetful.client.get_weights()).resident
-    with pytest.raises(GenserveError):
-        await forgetful.client.pull_weights()
-    await forgetful.fails(PushRolledBackError, Fault("commit", after=5))
-    await forgetful.oracle.holds((version, "a"))
-
-
+@LONG  # test_frontends has this at several ports
 async def test_a_commit_that_hangs_ends_in_time_and_so_does_the_daemon(forgetful: Subject) -> None:
     """DEADLINE_EXCEEDED, streams are told, the exit status says failure, and nothing is left. The last test of it."""
     remains = Remains(forgetful.pid)

@@ -107,7 +107,11 @@ def test_sigterm_drains_the_router_and_the_replicas(fleet: tuple[UpProcess, Clie
 
 
 @pytest.mark.parametrize(
-    ("said", "cold"), [(r"^\[0\] genserve: starting the engine", True), (r"^\[0\] genserve: serving", False)]
+    ("said", "cold"),
+    [
+        pytest.param(r"^\[0\] genserve: starting the engine", True, marks=pytest.mark.long("genserve/placement")),
+        (r"^\[0\] genserve: serving", False),
+    ],
 )
 def test_no_daemon_outlives_an_up_that_is_killed(starts: Starts, said: str, *, cold: bool) -> None:
     """While it starts, as a user's does, and while it serves."""

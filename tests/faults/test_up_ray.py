@@ -22,6 +22,8 @@ FLAGS = ("--allow-insecure", "--drain-timeout", "10s", *SMALL_ENGINE)
 PROMPT = [9, 8, 7]
 NOTHING = {"actors": [], "groups": [], "used_cpus": 0.0}
 
+LONG = pytest.mark.long("genserve/placement", "genserve/fleet", "tests/faults/ray_cluster.py")
+
 Starts = Callable[..., RayUpProcess]
 
 
@@ -82,6 +84,7 @@ def addresses(client: Client) -> set[str]:
     return {each.address for each in client.list_replicas().replicas}
 
 
+@LONG
 def test_a_cluster_that_has_no_room_is_described(
     fleet: tuple[RayUpProcess, Client], starts: Starts, cluster: RayCluster
 ) -> None:
@@ -98,6 +101,7 @@ def test_a_cluster_that_has_no_room_is_described(
     assert {each.state for each in client.list_replicas().replicas} == {"ready"}
 
 
+@LONG
 def test_replicas_on_ray_have_their_cores_and_their_lines(fleet: tuple[RayUpProcess, Client]) -> None:
     """As on one host: each its own cores, and its number before what it says."""
     up, _ = fleet
@@ -109,6 +113,7 @@ def test_replicas_on_ray_have_their_cores_and_their_lines(fleet: tuple[RayUpProc
         up.until_said(rf"^\[{number}\] genserve: serving ")
 
 
+@LONG
 @pytest.mark.parametrize("how", ["by Ray", "by a signal"])
 def test_a_replica_whose_actor_is_killed_comes_back_with_the_weights_of_the_others(
     fleet: tuple[RayUpProcess, Client], finder: Client, cluster: RayCluster, how: str
@@ -151,6 +156,7 @@ def test_a_replica_whose_actor_is_killed_comes_back_with_the_weights_of_the_othe
     up.until_said(r"^genserve: replica [01]: its actor was lost \(.*\); it is started again in ")
 
 
+@LONG
 def test_sigterm_drains_all_and_gives_everything_back(fleet: tuple[RayUpProcess, Client], cluster: RayCluster) -> None:
     """The daemons end in order, and Ray has no actor and no placement group of the fleet."""
     up, _ = fleet
@@ -161,6 +167,7 @@ def test_sigterm_drains_all_and_gives_everything_back(fleet: tuple[RayUpProcess,
     assert cluster.until_free() == NOTHING
 
 
+@LONG
 @pytest.mark.parametrize("is_driver_killed", [False, True])
 def test_nothing_outlives_an_up_that_is_killed(starts: Starts, cluster: RayCluster, is_driver_killed: bool) -> None:
     """Neither a daemon nor what was reserved: its other process sees to it, or Ray if that is killed too."""
@@ -178,6 +185,7 @@ def test_nothing_outlives_an_up_that_is_killed(starts: Starts, cluster: RayClust
     assert cluster.until_free() == NOTHING
 
 
+@LONG
 def test_flags_that_only_the_engine_can_read_end_it_with_the_engines_words(starts: Starts, cluster: RayCluster) -> None:
     """No second start is tried."""
     up = starts(1, "--max-model-len", "many")
@@ -187,6 +195,7 @@ def test_flags_that_only_the_engine_can_read_end_it_with_the_engines_words(start
     assert cluster.until_free() == NOTHING
 
 
+@LONG
 def test_daemons_listen_for_other_hosts_only_if_the_user_says_so(cluster: RayCluster) -> None:
     """They have no encryption, and the addresses of their nodes can be reached."""
     if is_loopback(cluster.node_address):

@@ -24,6 +24,7 @@ from tests.support import faulty_worker
 from tests.support.daemon_process import DaemonProcess
 from tests.support.faulty_worker import Fault
 from tests.support.frontends import everywhere_of, on_port, port_of
+from tests.support.patience import slow
 
 _NUM_GENERATORS = 6
 _NUM_TRAINERS = 2
@@ -115,19 +116,19 @@ class Traffic:
         """Asks for the status on the streams' own connection all the time: that bounds when tokens were sampled."""
         while True:
             await self._recorder.call(own.status(), "status", "prober", link=_LINK)
-            await asyncio.sleep(0.005)
+            await slow(0.005)
 
     async def _probe_frontend(self, link: str) -> None:
         """The same on the connection to a front end, which has no status."""
         while True:
             await self._recorder.call(self._frontends[link].tokenize("a"), "tokenize", "prober", link=link)
-            await asyncio.sleep(0.02)
+            await slow(0.02)
 
     async def _hurt_frontends(self, rng: random.Random) -> None:
         """Stops one for a moment, or kills it."""
         num_kills: Counter[str] = Counter()
         while self._frontends:
-            await asyncio.sleep(rng.uniform(1.0, 5.0))
+            await slow(rng.uniform(1.0, 5.0))
             link, dies, stop_s = rng.choice(list(self._frontends)), rng.random() < 0.4, rng.uniform(0.0, 1.0)
             with suppress(psutil.NoSuchProcess, AssertionError):  # it is being started again
                 process = await asyncio.to_thread(on_port, self._daemon, port_of(self._frontends[link]))
@@ -140,21 +141,21 @@ class Traffic:
                     continue
                 process.suspend()
                 try:
-                    await asyncio.sleep(stop_s)
+                    await slow(stop_s)
                 finally:
                     process.resume()
 
     async def _pull(self, rng: random.Random) -> None:
         """Reads the served bytes out again."""
         while True:
-            await asyncio.sleep(rng.uniform(0.5, 3.0))
+            await slow(rng.uniform(0.5, 3.0))
             await self._recorder.call(self._control.pull_weights(timeout_s=20.0), "pull", "puller")
 
     async def _generate(self, number: int) -> None:
         rng, name = self._rng(f"generator{number}"), f"generator{number}"
 
         async def dawdle() -> None:
-            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            await slow(rng.uniform(0.0, 0.2))
 
         while True:
             prompt = [rng.randrange(3, 500) for _ in range(rng.choice((2, 5, 20, 60)))]
@@ -174,13 +175,13 @@ class Traffic:
             if rng.random() < 0.15:
                 await self._cut_short(reading, rng.uniform(0.0, 1.5))
             elif not (await reading).tokens:
-                await asyncio.sleep(0.2)  # refused: the weights are in doubt, or the daemon has died
+                await slow(0.2)  # refused: the weights are in doubt, or the daemon has died
 
     async def _pause(self, rng: random.Random) -> None:
         """Pauses of every kind, given back by their holder, by others, twice, or never."""
         client, name = self._control, "pauser"
         while True:
-            await asyncio.sleep(rng.uniform(0.2, 2.5))
+            await slow(rng.uniform(0.2, 2.5))
             ttl_s = rng.choice((0.3, 0.8, 2.0))
             mode: PauseMode = rng.choice(_PAUSE_MODES)
             kv_policy: KvPolicy = rng.choice(_KV_POLICIES)
@@ -193,10 +194,10 @@ class Traffic:
                 continue
             lease_id = paused.lease.lease_id
             if rng.random() < 0.3:
-                await asyncio.sleep(rng.uniform(0.0, ttl_s))
+                await slow(rng.uniform(0.0, ttl_s))
                 renewal = client.renew_pause(lease_id, ttl_s=ttl_s)
                 await self._recorder.call(renewal, "renew", name, lease_id=lease_id, ttl_s=ttl_s)
-            await asyncio.sleep(rng.uniform(0.0, 0.8))
+            await slow(rng.uniform(0.0, 0.8))
             match rng.choice(("resume", "resume", "resume twice", "stranger", "force", "expire")):
                 case "resume":
                     await self._resume(lease_id)
@@ -205,7 +206,7 @@ class Traffic:
                     await self._resume(lease_id)
                 case "stranger":
                     await self._resume("nobody's")
-                    await asyncio.sleep(rng.uniform(0.0, 0.5))
+                    await slow(rng.uniform(0.0, 0.5))
                     await self._resume(lease_id)
                 case "force":
                     await self._recorder.call(client.resume(force=True), "resume", name, force=True)
@@ -215,7 +216,7 @@ class Traffic:
 
     async def _order_faults(self, rng: random.Random) -> None:
         while True:
-            await asyncio.sleep(rng.uniform(0.2, 2.0))
+            await slow(rng.uniform(0.2, 2.0))
             self._count_faults()
             faulty_worker.order(self._faults, *random_faults(rng))
 

@@ -15,6 +15,7 @@ from tests.faults.contents import mixed
 from tests.faults.history import START_CONTENT, PushIntent
 from tests.faults.recorder import AnswerLost, Recorder
 from tests.support.breakable_link import BreakableLink
+from tests.support.patience import slow
 from tests.support.raw_push import RawPush
 
 _STAGING_TTL_S = 20.0
@@ -96,7 +97,7 @@ class Trainer:
             while True:
                 (action,) = self._rng.choices(list(weights), list(weights.values()))
                 await action()
-                await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.3, 0.8)))
+                await slow(self._rng.choice((0.0, 0.05, 0.3, 0.8)))
 
     def _intent(self, version_and_content: tuple[int, str], **fields: Any) -> PushIntent:
         self._num_pushes += 1
@@ -153,7 +154,7 @@ class Trainer:
         if await self._push(intent, "stage") is None:
             return
         for _ in range(self._rng.choice((1, 1, 2))):
-            await asyncio.sleep(self._rng.choice((0.0, 0.1, 0.6, 1.5)))
+            await slow(self._rng.choice((0.0, 0.1, 0.6, 1.5)))
             ways = ("commit", "commit", "commit", "discard", "push", "leave", "cancelled commit")
             match self._rng.choice(ways):
                 case "commit":
@@ -192,7 +193,7 @@ class Trainer:
 
     async def _follow_up(self, intent: PushIntent) -> None:
         """What a trainer does that has not heard what came of a push."""
-        await asyncio.sleep(self._rng.choice((0.0, 0.2)))
+        await slow(self._rng.choice((0.0, 0.2)))
         match self._rng.choice(("repeat", "look", "leave")):
             case "repeat":
                 await self._push(intent)

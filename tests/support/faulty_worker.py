@@ -72,13 +72,16 @@ def release(directory: Path) -> None:
 
 
 def fired(directory: Path) -> int:
-    """How many faults have happened since the last order, all ranks together: a test without one proves nothing."""
-    order_id, _ = _read(directory)
-    return sum(spent.stat().st_size for spent in directory.glob(f"spent.{order_id}.*.of-order"))
+    """How many faults have happened since the last order, all ranks together: a test without one proves nothing.
+    SLOW_RUN is none, but help for others."""
+    order_id, faults = _read(directory)
+    numbers = [number for number, fault in enumerate(faults) if fault != SLOW_RUN]
+    spent = [file for number in numbers for file in directory.glob(f"spent.{order_id}.{number}-*")]
+    return sum(file.stat().st_size for file in spent)
 
 
 def unfired(directory: Path) -> list[Fault]:
-    """Ordered faults that have not happened; SLOW_RUN is none, but help for others."""
+    """Ordered faults that have not happened, but for SLOW_RUN."""
     order_id, faults = _read(directory)
     spent = [bool(list(directory.glob(f"spent.{order_id}.{number}-*"))) for number in range(len(faults))]
     return [fault for fault, has_happened in zip(faults, spent, strict=True) if not has_happened and fault != SLOW_RUN]
@@ -309,6 +312,8 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR2, _tell_tasks)
         loop.add_signal_handler(signal.SIGUSR1, _deafen)
+        gc.collect()
+        gc.freeze()  # what was imported stays: each look at the tasks would walk it
         _run(self)
 
     if (module := sys.modules.get("vllm.v1.engine.async_llm")) is not None:

@@ -72,22 +72,25 @@ class Footprint:
         return differing
 
 
-async def measure(daemon_pid: int, census: Path) -> Footprint:
+async def measure(daemon_pid: int, census: Path, *, memory: bool = True) -> Footprint:
     """The footprint now. `census` is where the daemon writes its tasks when it is asked (see faulty_worker); it gives
-    back what its allocator keeps then."""
+    back what its allocator keeps then. Without `memory`, for which the kernel walks the pages of every process,
+    `private_bytes` is 0."""
     tasks = await _tasks(daemon_pid, census)
     processes = tree(daemon_pid)
     arenas = [size for process in processes for size in arena_sizes(process.pid)]
+    mapped = [line for process in processes for line in _maps(process.pid)]
+    opened = [name for process in processes for name in _open_files(process.pid)]
     return Footprint(
         processes=len(processes),
         open_files=_files_by_kind(daemon_pid),
         arenas=len(arenas),
         arena_bytes=sum(arenas),
-        arena_maps=sum(ARENA in line for process in processes for line in _maps(process.pid)),
+        arena_maps=sum(ARENA in line for line in mapped),
         worker_threads=sum(process.num_threads() for process in processes[1:]),
-        shared_files=shared_files(processes),
+        shared_files=_shared_among([*mapped, *opened]),
         tasks=tasks,
-        private_bytes=sum(private_bytes(process) for process in processes),
+        private_bytes=sum(private_bytes(process) for process in processes) if memory else 0,
     )
 
 
@@ -95,24 +98,31 @@ async def at_rest(daemon_pid: int, census: Path, timeout_s: float = 90.0) -> Foo
     """The footprint when its tasks and files have stopped changing: calls end a moment after their clients know it, and
     what is still there by chance would be missed ever after."""
     async with asyncio.timeout(timeout_s):
-        before = await measure(daemon_pid, census)
+        before = await measure(daemon_pid, census, memory=False)
         num_alike = 0
         while num_alike < _NUM_ALIKE:
             await asyncio.sleep(0.3)
-            now = await measure(daemon_pid, census)
+            now = await measure(daemon_pid, census, memory=False)
             is_alike = (now.tasks, now.open_files) == (before.tasks, before.open_files)
             num_alike, before = num_alike + 1 if is_alike else 0, now
-    return before
+        return await measure(daemon_pid, census)
 
 
-async def settled(daemon_pid: int, census: Path, baseline: Footprint, timeout_s: float) -> dict[str, str]:
-    """What still differs from the baseline when it had some seconds to go away; nothing tells when it has."""
-    deadline_s = time.monotonic() + timeout_s
+async def settled(
+    daemon_pid: int, census: Path, baseline: Footprint, timeout_s: float, *, memory: bool = True
+) -> dict[str, str]:
+    """What still differs from the baseline when it had some seconds to go away; nothing tells when it has. Memory is
+    looked at when nothing else differs any more, and at the end."""
+    deadline_s, look_s = time.monotonic() + timeout_s, 0.05
     while True:
-        differing = (await measure(daemon_pid, census)).beyond(baseline)
-        if not differing or time.monotonic() > deadline_s:
+        is_over = time.monotonic() > deadline_s
+        differing = (await measure(daemon_pid, census, memory=memory and is_over)).beyond(baseline)
+        if not differing and memory and not is_over:
+            differing = (await measure(daemon_pid, census)).beyond(baseline)
+        if not differing or is_over:
             return differing
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(look_s)
+        look_s = min(2 * look_s, 0.5)  # a look costs more than what is looked at
 
 
 def tree(daemon_pid: int) -> list[psutil.Process]:
@@ -128,13 +138,7 @@ def private_bytes(process: psutil.Process) -> int:
 
 def shared_files(processes: list[psutil.Process]) -> frozenset[str]:
     """Files in /dev/shm that these processes map or have open: others on the machine have theirs there too."""
-    found = set()
-    for process in processes:
-        for place in (*_maps(process.pid), *_open_files(process.pid)):
-            _, separator, name = place.partition("/dev/shm/")
-            if separator and not name.endswith(" (deleted)"):
-                found.add(name)
-    return frozenset(found)
+    return _shared_among(place for each in processes for place in (*_maps(each.pid), *_open_files(each.pid)))
 
 
 class Remains:
@@ -148,6 +152,11 @@ class Remains:
         """What is still there when the processes had some time to end."""
         _, alive = await asyncio.to_thread(psutil.wait_procs, self._processes, timeout_s)
         return [*map(str, alive), *(name for name in sorted(self.files) if _is_shared(name))]
+
+
+def _shared_among(places: Iterable[str]) -> frozenset[str]:
+    names = [place.partition("/dev/shm/")[2] for place in places]
+    return frozenset(name for name in names if name and not name.endswith(" (deleted)"))
 
 
 def _is_shared(name: str) -> bool:

@@ -12,9 +12,9 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError, PushNotFoundError
-from tests.support import faulty_worker
+from tests.support import faulty_worker, patience
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.support.faulty_worker import CENSUS_FILE, FAULTS_VARIABLE, FAULTY_EXTENSION, Fault
+from tests.support.faulty_worker import CENSUS_FILE, FAULTS_VARIABLE, FAULTY_EXTENSION, SLOW_RUN, Fault
 from tests.support.oracle import Oracle, OracleError
 from tests.support.raw_push import RawPush
 
@@ -67,16 +67,22 @@ class Subject:
     async def refuses(
         self, error: type[GenserveError], *, before: str = "prepare", discards: bool = True
     ) -> AsyncIterator[pytest.ExceptionInfo[Any]]:
-        """What is done inside raises `error` before a worker is asked for this step, and then the oracle holds. A push
-        whose bytes arrive is prepared already: it is refused before "commit". What it has staged is discarded, or has
-        to go by itself."""
+        """As `unharmed`, for one thing that is done inside: it raises `error`."""
+        async with self.unharmed(before=before, discards=discards):
+            with pytest.raises(error) as raised:
+                yield raised
+
+    @asynccontextmanager
+    async def unharmed(self, *, before: str = "prepare", discards: bool = True) -> AsyncIterator[None]:
+        """Whatever is done inside ends before a worker is asked for this step, and then the oracle holds. A push whose
+        bytes arrive is prepared already: it is refused before "commit". What has been staged is discarded, or has to
+        go by itself."""
         version = await self.oracle.served_version()
         self.order(Fault(before, "slow", seconds=0.0, times=-1))
-        with pytest.raises(error) as raised:
-            yield raised
+        yield
         assert self.fired == 0, f"the workers were asked to {before}"
         if discards:
-            await self._discard()
+            await self.discard()
         await self.oracle.holds((version, "a"))
         assert self.fired > 0, "no push reaches the workers: the control fails"
         self.release()
@@ -94,12 +100,12 @@ class Subject:
         self, error: type[GenserveError], *faults: Fault, fired: int | None = None, **options: Any
     ) -> GenserveError:
         """A push of b that ends with `error` because of these faults, each of which happens once unless `fired` says
-        otherwise. What it has staged is discarded."""
+        otherwise; SLOW_RUN does not count. What it has staged is discarded."""
         options.setdefault("push_id", uuid.uuid4().hex)
         self.order(*faults)
         with pytest.raises(error) as raised:
             await self.push("b", **options)
-        assert self.fired == (len(faults) if fired is None else fired)
+        assert self.fired == (sum(fault != SLOW_RUN for fault in faults) if fired is None else fired)
         self.release()
         await self.client.discard_push(options["push_id"])
         return raised.value
@@ -115,7 +121,7 @@ class Subject:
 
     async def until_push(self, push_id: str, *, state: str = "", received_bytes: int = 0) -> None:
         """Waits until a push is in this state and has so many bytes. Nothing tells, so it asks."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience.STEP_S):
             while True:
                 try:
                     push = (await self.client.get_push(push_id)).push
@@ -131,8 +137,8 @@ class Subject:
             check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_HEALTH_CHECK)
             return await check(b"", timeout=60) == _SERVING
 
-    async def _discard(self) -> None:
-        """What was staged by these tests and not applied."""
+    async def discard(self) -> None:
+        """Discards what was staged by these tests and not applied."""
         while self._push_ids:
             push_id = self._push_ids.pop()
             with suppress(PushNotFoundError):
@@ -145,7 +151,7 @@ class Subject:
             return True
         try:
             faulty_worker.release(self.faults)
-            await self._discard()
+            await self.discard()
             await self.client.resume(force=True)
             await self.oracle.push("a")
             await self.oracle.holds((await self.oracle.served_version(), "a"))
