@@ -30,7 +30,7 @@ def num_tensors(subject: Subject) -> int:
     return len(models.load_tensors(subject.checkpoints["a"]))
 
 
-LONG = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/engine/vllm", "tests/support")
+LONG = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/engine/vllm", "tests/support/faulty_worker.py")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from genserve.client import AsyncClient
 from genserve.errors import NotResidentError
-from tests.support import models
+from tests.support import models, patience
 from tests.support.daemon_process import DaemonProcess
 from tests.support.subject import daemon_process
 
@@ -81,9 +81,7 @@ async def test_what_is_saved_over_the_checkpoint_is_never_taken_for_version_0(
 async def test_what_is_saved_while_the_engine_starts_is_noticed(served: Path, tmp_path: Path) -> None:
     """Nobody knows then which bytes it has loaded."""
     process = daemon_process(served, tmp_path / "daemon")
-    async with asyncio.timeout(60):
-        while "starting the engine" not in process.stderr:
-            await asyncio.sleep(0.01)
+    await patience.until(lambda: "starting the engine" in process.stderr)
     shutil.copyfile(served / FILE, served / "new")
     os.rename(served / "new", served / FILE)
     async with serving(process) as client:

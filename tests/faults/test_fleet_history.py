@@ -40,7 +40,9 @@ async def settled(client: AsyncClient, contents: Contents, version: int) -> None
                 await asyncio.sleep(0.2)
 
 
-@pytest.mark.long("genserve/fleet", "genserve/client", "genserve/rpc", "genserve/control", "tests/faults")
+@pytest.mark.long(
+    "genserve/fleet", "genserve/client", "genserve/rpc", "genserve/control", "tests/faults/fleet_traffic.py"
+)
 @pytest.mark.failure_is_final
 @pytest.mark.timeout(400 + 4 * DURATION_S)
 async def test_a_fleet_serves_nothing_but_what_was_committed(tmp_path: Path) -> None:

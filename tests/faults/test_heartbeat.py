@@ -87,8 +87,8 @@ async def is_given_up(daemon: Subject, silence: Callable[[], object], *, flags_t
 async def test_a_stopped_engine_core_is_given_up(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """SIGSTOP: it is alive to the system, and answers nothing. The stream is that of a front end."""
     async with started(checkpoints, tmp_path, "--frontends", "2", begins=False) as daemon:
-        await daemon.client.wait_ready()
-        assert len(daemon.client._frontends._frontends) == 2
+        await daemon.client.wait_ready()  # it spreads its requests then
+        assert len((await daemon.client.server_info()).frontend_ports) == 2
         core = daemon.process.descendant("EngineCore")
         await is_given_up(daemon, lambda: core.send_signal(signal.SIGSTOP))
 

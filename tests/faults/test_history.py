@@ -125,7 +125,14 @@ async def test_a_short_history_is_that_of_one_register_of_weights(tmp_path: Path
     await check(tmp_path, NUMS_FRONTENDS[-1], SHORT_S)
 
 
-@pytest.mark.long("genserve/weights", "genserve/control", "genserve/rpc", "genserve/frontends", "tests/faults")
+@pytest.mark.long(
+    "genserve/weights",
+    "genserve/control",
+    "genserve/rpc",
+    "genserve/frontends",
+    "tests/faults/traffic.py",
+    "tests/faults/history_model.py",
+)
 @pytest.mark.failure_is_final
 @pytest.mark.timeout(300 + 4 * DURATION_S)
 @pytest.mark.parametrize("num_frontends", NUMS_FRONTENDS)

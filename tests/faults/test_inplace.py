@@ -31,7 +31,7 @@ async def test_pushes_in_place_are_exact(inplace: Subject) -> None:
     await inplace.oracle.holds((await inplace.oracle.served_version(), "a"))
 
 
-LONG = pytest.mark.long("genserve/worker/update", "genserve/weights", "tests/support")
+LONG = pytest.mark.long("genserve/worker/update", "genserve/weights", "tests/support/faulty_worker.py")
 
 
 @pytest.mark.parametrize(("step", "after"), [("load", 5), ("prepare", -1), pytest.param("load", -1, marks=LONG)])

@@ -31,7 +31,7 @@ async def test_pushes_are_exact(addressed: Subject) -> None:
     await addressed.oracle.holds((await addressed.oracle.served_version(), "a"))
 
 
-LONG = pytest.mark.long("genserve/worker/update", "tests/support")
+LONG = pytest.mark.long("genserve/worker/update", "tests/support/faulty_worker.py")
 
 
 @pytest.mark.parametrize("after", [10, 11, 12, *(pytest.param(each, marks=LONG) for each in (0, 1, 2, 3, -1))])

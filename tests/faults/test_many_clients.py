@@ -34,7 +34,6 @@ LONG = pytest.mark.long("genserve/rpc", "genserve/engine/vllm/requests")
 MAX_ACTIVE = 1024
 """--max-active-requests of the daemon of most tests."""
 NUM_ASKED = 1500
-NUM_GOING = 240
 MAX_GROWTH_BYTES = 50 * 10**6
 """Of the daemon, without its engine."""
 WRITE_TIMEOUT_S = 5.0
@@ -90,7 +89,8 @@ async def test_requests_that_come_during_a_pause_are_bounded(subject: Subject) -
     await holds(subject, version, before_bytes)
 
 
-async def test_nothing_remains_of_clients_that_went_away(subject: Subject) -> None:
+@pytest.mark.parametrize("num_clients", [240, pytest.param(1000, marks=LONG)])
+async def test_nothing_remains_of_clients_that_went_away(subject: Subject, num_clients: int) -> None:
     """By disconnecting, cancelling and running out of time, at any moment of their streams."""
     version, before_bytes = await subject.oracle.served_version(), resident_bytes(subject.pid)
     rng, gate = random.Random(5), asyncio.Semaphore(64)
@@ -117,10 +117,10 @@ async def test_nothing_remains_of_clients_that_went_away(subject: Subject) -> No
                 outcomes[f"{way}: {type(error).__name__}"] += 1
 
     async with Bystander.of(subject):
-        await asyncio.gather(*(goes_away(number) for number in range(NUM_GOING)))
+        await asyncio.gather(*(goes_away(number) for number in range(num_clients)))
     print(dict(outcomes))
-    assert sum(outcomes.values()) == NUM_GOING, "some were answered in full"
-    assert outcomes[f"runs out of time: {DeadlineError.__name__}"] == NUM_GOING // 3
+    assert sum(outcomes.values()) == num_clients, "some were answered in full"
+    assert outcomes[f"runs out of time: {DeadlineError.__name__}"] == num_clients // 3
     await until_idle(subject.client)
     await holds(subject, version, before_bytes)
 

@@ -19,7 +19,7 @@ from tests.support.plain_vllm import PROMPTS
 from tests.support.subject import Kept, Subject, started
 
 NUM_ROUNDS = 4
-LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support")
+LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support/faulty_worker.py")
 
 
 @pytest.fixture(scope="module")

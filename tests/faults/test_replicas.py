@@ -13,7 +13,7 @@ from tests.support.faulty_worker import Fault
 from tests.support.forgetful_worker import SLEEPS_VARIABLE
 from tests.support.subject import Kept, Subject
 
-LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support")
+LONG = pytest.mark.long("genserve/worker", "genserve/engine/vllm", "genserve/weights", "tests/support/faulty_worker.py")
 
 
 @pytest.fixture(scope="module")

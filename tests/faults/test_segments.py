@@ -129,7 +129,7 @@ async def test_what_the_daemon_has_open_is_neither_read_nor_told(subject: Subjec
                 piece = weights_pb2.PushSegment(
                     path=memories[0], segment_offset=1000, offset=1000, length=1000, taken_path=taken_path
                 )
-                with pytest.raises(InvalidFieldError, match="daemon's own processes"):
+                with pytest.raises(InvalidFieldError, match="own processes"):
                     await raw.send([*raw.frames(), Frame(segment=piece)], end=False)
             tried.set()
             group.create_task(ended(call))

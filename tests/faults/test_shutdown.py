@@ -11,6 +11,7 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, UnavailableError
+from tests.support import patience
 from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
 from tests.support.frontends import everywhere_of, on_port
@@ -166,7 +167,7 @@ async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:
     async with daemon("--drain-timeout-s", str(LONG_S)) as draining, streaming(draining) as (_, reading):
         draining.order(Fault("run", "slow", seconds=0.2, times=-1))
         draining.process.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience.STEP_S):
             while await draining.is_serving():
                 await asyncio.sleep(0.02)
         status, took_s = await terminated(draining)
