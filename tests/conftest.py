@@ -25,6 +25,7 @@ _WITH_DAEMONS = tuple(Path(__file__).with_name(each) for each in ("engine", "fau
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of scripts/test, .ci/run and scripts/flaky."""
     tiers.add_options(parser)
+    parser.extra_info["legs of scripts/test, its first argument"] = "--quick --runner-v2 --vllm-next --fake-cuda"
     parser.addoption("--once-more", action="store_true", help="try failed tests once more, alone (three at most)")
     parser.addoption("--costs", action="store_true", help="print what folders and tests cost")
     parser.addoption("--standstills", metavar="SEED", help="let the event loop of each test stand still once")

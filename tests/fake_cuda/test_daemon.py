@@ -16,6 +16,7 @@ from tests.support.matrix import checkpoints_of, kind_named, two
 pytestmark = pytest.mark.timeout(900)
 
 _START_TIMEOUT_S = 600.0
+LONG = pytest.mark.long("genserve/worker", "genserve/engine", "tests/support/fake_cuda")
 EAGER = "--enforce-eager"
 """Nothing is compiled, which takes most of a start."""
 
@@ -47,9 +48,10 @@ async def push(client: AsyncClient, checkpoint: Path) -> None:
 
 
 async def test_a_push_at_default_flags_equals_a_cold_start(tmp_path: Path) -> None:
-    """`genserve serve` and `genserve push`, with graphs. The witness is a daemon that starts on what was pushed."""
+    """`genserve serve` and `genserve push`, with graphs. The witness is a daemon that starts on what was pushed; it
+    captures no graphs, which have no part in what weights it has."""
     checkpoints = two(tmp_path)
-    async with serving(checkpoints["b"], tmp_path / "b.log") as (client, _):
+    async with serving(checkpoints["b"], tmp_path / "b.log", EAGER) as (client, _):
         cold_b = await digests(client)
     async with serving(checkpoints["a"], tmp_path / "a.log") as (client, address):
         info = await client.server_info()
@@ -63,24 +65,24 @@ async def test_a_push_at_default_flags_equals_a_cold_start(tmp_path: Path) -> No
         assert await digests(client) == cold_a
 
 
-@pytest.mark.parametrize("level", [1, 2])
-async def test_pushes_follow_a_sleep(level: int, tmp_path: Path) -> None:
+async def test_pushes_follow_a_sleep_of_either_level(tmp_path: Path) -> None:
     """With layers that draft."""
     kind = kind_named("drafts")
     checkpoints = checkpoints_of(kind, tmp_path)
     async with serving(checkpoints["a"], tmp_path / "log", *kind.flags, "--enable-sleep-mode", EAGER) as (client, _):
         cold = await digests(client)
-        await push(client, checkpoints["b"])
-        pushed = await digests(client)
-        assert pushed != cold
-        await client.sleep(level=level)
-        await client.wake_up()
-        assert await digests(client) == pushed
-        await push(client, checkpoints["a"])
-        assert await digests(client) == cold
+        for level in (1, 2):
+            await push(client, checkpoints["b"])
+            pushed = await digests(client)
+            assert pushed != cold
+            await client.sleep(level=level)
+            await client.wake_up()
+            assert await digests(client) == pushed
+            await push(client, checkpoints["a"])
+            assert await digests(client) == cold
 
 
-@pytest.mark.parametrize("way", ["beside", "host", "inplace"])
+@pytest.mark.parametrize("way", ["beside", *(pytest.param(way, marks=LONG) for way in ("host", "inplace"))])
 async def test_segments_that_grow_do_not_disturb_pushes(way: str, tmp_path: Path) -> None:
     """Trainers set this for all processes."""
     checkpoints = two(tmp_path)
@@ -93,6 +95,7 @@ async def test_segments_that_grow_do_not_disturb_pushes(way: str, tmp_path: Path
         assert await digests(client) == cold
 
 
+@LONG
 async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
     """What an adapter adds is computed by kernels: it is only loaded here."""
     checkpoints = two(tmp_path)
@@ -112,10 +115,7 @@ async def test_two_ranks_take_a_push(tmp_path: Path) -> None:
     """Each on a device of its own. They exchange nothing, because NCCL does nothing."""
     checkpoints = two(tmp_path)
     flags, env = ("--tensor-parallel-size", "2", EAGER), {"FAKE_CUDA_DEVICES": "2"}
-    async with serving(checkpoints["a"], tmp_path / "log", *flags, env=env) as (
-        client,
-        _,
-    ):
+    async with serving(checkpoints["a"], tmp_path / "log", *flags, env=env) as (client, _):
         cold = await digests(client)
         await push(client, checkpoints["b"])
         assert await digests(client) != cold

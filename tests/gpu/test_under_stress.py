@@ -29,7 +29,7 @@ pytestmark = [
 async def test_a_push_under_a_lease_waits_for_what_it_has_queued(way: str, tmp_path: Path) -> None:
     """A pause that is held does not wait for the device again. The stream of the background thread has two seconds of
     work queued between the weights that were loaded and their post-processing: the commit comes after both."""
-    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way) as subject:
+    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way, cold=True) as subject:
         version = await subject.oracle.served_version()
         async with subject.client.paused() as lease:
             subject.order(Fault("load", "queue", after=-1, seconds=2.0))
@@ -41,7 +41,7 @@ async def test_a_push_under_a_lease_waits_for_what_it_has_queued(way: str, tmp_p
 @pytest.mark.parametrize("way", WAYS)
 async def test_pushes_need_no_memory_that_is_not_theirs(way: str, tmp_path: Path) -> None:
     """Another process takes all that is free on the GPU: what pushes need was taken at the start."""
-    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way) as subject:
+    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way, cold=True) as subject:
         taken = _everything_but(_LEFT_BYTES)
         await subject.oracle.holds((await subject.oracle.served_version(), "a"))
         assert torch.cuda.mem_get_info()[0] < 2 * _LEFT_BYTES, "memory was free: nothing is proven"
@@ -67,7 +67,7 @@ async def test_memory_that_runs_out_leaves_the_old_version_live(
 ) -> None:
     """While a version is built, or in the middle of its exchange; and the next push works."""
     name, after = step
-    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way) as subject:
+    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way, cold=True) as subject:
         version = await subject.oracle.served_version()
         error = await subject.fails(PushRolledBackError, Fault(name, "oom", after=after))
         assert "OutOfMemoryError" in error.message
@@ -81,7 +81,7 @@ async def test_pushes_follow_a_sleep(name: str, level: int, mode: str, tmp_path:
     """The memory that sleep gives back and takes again holds the weights still; asleep, the GPU has that memory."""
     kind = kind_named(name)
     flags = (*SLEEPS, *kind.flags, *MODES[mode])
-    async with started(checkpoints_of(kind, tmp_path), tmp_path / "daemon", *flags) as subject:
+    async with started(checkpoints_of(kind, tmp_path), tmp_path / "daemon", *flags, cold=True) as subject:
         for _ in range(2):
             awake, _ = torch.cuda.mem_get_info()
             await subject.client.sleep(level=level)
@@ -98,7 +98,7 @@ async def test_adapters_outlive_pushes(way: str, tmp_path: Path) -> None:
     """One says on the weights that are pushed beneath it what merged weights say, and the same again on the first."""
     checkpoints = two(tmp_path)
     flags = ("--enable-lora", "--max-lora-rank", "8", "--max-logprobs", str(VOCABULARY), "--weight-update", way)
-    async with started(checkpoints, tmp_path / "daemon", *flags) as subject:
+    async with started(checkpoints, tmp_path / "daemon", *flags, cold=True) as subject:
         client, one = subject.client, adapter(checkpoints["a"], seed=1)
         await client.push_lora("one", one, CONFIG)
         said: dict[str, Any] = {}

@@ -2,7 +2,8 @@
 the daemon does not start and says why.
 
 No GPU has run this yet: a failure here may be the test's. docs/gpu.md says what should happen. Each test starts a
-daemon, so all of them take an hour or two: `scripts/test tests/gpu -k "dense or experts"` is a beginning."""
+daemon, so all of them take an hour or two: `scripts/test tests/gpu -k "dense or experts"` is a beginning.
+Daemons start cold, as CUDA does not begin in a process that was forked from one with torch."""
 
 import subprocess
 import sys
@@ -46,7 +47,7 @@ async def test_pushes_equal_cold_starts(kind: Kind, way: str, mode: str, tmp_pat
     """Digests and greedy tokens of b, a, b, a; and memory that was kept and pinned as the daemon says."""
     needs(kind)
     flags, checkpoints = (*kind.flags, "--weight-update", way, *MODES[mode]), checkpoints_of(kind, tmp_path)
-    async with started(checkpoints, tmp_path / "daemon", *flags) as subject:
+    async with started(checkpoints, tmp_path / "daemon", *flags, cold=True) as subject:
         info = await subject.client.server_info()
         assert (info.device, info.weight_update) == ("cuda", way)
         assert info.pinned_host_bytes == PINNED_BYTES
@@ -71,7 +72,7 @@ def test_what_cannot_be_exchanged_is_refused_at_the_start(kind: Kind, way: str, 
 @pytest.mark.parametrize("way", WAYS)
 async def test_fifty_pushes_leave_the_devices_memory_as_it_was(way: str, tmp_path: Path) -> None:
     """What the first ones took is all that is ever taken."""
-    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way) as subject:
+    async with started(two(tmp_path), tmp_path / "daemon", "--weight-update", way, cold=True) as subject:
         for name in ("b", "a"):  # kernels are loaded at their first use
             await subject.push(name)
         before, _ = torch.cuda.mem_get_info()
@@ -90,7 +91,7 @@ async def test_a_rank_leaves_other_devices_alone(tmp_path: Path) -> None:
     pynvml = pytest.importorskip("pynvml")
     pynvml.nvmlInit()
     flags = ("--tensor-parallel-size", "2")
-    async with started(two(tmp_path), tmp_path / "daemon", *flags) as subject:
+    async with started(two(tmp_path), tmp_path / "daemon", *flags, cold=True) as subject:
         await subject.push("b")
         await subject.push("a")
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]

@@ -54,7 +54,8 @@ def _findings(kind: Kind, directory: Path) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _config(checkpoint: Path, **options: Any) -> Any:
+def vllm_config_of(checkpoint: Path, **options: Any) -> Any:
+    """vLLM's settings for it. The process groups that models need are made with the first one."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import initialize_model_parallel, model_parallel_is_initialized
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -73,9 +74,9 @@ def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
 
     a, b = kind.make(directory)
     drafts = "--speculative-config" in kind.flags
-    config = _config(a, **({"speculative_config": json.loads(kind.flags[-1])} if drafts else {}))
-    workers = {checkpoint: _loaded(config, checkpoint) for checkpoint in (b, a)}
-    cold = {checkpoint: _digests(worker) for checkpoint, worker in workers.items()}
+    config = vllm_config_of(a, **({"speculative_config": json.loads(kind.flags[-1])} if drafts else {}))
+    workers = {checkpoint: loaded_worker(config, checkpoint) for checkpoint in (b, a)}
+    cold = {checkpoint: digests_of(worker) for checkpoint, worker in workers.items()}
     if cold[a] == cold[b]:
         yield "both checkpoints are the same"
     runner = workers[a].model_runner
@@ -89,7 +90,7 @@ def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
                 update.prepare(list(models.load_tensors(checkpoint).items()), Event())
                 update.commit()
             update.discard()
-            found, expected = _digests(workers[a]), cold[checkpoint]
+            found, expected = digests_of(workers[a]), cold[checkpoint]
             wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
             if wrong:
                 yield f"{way}, {checkpoint.name} leaves {wrong[:4]} ({len(wrong)} in all)"
@@ -112,12 +113,12 @@ def _without_what_drafts(worker: Any, a: Digests, b: Digests, tensors: dict[str,
     update.commit()
     update.discard()
     expected = {name: (a if name.startswith(PREFIX) else b)[name] for name in b}
-    if (found := _digests(worker)) != expected:
+    if (found := digests_of(worker)) != expected:
         wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
         yield f"without what drafts, b leaves {wrong[:4]} ({len(wrong)} in all)"
 
 
-def _loaded(config: Any, checkpoint: Path) -> Any:
+def loaded_worker(config: Any, checkpoint: Path) -> Any:
     """What stands for a worker of vLLM that has loaded a checkpoint, and what drafts for it."""
     import torch
     from vllm.config import set_current_vllm_config
@@ -136,7 +137,8 @@ def _loaded(config: Any, checkpoint: Path) -> Any:
     return SimpleNamespace(vllm_config=config, model_runner=runner, device=torch.device("cpu"))
 
 
-def _digests(worker: Any) -> Digests:
+def digests_of(worker: Any) -> Digests:
+    """Of all live tensors of a worker, those that draft included."""
     from genserve.worker.model.digests import weight_digests
     from genserve.worker.model.draft import draft_digests, draft_of
 
@@ -152,7 +154,7 @@ def _named(kind: Kind, directory: Path) -> Iterator[str]:
     from vllm.model_executor.model_loader.utils import initialize_model
 
     checkpoint, _ = kind.make(directory)
-    config = _config(checkpoint)
+    config = vllm_config_of(checkpoint)
     with set_current_vllm_config(config), torch.device("meta"):
         model = initialize_model(vllm_config=config)
         loaded = model.load_weights(models.load_tensors(checkpoint).items())

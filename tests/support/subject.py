@@ -168,9 +168,11 @@ async def started(
     env: Mapping[str, str] | None = None,
     num_engines: int = 1,
     begins: bool = True,
+    cold: bool = False,
 ) -> AsyncIterator[Subject]:
-    """Starts a daemon on checkpoint a; unless told not to, the oracle learns what it has to know."""
-    process = daemon_process(checkpoints["a"], directory, *flags, env=env)
+    """Starts a daemon on checkpoint a; unless told not to, the oracle learns what it has to know. `cold`: as for
+    `DaemonProcess`."""
+    process = daemon_process(checkpoints["a"], directory, *flags, env=env, cold=cold)
     async with AsyncExitStack() as stack:
         stack.callback(process.end)
         process.wait_serving()

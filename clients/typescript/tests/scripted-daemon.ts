@@ -50,6 +50,11 @@ export class ScriptedDaemon extends ServedProcess {
     while (!(await this.engine()).closed.includes(requestId));
   }
 
+  /** Returns when a request runs. */
+  async untilOpen(): Promise<void> {
+    while ((await this.engine()).open.length === 0);
+  }
+
   /** Returns when no request runs. */
   async untilAllClosed(): Promise<void> {
     while ((await this.engine()).open.length > 0);

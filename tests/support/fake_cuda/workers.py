@@ -14,7 +14,7 @@ import torch
 from tests.support import models
 from tests.support.fake_cuda import runtime
 from tests.support.matrix import Kind, kind_named
-from tests.support.on_cpu import Digests, _config, _digests, _loaded
+from tests.support.on_cpu import Digests, digests_of, loaded_worker, vllm_config_of
 
 _UTILIZATION = 0.92
 _ALLOCATIONS = "allocation.all.allocated"
@@ -43,9 +43,9 @@ class Loaded:
     def of(cls, kind: Kind, directory: Path) -> "Loaded":
         """Writes the checkpoints and loads both."""
         checkpoints = dict(zip("ab", kind.make(directory), strict=True))
-        config = _config(checkpoints["a"], **_options(kind))
+        config = vllm_config_of(checkpoints["a"], **_options(kind))
         workers = {name: _worker(config, checkpoints[name]) for name in "ba"}  # the configuration stays that of a
-        return cls(kind, workers["a"], checkpoints, {name: _digests(worker) for name, worker in workers.items()})
+        return cls(kind, workers["a"], checkpoints, {name: digests_of(worker) for name, worker in workers.items()})
 
     def update(self, way: str) -> "Updated":
         """What takes new versions in this way."""
@@ -59,7 +59,7 @@ class Loaded:
 
     def differing(self, name: str) -> list[str]:
         """The live tensors that are not those of a cold start of this checkpoint."""
-        live, cold = _digests(self.worker), self.cold[name]
+        live, cold = digests_of(self.worker), self.cold[name]
         return sorted(each for each in live | cold if live.get(each) != cold.get(each))
 
 
@@ -103,7 +103,7 @@ def engine(directory: Path) -> Iterator[None]:
     torch.cuda.set_device(0)
     init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
     # With experts first vLLM makes the process groups that all kinds need, and it makes them once.
-    _config(kind_named("experts").make(directory)[0])
+    vllm_config_of(kind_named("experts").make(directory)[0])
     try:
         yield
     finally:
@@ -120,7 +120,7 @@ def _options(kind: Kind) -> dict[str, Any]:
 
 def _worker(config: Any, checkpoint: Path) -> Any:
     """With what vLLM's GPU worker has before it sizes its KV cache."""
-    worker = _loaded(config, checkpoint)
+    worker = loaded_worker(config, checkpoint)
     _, total = torch.cuda.mem_get_info()
     worker.device = torch.device("cuda", 0)
     worker.cache_config = config.cache_config

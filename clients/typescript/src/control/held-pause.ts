@@ -1,7 +1,7 @@
 /** Holds a pause: takes a lease, renews it in the background, and ends it however the work ends. */
 
-import { setTimeout as sleep } from "node:timers/promises";
 import { DeadlineError, detailsOf, InvalidFieldError, PauseLeaseLostError, UnavailableError } from "../errors.js";
+import { pause } from "../transport/pause.js";
 import type { ControlCalls, PauseOptions } from "./calls.js";
 import type { PauseLease } from "./state.js";
 
@@ -87,7 +87,7 @@ class Renewal {
     // Nothing takes longer than the lease has: its holder is told when it ends, not when a renewal gives up.
     const stepMs = () => Math.min(this.#ttlMs / 3, endsAt - performance.now());
     for (;;) {
-      await sleep(Math.max(stepMs(), 0), undefined, { signal });
+      await pause(Math.max(stepMs(), 0), signal);
       const askedAt = performance.now();
       try {
         await this.#calls.renewPause(this.#leaseId, { ttlMs: this.#ttlMs, timeoutMs: stepMs(), signal });

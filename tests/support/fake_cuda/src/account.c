@@ -19,7 +19,6 @@ struct process {
 };
 
 static struct process alone, *processes, *own;
-static uint64_t num_allocations, num_frees, num_pinned;
 static int64_t fails_after = -1; /* how many more allocations succeed; -1: all */
 static bool is_banned;
 
@@ -63,29 +62,22 @@ uint64_t used_bytes(int device) {
 }
 
 bool may_allocate(int device, size_t size, const char *what) {
-    num_allocations++;
     if (is_banned) complain("%s of %zu bytes where nothing may be allocated", what, size);
     if (fails_after == 0) return false;
     if (fails_after > 0) fails_after--;
     return used_bytes(device) + size <= device_total_bytes();
 }
 
-EXPORT void fake_cuda_count_free(void) { num_frees++; }
-EXPORT void fake_cuda_count_pinned(void) {
-    num_pinned++;
+void note_pinning(void) {
     if (is_banned) complain("host memory is pinned where nothing may be allocated");
 }
 
-/* For tests: how many calls there were to allocate and to free memory of devices, and to pin memory of the host. */
-EXPORT uint64_t fake_cuda_num_allocations(void) { return num_allocations; }
-EXPORT uint64_t fake_cuda_num_frees(void) { return num_frees; }
-EXPORT uint64_t fake_cuda_num_pinned(void) { return num_pinned; }
 /* For tests: so many more allocations succeed, then all fail; -1: none fails. */
 EXPORT void fake_cuda_fail_after(int64_t count) { fails_after = count; }
 /* For tests: every allocation is a complaint. */
 EXPORT void fake_cuda_ban_allocations(int on) { is_banned = on != 0; }
-/* For NVML: the processes that use memory of a device. */
-EXPORT int fake_cuda_processes(int device, int *pids, int most) {
+
+int processes_of(int device, int *pids, int most) {
     int found = 0;
     own_line();
     for (int i = 0; processes != NULL && i < MAX_PROCESSES && found < most; i++)
@@ -93,8 +85,6 @@ EXPORT int fake_cuda_processes(int device, int *pids, int most) {
             pids[found++] = processes[i].pid;
     return found;
 }
-EXPORT uint64_t fake_cuda_used_bytes(int device) { return used_bytes(device); }
-EXPORT uint64_t fake_cuda_total_bytes(void) { return device_total_bytes(); }
 
 __attribute__((constructor)) static void begin(void) {
     fails_after = (int64_t)setting("FAKE_CUDA_FAIL_AFTER", (uint64_t)-1);

@@ -46,6 +46,8 @@ const char *why_not_device_memory(const void *address, size_t size); /* NULL if 
 bool may_allocate(int device, size_t size, const char *what); /* limit, ordered failure, and the ban of a pause */
 void account(int device, int64_t size);
 uint64_t used_bytes(int device);
+void note_pinning(void);                        /* of host memory, which the ban forbids too */
+int processes_of(int device, int *pids, int most); /* those that use its memory, for NVML; how many */
 
 /* Pinned host memory. */
 bool is_pinned(const void *address, size_t size);
@@ -95,7 +97,6 @@ struct graph {
 };
 
 struct stream *stream_of(cudaStream_t handle);
-struct stream *new_stream(int device, int priority);
 void enqueue(struct stream *stream, struct operation operation);
 void launch(struct stream *stream);             /* a kernel, which does nothing */
 void wait_for(struct stream *stream);           /* the host waits: all that is queued is done, and known to be */

@@ -123,8 +123,6 @@ EXPORT cudaError_t cudaMallocAsync(void **address, size_t size, cudaStream_t str
     return allocate(address, size, "cudaMallocAsync");
 }
 
-EXPORT void fake_cuda_count_free(void);
-
 EXPORT cudaError_t cudaFree(void *address) {
     if (address == NULL) return cudaSuccess;
     cudaError_t error = cudaErrorInvalidValue;
@@ -135,7 +133,6 @@ EXPORT cudaError_t cudaFree(void *address) {
         block->is_live = false;
         remove_bytes(block->base, block->size);
         account(device_at(address), -(int64_t)block->size);
-        fake_cuda_count_free();
         error = cudaSuccess;
     } else {
         complain("cudaFree(%p): no such allocation, or freed before", address);
@@ -207,7 +204,6 @@ static void let_go(struct physical *memory) {
     if (--memory->num_users > 0) return;
     close(memory->file);
     account(memory->device, -(int64_t)memory->size);
-    fake_cuda_count_free();
     free(memory);
 }
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {

@@ -23,8 +23,6 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-int fake_cuda_processes(int device, int *pids, int most); /* account.c */
-
 /* A handle is the device's number plus one: NULL is none. */
 static int device_of(void *handle) { return (int)(intptr_t)handle - 1; }
 
@@ -96,7 +94,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process_info *infos) {
     int pids[MOST_PROCESSES];
     lock();
-    int found = fake_cuda_processes(device_of(handle), pids, MOST_PROCESSES);
+    int found = processes_of(device_of(handle), pids, MOST_PROCESSES);
     unlock();
     if ((unsigned)found > *count) {
         *count = (unsigned)found;

@@ -14,8 +14,6 @@ static struct range {
 static int num_ranges;
 static size_t pinned_bytes;
 
-EXPORT void fake_cuda_count_pinned(void);
-
 bool is_pinned(const void *address, size_t size) {
     const char *at = address;
     for (int i = 0; i < num_ranges; i++)
@@ -31,7 +29,7 @@ static cudaError_t add(char *base, size_t size, bool is_ours) {
 }
 
 static bool may_pin(size_t size) {
-    fake_cuda_count_pinned();
+    note_pinning();
     return pinned_bytes + size <= setting("FAKE_CUDA_PINNED_BYTES", (uint64_t)1 << 62);
 }
 

@@ -9,14 +9,13 @@ static struct stream *streams[MAX_STREAMS];
 static int num_streams;
 static struct stream *defaults[MAX_DEVICES];
 static __thread struct stream *own_default[MAX_DEVICES]; /* cudaStreamPerThread */
-static unsigned long long num_launches;
 
 void perform(struct operation *operation);      /* copy.c */
 void check_source(struct operation *operation); /* copy.c */
 bool touches(const struct operation *operation, const void *address, size_t size, bool only_writes); /* copy.c */
 void record_in(struct graph *graph, struct operation operation);                                      /* graph.c */
 
-struct stream *new_stream(int device, int priority) {
+static struct stream *new_stream(int device, int priority) {
     if (num_streams == MAX_STREAMS) {
         complain("more than %d streams", MAX_STREAMS);
         abort();
@@ -125,10 +124,8 @@ void check_sources(const void *address, size_t size) {
 }
 
 void launch(struct stream *stream) {
-    num_launches++;
     if (stream->capture != NULL) stream->capture->num_nodes++;
 }
-EXPORT unsigned long long fake_cuda_num_launches(void) { return num_launches; }
 
 /* Not all at once: who polls sees it unfinished the first time, and finished the second. */
 static cudaError_t poll(struct stream *stream, uint64_t number, int *num_polls) {
