@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from genserve.client import AsyncClient
 from genserve.client.transport import frontend_channels
-from genserve.errors import UnavailableError
+from genserve.errors import MessageTooLargeError, UnavailableError
 from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
 from genserve.words import FRONTEND_PORTS_KEY
 from tests.support.clocks import AdvancedClock, advanced_clock
@@ -27,6 +27,7 @@ class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.Co
         self.name = name
         self.ports = ports
         self.asked: Counter[str] = Counter()
+        self.is_full = False
 
     async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
         self.asked["info"] += 1
@@ -37,6 +38,8 @@ class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.Co
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         self.asked["generate"] += 1
+        if self.is_full:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         if self.ports:
             await context.send_initial_metadata([(FRONTEND_PORTS_KEY, ",".join(map(str, self.ports)))])
         delta = generation_pb2.SequenceDelta(text=self.name)
@@ -116,6 +119,19 @@ async def test_a_daemon_without_front_ends_is_looked_at_once() -> None:
                 await turns()
             assert await names(client, 4) == {"front": 4}
             assert daemon.asked["info"] == 0
+
+
+async def test_a_daemon_that_admits_no_call_has_said_nothing_of_front_ends() -> None:
+    """They are found as soon as it admits one."""
+    async with served(1) as (client, daemon):
+        daemon.is_full = True
+        with pytest.raises(MessageTooLargeError):  # as the code is without a reason
+            await names(client, 1)
+        await turns()
+        daemon.is_full = False
+        async with asyncio.timeout(STEP_S):
+            while "daemon" in await names(client, 1):
+                await turns()
 
 
 async def test_a_stream_of_many_requests_stays_on_one_front_end() -> None:
