@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from typing import Literal
 
 import grpc.aio
 import pytest
@@ -211,6 +212,16 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
         assert live == {"a": content(2)["a"], "b": content(1)["b"]}
 
 
+class OpenTwice(asyncio.Event):
+    """Lets a push pass, and what undoes its failed commit, but not the router, which catches up for it at once."""
+
+    num_left = 2
+
+    async def wait(self) -> Literal[True]:
+        self.num_left -= 1
+        return True if self.num_left >= 0 else await super().wait()
+
+
 async def test_a_part_is_not_committed_over_another_version() -> None:
     """A replica that has the bytes of the part, but missed the version it belongs on, fetches the whole."""
     async with routed(2) as fleet:
@@ -219,12 +230,8 @@ async def test_a_part_is_not_committed_over_another_version() -> None:
         await fleet.client.push_weights(part, version=3, partial=True, timeout_s=30, push_id="part", action="stage")
         behind = fleet.daemons[1]
         behind.engine.fails["commit_weights"] = GenserveError("not now")
-        gate = behind.engine.gates["prepare_weights"] = Gate()
-        gate.open.set()
-        pushing = asyncio.create_task(fleet.client.push_weights(weights(2), version=2, timeout_s=30))
-        await pushing
-        behind.engine.gates["prepare_weights"] = Gate()
-
+        behind.engine.gates["prepare_weights"] = Gate(open=OpenTwice())
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
         await fleet.client.commit_push("part")
         behind.engine.gates.clear()
         await fleet.until_ready(2)
