@@ -9,7 +9,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
-from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError
+from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError
 from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
@@ -20,6 +20,7 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
@@ -242,7 +243,7 @@ async def test_a_part_is_not_committed_over_another_version() -> None:
 async def test_a_push_under_an_unknown_lease_is_not_in_the_way() -> None:
     """It changes nothing, and the next push passes."""
     async with routed(2) as fleet:
-        with pytest.raises(GenserveError, match="lease"):
+        with refuses(PauseLeaseLostError):
             await fleet.client.push_weights(weights(1), version=1, pause_lease_id="nobody's", timeout_s=30)
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
 
