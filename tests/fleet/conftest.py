@@ -16,13 +16,6 @@ async def impatient_router() -> AsyncIterator[ScriptedFleet]:
 
 
 @pytest.fixture
-async def attentive_router() -> AsyncIterator[ScriptedFleet]:
-    """Its replicas say often that they are there."""
-    async with scripted_fleet(settings=replace(SETTINGS, heartbeat_s=0.2)) as running:
-        yield running
-
-
-@pytest.fixture
 async def patient_router() -> AsyncIterator[ScriptedFleet]:
     """Its requests wait very long for a replica: what is answered is answered without that."""
     async with scripted_fleet(settings=replace(SETTINGS, wait_ready_s=300.0)) as running:

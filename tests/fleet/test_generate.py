@@ -16,9 +16,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import generation_pb2
-from tests.fleet.reports import silence_passes
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
-from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, turns, until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
@@ -136,33 +134,6 @@ async def test_a_replica_that_is_lost_before_the_first_message_is_replaced(route
     stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
     (answer,) = [each async for each in call]
     assert answer.request_id == request_id
-
-
-async def test_a_silent_replica_is_replaced(attentive_router: ScriptedFleet) -> None:
-    """Its connection stays, and says nothing."""
-    call = attentive_router.generation.Generate(asked(), timeout=60)
-    first, lost = await attentive_router.running("a")
-    with advanced_clock() as clock:
-        attentive_router.links[first].silence()
-        await silence_passes(clock, attentive_router.fleet, attentive_router.links[first].address)
-        number, stream = await attentive_router.running("a", lost)
-        assert number != first
-        stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
-        assert len([each async for each in call]) == 1
-
-
-async def test_a_replica_that_is_silent_before_it_admits_is_replaced(attentive_router: ScriptedFleet) -> None:
-    """No metadata come any more either."""
-    for daemon in attentive_router.daemons:
-        daemon.engine.admission.clear()
-    call = attentive_router.generation.Generate(asked(), timeout=60)
-    await until(lambda: sum(attentive_router.num_submitted) == 1)
-    with advanced_clock() as clock:
-        link = attentive_router.links[attentive_router.num_submitted.index(1)]
-        link.silence()
-        await silence_passes(clock, attentive_router.fleet, link.address)
-        await until(lambda: sum(attentive_router.num_submitted) == 2)
-        call.cancel()
 
 
 async def test_after_the_first_message_the_loss_is_told(router: ScriptedFleet) -> None:

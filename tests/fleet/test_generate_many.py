@@ -12,9 +12,7 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
-from tests.fleet.reports import silence_passes
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
-from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import ScriptedStream
@@ -109,22 +107,6 @@ async def test_a_lost_replica_ends_what_was_delivered_and_the_rest_goes_elsewher
         (item,) = (await call.read()).items
         assert item.request_id == request_id and item.response.HasField("usage")
     assert await ended(call)
-
-
-async def test_a_silent_replica_loses_its_requests_to_the_others(attentive_router: ScriptedFleet) -> None:
-    """Even if it has said nothing at all, and more is sent to it."""
-    number = 0
-    with advanced_clock() as clock:
-        attentive_router.links[number].silence()
-        call = attentive_router.generation.GenerateMany(timeout=60)
-        for each in range(9):
-            await call.write(generate(str(each)))
-        await until(lambda: sum(attentive_router.inflight) == 9)
-        assert attentive_router.inflight[number] > 0
-        await silence_passes(clock, attentive_router.fleet, attentive_router.links[number].address)
-        await until(lambda: sum(attentive_router.num_submitted) == 9)
-        assert attentive_router.num_submitted[number] == 0
-        call.cancel()
 
 
 async def test_a_refusal_is_not_told_if_another_replica_takes_the_request(router: ScriptedFleet) -> None:

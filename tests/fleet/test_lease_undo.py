@@ -164,7 +164,7 @@ async def test_a_resume_does_not_wait_for_a_repeat_of_its_pause(
             resuming = asyncio.create_task(fleet.client.resume("" if force else lease_id, force=force))
             await until(lambda: fleet.daemons[0].engine.running)
         await resuming
-        with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
+        with pytest.raises(PauseLeaseLostError):
             await repeating
         await until(lambda: running(fleet) == [True, True])
         await fleet.until_reported()
@@ -185,7 +185,7 @@ async def test_a_forced_resume_ends_a_pause_that_is_being_granted() -> None:
         await until(lambda: fleet.daemons[0].engine.running)
         gate.open.set()
         await resuming
-        with pytest.raises(PauseLeaseLostError, match="somebody has ended"):
+        with pytest.raises(PauseLeaseLostError):
             await pausing
         await until(lambda: running(fleet) == [True, True])
 

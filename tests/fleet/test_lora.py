@@ -60,7 +60,7 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     failing.engine.fails["load_lora"] = PushRolledBackError("no room for it")
     with pytest.raises(PushRolledBackError) as caught:
         await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
-    assert caught.value.message.startswith(f"replica {failing.address}: no room for it; other replicas have ")
+    assert f"{failing.address}: no room for it" in caught.value.message
     assert having(fleet) == [True, False, True]
     assert len(fleet.running.router.fleet.ready) == 3
     await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")

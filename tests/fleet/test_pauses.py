@@ -11,6 +11,7 @@ from tests.fleet.reports import clock_of_leases
 from tests.fleet.routers import over, replica, routed, running
 from tests.support.patience import until
 from tests.support.pulled_peers import content, weights
+from tests.support.refusals import refuses
 
 
 async def paused(client: AsyncClient, **options: Any) -> str:
@@ -110,10 +111,10 @@ async def test_wrong_leases() -> None:
         for lease_id in ("unknown", "x" * 300):
             with pytest.raises(PauseLeaseLostError):
                 await fleet.client.resume(lease_id)
-        with pytest.raises(InvalidFieldError, match="lease_id"):
+        with refuses(InvalidFieldError, field="lease_id"):
             await fleet.client.resume("")
-        with pytest.raises(InvalidFieldError, match="holder"):
+        with refuses(InvalidFieldError, field="holder"):
             await fleet.client.pause(holder="x" * 201)
-        with pytest.raises(InvalidFieldError, match="ttl"):
+        with refuses(InvalidFieldError, field="ttl"):
             await fleet.client.pause(ttl_s=1e6)
         assert running(fleet) == [True]

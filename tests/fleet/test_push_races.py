@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from typing import Literal
 
 import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
-from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError
+from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError
 from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
@@ -19,6 +20,7 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
@@ -211,6 +213,16 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
         assert live == {"a": content(2)["a"], "b": content(1)["b"]}
 
 
+class OpenTwice(asyncio.Event):
+    """Lets a push pass, and what undoes its failed commit, but not the router, which catches up for it at once."""
+
+    num_left = 2
+
+    async def wait(self) -> Literal[True]:
+        self.num_left -= 1
+        return True if self.num_left >= 0 else await super().wait()
+
+
 async def test_a_part_is_not_committed_over_another_version() -> None:
     """A replica that has the bytes of the part, but missed the version it belongs on, fetches the whole."""
     async with routed(2) as fleet:
@@ -219,12 +231,8 @@ async def test_a_part_is_not_committed_over_another_version() -> None:
         await fleet.client.push_weights(part, version=3, partial=True, timeout_s=30, push_id="part", action="stage")
         behind = fleet.daemons[1]
         behind.engine.fails["commit_weights"] = GenserveError("not now")
-        gate = behind.engine.gates["prepare_weights"] = Gate()
-        gate.open.set()
-        pushing = asyncio.create_task(fleet.client.push_weights(weights(2), version=2, timeout_s=30))
-        await pushing
-        behind.engine.gates["prepare_weights"] = Gate()
-
+        behind.engine.gates["prepare_weights"] = Gate(open=OpenTwice())
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
         await fleet.client.commit_push("part")
         behind.engine.gates.clear()
         await fleet.until_ready(2)
@@ -235,7 +243,7 @@ async def test_a_part_is_not_committed_over_another_version() -> None:
 async def test_a_push_under_an_unknown_lease_is_not_in_the_way() -> None:
     """It changes nothing, and the next push passes."""
     async with routed(2) as fleet:
-        with pytest.raises(GenserveError, match="lease"):
+        with refuses(PauseLeaseLostError):
             await fleet.client.push_weights(weights(1), version=1, pause_lease_id="nobody's", timeout_s=30)
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
 

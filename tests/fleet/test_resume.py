@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from genserve.client.forward.resume import check_resume
 from genserve.engine.generation import FinishReason, TokenPrompt
@@ -10,7 +11,7 @@ from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, tokens
 from tests.support.clocks import advanced_clock
 from tests.support.patience import until
-from tests.support.scripted_daemon import field_of, reason_of
+from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
 Response = generation_pb2.GenerateResponse
@@ -145,7 +146,8 @@ async def test_nobody_left_is_told_as_the_loss(impatient_router: ScriptedFleet) 
         link.kill()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call.read()
-    assert reason_of(raised.value) == "REPLICA_LOST" and "1 token:" in str(raised.value.details())
+    assert reason_of(raised.value) == "REPLICA_LOST"
+    assert detail_of(raised.value, error_details_pb2.ErrorInfo).metadata["num_tokens"] == "1"
 
 
 async def test_many_requests_of_a_stream_are_resumed(router: ScriptedFleet) -> None:

@@ -104,7 +104,7 @@ def refused(push: Push, rank: int) -> None:
 
 def other_version(push: Push, rank: int) -> None:
     """Rank 1 brings version 3 under the id of version 1."""
-    push(sharded(1), version=1 + 2 * rank, push_id="p", timeout_s=3)
+    push(sharded(1), version=1 + 2 * rank, push_id="p", timeout_s=6)
 
 
 def other_tensors(push: Push, rank: int) -> None:
@@ -112,7 +112,7 @@ def other_tensors(push: Push, rank: int) -> None:
     tensors = sharded(1)
     if rank == 1:
         del tensors["plain"]
-    push(tensors, version=1, push_id="p", timeout_s=3)
+    push(tensors, version=1, push_id="p", timeout_s=6)
 
 
 def dies(push: Push, rank: int) -> None:
@@ -120,7 +120,7 @@ def dies(push: Push, rank: int) -> None:
     tensors = sharded(1)
     if rank == 1:
         asyncio.run(die_pushing(tensors))
-    push(tensors, version=1, push_id="p", timeout_s=3)
+    push(tensors, version=1, push_id="p", timeout_s=6)
 
 
 async def die_pushing(tensors: dict[str, torch.Tensor]) -> None:

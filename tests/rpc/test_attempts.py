@@ -10,14 +10,16 @@ import grpc
 import pytest
 
 from genserve.client import AsyncClient
+from genserve.config import ServeConfig
 from genserve.errors import PushConflictError
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.weights import registry
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
 from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
 from tests.support.patience import STEP_S, until
-from tests.support.scripted_daemon import Daemon, reason_of
+from tests.support.scripted_daemon import Daemon, reason_of, serving
 
 OTHER = hashlib.sha256(b"other").digest()
 APPLIED = weights_pb2.PUSH_STATE_APPLIED
@@ -278,21 +280,16 @@ async def test_chunks_that_bring_nothing_do_not_keep_a_push_alive(daemon: Daemon
     assert await hung.answer == "PUSH_TRUNCATED"
 
 
-async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
+async def test_the_clients_of_two_attempts_are_told() -> None:
     """Our own client, as a trainer uses it: two ranks, and a second attempt with other weights."""
     numpy = pytest.importorskip("numpy")
 
     def tensors(fill: float) -> dict[str, Any]:
         return {"a": numpy.full(4, fill, "float32"), "b": numpy.full(8, fill, "float16")}
 
-    from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
-
-    daemon.registry._checkpoint = CheckpointIndex(
-        {"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("F16", (8,), 16)}
-    )
-    async with AsyncClient(daemon.address) as client:
+    checkpoint = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("F16", (8,), 16)})
+    async with serving(ServeConfig(port=0), checkpoint=checkpoint) as daemon, AsyncClient(daemon.address) as client:
         layout = await client.get_weights()
-        layout.tensors[1] = type(layout.tensors[1])("b", "F16", (8,))
         options = {"version": 1, "push_id": "step-1", "layout": layout, "callers": 2, "timeout_s": STEP_S}
         dead = asyncio.create_task(client.push_weights({"a": tensors(1.0)["a"]}, **options))
         await until(lambda: has_bytes(daemon, 16, "step-1"))
@@ -307,14 +304,13 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
     assert daemon.engine.weight_version == 0
 
 
-async def test_a_client_does_not_take_another_attempt_s_outcome_for_its_own(daemon: Daemon) -> None:
+async def test_a_client_does_not_take_another_attempt_s_outcome_for_its_own() -> None:
     """Its stream broke before a byte was compared, and GetPush says that the push was applied: with other bytes."""
     from genserve.client.weights.upload import Upload
     from genserve.errors import UnavailableError
 
     numpy = pytest.importorskip("numpy")
-    daemon.registry._checkpoint = None
-    async with AsyncClient(daemon.address) as client:
+    async with serving(ServeConfig(port=0), checkpoint=None) as daemon, AsyncClient(daemon.address) as client:
         first = {"a": numpy.full(4, 1.0, "float32")}
         await client.push_weights(first, version=1, push_id="step-1")
         sends, send_all = [], Upload._send_all

@@ -25,6 +25,7 @@ from tests.rpc.conftest import busier
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
@@ -197,7 +198,7 @@ async def test_watching_ends_when_the_daemon_has_drained(daemon: Daemon) -> None
 def test_watchers_are_bounded() -> None:
     """One more is QUEUE_FULL; one that goes makes room."""
     watchers = Watchers("the status", limit=2)
-    with watchers.joined(), watchers.joined(), pytest.raises(QueueFullError, match="2 streams watch the status"):
+    with watchers.joined(), watchers.joined(), refuses(QueueFullError):
         watchers.joined().__enter__()
     with watchers.joined():
         pass

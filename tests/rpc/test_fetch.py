@@ -103,9 +103,9 @@ async def test_a_push_that_is_replaced_is_not_read(daemon: Daemon, client: Async
     assert map_arena(applied.arena_path, SIZE_BYTES)[:] == CONTENT
     copy.close()
     await client.push_weights(weights(2), version=2)
-    with pytest.raises(PushNotFoundError, match="another version is served"):
+    with pytest.raises(PushNotFoundError):
         pulled.view(0, SIZE_BYTES)
-    with pytest.raises(PushNotFoundError, match="another version is served"):
+    with pytest.raises(PushNotFoundError):
         pulled.there(0, 1)
     _, replaced = await fetched(wanted(daemon))
     assert "NOT_FOUND" in replaced.error

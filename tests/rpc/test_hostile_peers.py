@@ -105,7 +105,7 @@ async def test_frames_of_a_peer_that_are_too_large_are_not_held(daemons: Start) 
     """gRPC refuses them as they come."""
     _, client = await daemons()
     async with listening(SendingPeer(HEADER_FRAME, bytes(65 * MIB))) as address:
-        with pytest.raises(PeersFailedError, match=r"RESOURCE_EXHAUSTED.*arger than max"):
+        with pytest.raises(PeersFailedError, match="RESOURCE_EXHAUSTED"):
             await client.load_weights(peers=[address], timeout_s=60)
 
 
@@ -156,7 +156,7 @@ async def test_bytes_of_another_push_under_the_same_id_are_not_mixed_in(daemons:
         push.send(0, TOTAL_BYTES)
         await push.end()
     assert first.engine.live == content(2)
-    with pytest.raises(PushConflictError, match="different weights"):
+    with pytest.raises(PushConflictError):
         await late.load_weights(peers=[first.address], peer_push_id="p", push_id="p")
     assert late_daemon.engine.live == {}
     await late.load_weights(peers=[first.address], push_id="q")

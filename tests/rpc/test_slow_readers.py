@@ -67,7 +67,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(daemon: Daemon, metho
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await read(call)
     assert (ended.value.code(), reason_of(ended.value)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
-    assert ended.value.details() == "the client did not read for 60 s"
+    assert f"{WRITE_TIMEOUT_S:g} s" in ended.value.details()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -63,7 +63,7 @@ async def test_every_method_but_the_status_is_refused(starting: Starting) -> Non
                     await answer_of(call, call.read())
                 except grpc.aio.AioRpcError as error:
                     assert error.code() is grpc.StatusCode.UNAVAILABLE, method.full_name
-                    assert error.details() == "the engine is starting: loading weights"
+                    assert "loading weights" in error.details()
                 else:
                     answered.add(method.name)
                 call.cancel()
@@ -74,7 +74,7 @@ async def test_the_client_and_the_command_line_show_what_a_start_does(starting: 
     """And for how long, with nothing that only an engine knows."""
     async with AsyncClient(starting.server.address) as client:
         status = await client.status()
-        with pytest.raises(DeadlineError, match=r"it is starting: loading weights, for \d+ s \(\d+ s since"):
+        with pytest.raises(DeadlineError, match=r"loading weights, for \d+ s"):
             await client.wait_ready(1.5)
         with pytest.raises(DrainingError) as caught:
             await client.server_info()

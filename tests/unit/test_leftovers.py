@@ -9,6 +9,16 @@ from genserve.leftovers import KINDS, prefix, sweep
 from tests.support.idle_process import idle_process
 
 
+def test_a_directory_of_another_container_stays(tmp_path: Path) -> None:
+    """Both have the same temporary directory, and its process has another id here, or none."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    here, elsewhere = (tmp_path / f"genserve-ingest-999999999-{each}-abc" for each in (namespace, namespace + 1))
+    for each in (here, elsewhere):
+        each.mkdir()
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [elsewhere]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_directories_of_this_users_dead_daemons_are_removed(kind: str, tmp_path: Path) -> None:
     """Another daemon may run, and others have names of their own."""
@@ -27,7 +37,9 @@ def test_a_directory_tells_whose_it_is(tmp_path: Path) -> None:
     mine.mkdir()
     sweep(tmp_path)
     assert mine.is_dir()
-    sweep(tmp_path, proc=tmp_path)
-    assert not mine.exists() and str(os.getpid()) in mine.name
+    assert str(os.getpid()) in mine.name
+    dead = mine.rename(tmp_path / mine.name.replace(str(os.getpid()), "999999999"))
+    sweep(tmp_path)
+    assert not dead.exists()
     with pytest.raises(ValueError, match="'other' is none of ingest"):
         prefix("other")
