@@ -32,6 +32,7 @@ def has_seen(report: Report) -> bool:
     return streams and num_faults >= 3 and len(report.push_s) >= 3 and len(report.samples) > SECONDS / 3
 
 
+@pytest.mark.long("tests/bench/soak", "tests/support/subject.py", "tests/support/oracle.py")
 @pytest.mark.failure_is_final
 async def test_a_short_soak_passes(tmp_path: Path) -> None:
     """With all kinds of traffic, and faults; its results can be read and seen."""

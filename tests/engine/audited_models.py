@@ -1,6 +1,6 @@
 """Models of many kinds as vLLM builds and loads them on the CPU, and what an audit says: run as a program, prints JSON.
 
-    python -m tests.engine.audited_models DIRECTORY
+    python -m tests.engine.audited_models DIRECTORY KIND...
 
 No engine: the models are built in this process, with random weights, and never take a step. Three versions are pushed
 into each, beside it and in place: which way a version came must make no difference.
@@ -9,6 +9,7 @@ into each, beside it and in place: which way a version came must make no differe
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -110,8 +111,8 @@ HIDDEN_IN = "Qwen3ForCausalLM"
 """The kind that is audited once more, with a weight hidden in a layer."""
 
 
-def main(directory: Path) -> dict[str, Any]:
-    """What was refused of each kind, "" if nothing; and the constants."""
+def main(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What was refused of each of these kinds, "" if nothing; and the constants."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -121,7 +122,7 @@ def main(directory: Path) -> dict[str, Any]:
     torch.accelerator.empty_cache = lambda: None  # the loader calls it, and there is none
     init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
     found: dict[str, Any] = {}
-    for i, (name, fields) in enumerate(CONFIGS.items()):
+    for i, (name, fields) in enumerate((name, CONFIGS[name]) for name in names):
         checkpoint = directory / name
         checkpoint.mkdir()
         (checkpoint / "config.json").write_text(json.dumps({"architectures": [name], **fields}))
@@ -211,4 +212,4 @@ def answer(ask: Any) -> Any:
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    print("AUDITS " + json.dumps(main(Path(sys.argv[1]))), flush=True)
+    print("AUDITS " + json.dumps(main(Path(sys.argv[1]), sys.argv[2:])), flush=True)

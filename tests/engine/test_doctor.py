@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from genserve.doctor.trial import tiny_model
 from tests.support.warm import process
@@ -33,6 +34,7 @@ def levels(report: dict[str, Any], title: str) -> dict[str, str]:
     return {verdict["check"]: verdict["level"] for verdict in section["verdicts"]}
 
 
+@pytest.mark.long("genserve/doctor", "genserve/cli/doctor.py")  # four daemons; the next test has one
 def test_a_daemon_is_well_in_every_way_and_each_proves_the_other() -> None:
     """Each version that was pushed is compared with a cold start on it. What is measured may be slow on a machine that
     is busy; all else must be well."""

@@ -160,14 +160,18 @@ async def test_sequences_are_what_counts(client: AsyncClient) -> None:
     await serves(client)
 
 
-async def test_hostile_requests_harm_nobody_else(daemon: DaemonProcess, client: AsyncClient) -> None:
+@pytest.mark.parametrize(
+    "num_hostile",
+    [min(NUM_HOSTILE, 1600), pytest.param(NUM_HOSTILE, marks=pytest.mark.long("genserve/engine/vllm", "genserve/rpc"))],
+)
+async def test_hostile_requests_harm_nobody_else(daemon: DaemonProcess, client: AsyncClient, num_hostile: int) -> None:
     """Every one is answered, by tokens or by an error that says why, and after every batch the daemon serves, with no
     request left. GENSERVE_HOSTILE_REQUESTS and GENSERVE_HOSTILE_SEED ask for more, and for others."""
     requests = Requests(SEED)
     outcomes = dict.fromkeys(("tokens", "refused", "internal"), 0)
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         stub = GenerationServiceStub(channel)
-        for number in range(NUM_HOSTILE // BATCH):
+        for number in range(num_hostile // BATCH):
             batch = [requests.next() for _ in range(BATCH)]
             codes = await (one_by_one if number % 4 == 3 else together)(stub, batch)
             for message, code in zip(batch, codes, strict=True):
@@ -178,7 +182,7 @@ async def test_hostile_requests_harm_nobody_else(daemon: DaemonProcess, client: 
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert min(outcomes["tokens"], outcomes["refused"]) > NUM_HOSTILE / 10, outcomes
+    assert min(outcomes["tokens"], outcomes["refused"]) > num_hostile / 10, outcomes
 
 
 async def together(stub: GenerationServiceStub, batch: list[generation_pb2.GenerateRequest]) -> list[int]:

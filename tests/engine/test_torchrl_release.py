@@ -17,6 +17,10 @@ from tests.support.released_package import ROOT, ReleasedPackage
 GUIDE = ROOT / "docs" / "trainers.md"
 TORCHRL = ReleasedPackage("torchrl")
 PROMPTS = [[5, 6, 7], [8, 9]]
+# The package is installed and imported for it.
+pytestmark = pytest.mark.long(
+    "genserve/integrations", "tests/torchrl", "docs/trainers.md", "tests/support/released_package.py"
+)
 
 
 async def test_the_engine_and_the_balancer_have_every_method_of_the_released_ones() -> None:

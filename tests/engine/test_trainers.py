@@ -40,6 +40,7 @@ async def served(client: AsyncClient, checkpoint: Path) -> bool:
     return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
+@pytest.mark.long("genserve/client/weights", "docs/trainers.md")  # tests/rpc/test_ranks.py has ranks without torchrun
 async def test_ranks_of_fsdp_push_together(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None, tmp_path: Path
 ) -> None:

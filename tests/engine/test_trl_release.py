@@ -14,6 +14,10 @@ from tests.support.released_package import ROOT, ReleasedPackage
 GUIDE = ROOT / "docs" / "trainers.md"
 TRL = ReleasedPackage("trl")
 NUM_STEPS = 6
+# The package is installed and imported for it.
+pytestmark = pytest.mark.long(
+    "genserve/integrations/trl.py", "tests/trl", "docs/trainers.md", "tests/support/released_package.py"
+)
 
 BEFORE = """
 from datasets import Dataset

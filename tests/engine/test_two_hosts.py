@@ -22,7 +22,14 @@ from tests.support.two_hosts import ADDRESSES, Host, NoNamespacesError, two_host
 
 START_TIMEOUT_S = 420.0  # two starts at once, on two cores
 END_TIMEOUT_S = 120.0
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    # Both start cold. tests/rpc/test_fetch.py fetches without an engine.
+    pytest.mark.long(
+        *("genserve/worker/fetch.py", "genserve/worker/contract", "genserve/engine/vllm/start"),
+        *("tests/support/two_hosts.py", "docs/hosts.md"),
+    ),
+]
 
 
 class TwoHosts:
