@@ -5,8 +5,8 @@ tests.engine.file_transfer.FileTransferExtension`. The trainer's half goes by th
 clients/python/vllm_trainer.py imports: from here, that program drives this backend.
 """
 
+import asyncio
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.worker.extension import WeightExchangeExtension
+from tests.support.patience import slow
 
 __all__ = ["FileTransferExtension", "GenserveTrainerInitInfo", "GenserveWeightSyncClient"]
 
@@ -75,7 +76,7 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Loads a file."""
-        time.sleep(update_info.takes_s)
+        asyncio.run(slow(update_info.takes_s))
         self._fails_to_finish = update_info.fails_to_finish
         tensors = load_file(self._directory / update_info.file)
 

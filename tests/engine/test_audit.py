@@ -99,7 +99,7 @@ async def test_a_copy_of_a_weight_that_a_step_has_made_is_never_served_with_anot
     try:
         async with AsyncClient(daemon.wait_serving().address) as client:
             assert await greedy_outputs(client) == outputs_of(reference("a"))
-            with pytest.raises(GenserveError, match=r"steps have made model\.embed_tokens\.copied"):
+            with pytest.raises(GenserveError, match=r"model\.embed_tokens\.copied"):
                 await client.push_weights(checkpoints["b"], version=1)
             assert await greedy_outputs(client) == outputs_of(reference("a"))
     finally:

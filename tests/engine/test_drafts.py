@@ -74,6 +74,6 @@ async def test_a_push_without_weights_for_it_is_refused(pair: tuple[Drafting, tu
     """As every push that lacks a tensor of the checkpoint, by its name; both models stay what they were."""
     subject, _ = pair
     before = await state_of(subject.client)
-    with pytest.raises(ManifestMismatchError, match=r"'model.mtp_layers.0.input_proj.weight' is missing"):
+    with pytest.raises(ManifestMismatchError, match=r"model\.mtp_layers\.0\.input_proj\.weight"):
         await subject.push({name: tensor for name, tensor in subject.b.items() if "input_proj" not in name})
     assert await state_of(subject.client) == before

@@ -15,6 +15,7 @@ from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.adapters import CONFIG, PROMPT, adapter
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
+from tests.support.patience import until
 
 NUM_FRONTENDS, NUM_ENGINES = 2, 2
 
@@ -47,9 +48,7 @@ def directories(daemon: DaemonProcess) -> list[Path]:
 
 async def until_removed(daemon: DaemonProcess) -> None:
     """Waits until no adapter is left."""
-    async with asyncio.timeout(60):
-        while directories(daemon):
-            await asyncio.sleep(0.05)
+    await until(lambda: not directories(daemon))
 
 
 async def test_every_front_end_reaches_every_engine(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -227,6 +226,6 @@ async def test_an_error_is_what_the_client_raises(client: AsyncClient) -> None:
 
 def test_the_daemon_has_nothing_to_complain_about(daemon: DaemonProcess) -> None:
     """No traceback of ours."""
-    log = Path(daemon._log).read_text(errors="replace")
+    log = daemon.stderr
     assert "Task exception was never retrieved" not in log
     assert "genserve/rpc" not in log

@@ -35,7 +35,7 @@ async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, 
                 await client.push_weights(checkpoints["a"], version=2, pause_lease_id=lease.lease_id)
                 assert resets.read_text().split() == ["reset"] * 2
                 keep.touch()
-                with pytest.raises(GenserveError, match="connector could not drop its keys and values"):
+                with pytest.raises(GenserveError, match="connector"):
                     await client.push_weights(checkpoints["b"], version=3, pause_lease_id=lease.lease_id)
                 assert (await client.status()).state.weight_version == 2
                 keep.unlink()

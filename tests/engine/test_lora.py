@@ -24,6 +24,8 @@ from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support import models
 from tests.support.adapters import CONFIG, PROMPT, VOCABULARY, Tensors, adapter, merged, saved, scores
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.patience import until
+from tests.support.refusals import refuses
 
 MAX_LORAS = 3
 
@@ -175,9 +177,7 @@ async def test_unloaded_while_it_is_used(
     async for _ in streams[1]:
         pass
     await streams[0].aclose()
-    async with asyncio.timeout(60):
-        while directories(lora_daemon):
-            await asyncio.sleep(0.05)
+    await until(lambda: not directories(lora_daemon))
     assert len((await client.generate(PROMPT, max_tokens=4, ignore_eos=True)).token_ids) == 4
 
 
@@ -193,9 +193,9 @@ async def test_from_a_directory(client: AsyncClient, checkpoints: dict[str, Path
     await client.push_lora("tensors", tensors, CONFIG)
     assert await scores(client, "disk") == await scores(client, "memory") == await scores(client, "tensors")
     assert [lora.name for lora in await client.list_loras()] == ["disk", "memory", "tensors"]
-    with pytest.raises(InvalidFieldError, match="has no adapter_config"):
+    with refuses(InvalidFieldError, says="adapter_config"):
         await client.load_lora("disk", directory)
-    with pytest.raises(InvalidFieldError, match="absolute"):
+    with refuses(InvalidFieldError, field="path"):
         await client.load_lora("disk", "saved")
 
 
@@ -223,19 +223,18 @@ async def test_what_does_not_fit_changes_nothing(
         (CONFIG | {"r": 0}, "above 0"),
         (no_rank, "lacks r"),
     ):
-        with pytest.raises(InvalidFieldError, match=words) as caught:
+        with refuses(InvalidFieldError, field="header.lora.config", says=words):
             await client.push_lora("policy", good, config)
-        assert caught.value.violations[0].field == "header.lora.config"
     with pytest.raises(PushRolledBackError, match="DoRA"):
         await client.push_lora("policy", good, CONFIG | {"use_dora": True})
-    with pytest.raises(InvalidFieldError, match=r"output\.prompt_logprobs"):
+    with refuses(InvalidFieldError, field="output.prompt_logprobs"):
         await client.generate(PROMPT, prompt_logprobs=0)
-    with pytest.raises(InvalidFieldError, match="lora_name"):
+    with refuses(InvalidFieldError, says="lora_name"):
         await client.push_lora("", good, CONFIG)
     with pytest.raises(InvalidFieldError, match=r"layers\.7"):
         await client.load_lora("policy", saved(bad_tensors["does not have"], tmp_path / "bad"))
     (tmp_path / "bad" / "adapter_model.safetensors").write_bytes(b"no safetensors")
-    with pytest.raises(InvalidFieldError, match="is not a safetensors file"):
+    with refuses(InvalidFieldError, says="safetensors"):
         await client.load_lora("policy", tmp_path / "bad")
     with pytest.raises(DeadlineError):
         await client.load_lora("policy", saved(good, tmp_path / "late"), timeout_s=0.0001)

@@ -23,6 +23,8 @@ from tests.engine.examples import block
 from tests.engine.outputs import ends_early, next_version, wait_idle
 from tests.support import on_runner_v2
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.patience import STEP_S
+from tests.support.unchanging import unchanging
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 WRITTEN_URL = "http://127.0.0.1:8000"
@@ -203,8 +205,11 @@ async def test_a_pause_freezes_answers_until_the_resume(served: Served) -> None:
     paused = await served.grpc.pause()
     assert paused.requests_kept == 1
     late = asyncio.create_task(served.collect(1, Answer()))
-    await asyncio.sleep(0.5)  # far more than a token takes
-    assert not late.done() and answer.finish_reason is None
+    async with asyncio.timeout(STEP_S):
+        while (load := (await served.grpc.status()).load).running + load.waiting < 2:
+            await asyncio.sleep(0.01)
+    num_tokens = await unchanging(lambda: len(answer.token_ids))
+    assert num_tokens < LONG and not late.done()
     await served.grpc.resume(paused.lease.lease_id)
     assert (await answer.done()).token_ids == await greedy(served.grpc, PROMPT, LONG)
     assert (await late).finish_reason == "length"

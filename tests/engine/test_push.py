@@ -262,7 +262,7 @@ async def test_a_chunk_before_the_header_is_refused(client: AsyncClient, raw_pus
 
 
 async def test_a_second_push_is_refused_at_once_and_told_who_is_at_work(
-    client: AsyncClient, raw_push: RawPush, checkpoints: dict[str, Path]
+    client: AsyncClient, daemon: DaemonProcess, raw_push: RawPush, checkpoints: dict[str, Path]
 ) -> None:
     """ABORTED / APPLY_IN_PROGRESS names the push that holds the place; when its stream is gone the place is free."""
     release = asyncio.Event()
@@ -272,7 +272,7 @@ async def test_a_second_push_is_refused_at_once_and_told_who_is_at_work(
             yield frame
         await release.wait()
 
-    async with grpc.aio.insecure_channel(raw_push._address) as channel:
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
         first = weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=120)
         async with asyncio.timeout(60):
             while True:

@@ -14,6 +14,7 @@ from tests.engine.examples import block
 from tests.support.adapters import CONFIG, adapter, saved
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
+from tests.support.patience import until
 from tests.support.unchanging import unchanging
 from tests.support.warm import process as warm
 
@@ -84,9 +85,7 @@ async def collect(client: AsyncClient, found: list[int]) -> None:
 
 async def until_more_than(found: list[int], num_tokens: int) -> None:
     """Waits for tokens."""
-    async with asyncio.timeout(60):
-        while len(found) <= num_tokens:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(found) > num_tokens)
 
 
 async def digests(client: AsyncClient) -> dict[tuple[str, str], str]:
@@ -130,8 +129,7 @@ async def test_a_wake_up_under_a_lease_leaves_the_engine_paused(client: AsyncCli
         before = await unchanging(lambda: len(found))
         await client.sleep(level=level)
         await client.wake_up()
-        await asyncio.sleep(0.3)
-        assert len(found) - before <= 1
+        assert await unchanging(lambda: len(found)) - before <= 1
     running.cancel()
     await asyncio.wait([running])
 
