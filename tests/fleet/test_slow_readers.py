@@ -1,6 +1,7 @@
 """Clients of a router that do not read their tokens: their streams end at the router's write deadline."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -8,11 +9,13 @@ import grpc.aio
 import pytest
 
 from genserve.v1 import generation_pb2
+from tests.fleet.scripted_fleet import SETTINGS as SCRIPTED
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
 from tests.support.clocks import advanced_clock
 from tests.support.scripted_daemon import reason_of
 
 WRITE_TIMEOUT_S = 60.0
+SETTINGS = replace(SCRIPTED, silence_s=24 * 3600.0)  # only the time of writes is to pass
 MANY = list(range(16_000))
 REQUEST = generation_pb2.GenerateRequest(request_id="a", token_ids={"ids": [1, 2, 3]})
 METHODS = {
@@ -41,7 +44,7 @@ async def read(call: Any) -> None:
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
     """Its request ends in the replica, and the replica is not taken for lost."""
-    async with scripted_fleet(2, write_timeout_s=WRITE_TIMEOUT_S) as router:
+    async with scripted_fleet(2, SETTINGS, write_timeout_s=WRITE_TIMEOUT_S) as router:
         call = METHODS[method](router.generation)
         _, stream = await router.running("a")
         stream.put(tokens([1], prompt=3))

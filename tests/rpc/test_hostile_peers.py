@@ -134,9 +134,9 @@ async def test_a_load_with_more_holes_than_a_peer_takes_ranges_goes_on(daemons: 
     header = weights_pb2.PushHeader(attempt="origin of p", push_id="mine")
     header.MergeFrom(HEADER)
     async with PacedPush(daemon.address, header, data_of(1)) as push:
-        for start in range(1, 5000 * 2, 2):
+        for start in range(1, 4200 * 2, 2):
             push.send(start, start + 1)
-        await until(client, "mine", 5000)
+        await until(client, "mine", 4200)
     async with listening(peer) as address:
         await client.load_weights(peers=[address], push_id="mine")
     assert daemon.engine.live == content(1)

@@ -10,7 +10,7 @@ import pytest
 
 from genserve.config import ServeConfig
 from genserve.engine.generation import GenerationUpdate
-from genserve.v1 import generation_pb2
+from genserve.v1 import control_pb2, generation_pb2
 from tests.support.clocks import advanced_clock
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, reason_of, serving, update
 
@@ -77,6 +77,7 @@ async def test_a_stream_that_waits_for_tokens_is_let_wait(daemon: Daemon, method
     stream = await daemon.stream()
     stream.put(update(1, first=True))
     await call.read()
+    await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # the daemon has seen its write end, too
     with advanced_clock() as clock:
         for _ in range(20):
             await clock.advance(WRITE_TIMEOUT_S / 8)
