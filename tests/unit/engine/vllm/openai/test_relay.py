@@ -3,7 +3,6 @@
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
+from tests.support.patience import stand_still
 from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
 from tests.unit.engine.vllm.openai.failing import no_more_files
 
@@ -248,17 +248,12 @@ async def test_many_steps_at_once_leave_everybody_their_turn(one: Relayed) -> No
     """The same for what has come while the daemon was late."""
     for _ in range(100):
         await one.engines.step({"a": [5]})
-    be_late()
+    stand_still(0.2)
     most_at_once = 0
     while (before := one.meter.num_tokens) < 100:
         await asyncio.sleep(0)
         most_at_once = max(most_at_once, one.meter.num_tokens - before)
     assert most_at_once == 1
-
-
-def be_late() -> None:
-    """Keeps the event loop busy."""
-    time.sleep(0.2)
 
 
 @pytest.mark.parametrize("num_files", range(1, 9))
