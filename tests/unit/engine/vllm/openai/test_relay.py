@@ -235,7 +235,7 @@ async def test_many_requests_at_once_leave_everybody_their_turn(one: Relayed, mo
     monkeypatch.setattr(one.relay, "_max_active", 200)
     for number in range(200):
         await one.server.add(str(number))
-    be_late()  # all of them wait in the daemon's socket now
+    stand_still(0.2)  # all of them wait in the daemon's socket now
     num_taken = most_at_once = 0
     while num_taken < 200:
         await asyncio.sleep(0)
