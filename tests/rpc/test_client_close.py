@@ -14,7 +14,7 @@ from genserve.client import AsyncClient
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
 from genserve.v1 import control_pb2
-from tests.support.patience import until
+from tests.support.patience import turns, until
 from tests.support.scripted_daemon import Daemon
 
 
@@ -44,6 +44,8 @@ async def closed_meanwhile(client: AsyncClient, daemon: Daemon) -> None:
     before = len(daemon.engine.streams)
     calls = [asyncio.create_task(client.generate([1], max_tokens=8)) for _ in range(3)]
     await until(lambda: len(daemon.engine.streams) == before + 3)
+    await client.status()  # answered on the same connection: the calls know that they were admitted
+    await turns()
     await client.close()
     await check_closed(*calls)
 
