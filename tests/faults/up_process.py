@@ -14,10 +14,8 @@ import psutil
 
 from genserve.client import Client, FleetReplica
 from genserve.launcher.process_group import members_of
+from tests.support.patience import START_S
 from tests.support.warm.process import WarmPopen
-
-START_TIMEOUT_S = 240.0
-"""Two that start cold beside other work have taken two minutes."""
 
 
 class UpProcess:
@@ -62,7 +60,7 @@ class UpProcess:
             raise AssertionError(f"up ended with {self.process.wait(60)}:\n{self.stderr[-4000:]}")
         return line.rsplit(" on ", 1)[1].strip()
 
-    def until(self, holds: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+    def until(self, holds: Callable[[], bool], timeout_s: float = START_S) -> None:
         """Waits until something holds."""
         until_s = time.monotonic() + timeout_s
         while not holds():

@@ -16,9 +16,10 @@ from typing import Self
 import psutil
 
 from tests.support.known_secrets import check_arguments
+from tests.support.patience import START_S
 from tests.support.warm.process import WarmPopen
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = START_S
 SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(64 << 20))
 """Flags that make the engine of a tiny model small. Its KV cache has room for more than 100,000 tokens of most of them:
 all of it becomes resident at the start, which is a third of what a start costs."""

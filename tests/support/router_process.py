@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-_START_TIMEOUT_S = 60.0
+from tests.support.patience import START_S
 
 
 class RouterProcess:
@@ -24,7 +24,7 @@ class RouterProcess:
                 text=True,
                 process_group=0,
             )
-        timer = threading.Timer(_START_TIMEOUT_S, self.kill)
+        timer = threading.Timer(START_S, self.kill)
         timer.start()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
