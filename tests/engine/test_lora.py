@@ -63,9 +63,7 @@ async def client(lora_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
         yield connected
         for lora in await connected.list_loras():
             await connected.unload_lora(lora.name)
-        async with asyncio.timeout(60):
-            while directories(lora_daemon):
-                await asyncio.sleep(0.05)
+        await until(lambda: not directories(lora_daemon))
 
 
 @pytest.fixture
@@ -149,9 +147,7 @@ async def test_an_adapter_is_replaced_between_requests(
                 break
     assert found[: len(expected)] == expected
     assert max(abs(x - y) for x, y in zip(old_scores, new_scores, strict=True)) > 0.5
-    async with asyncio.timeout(60):
-        while len(directories(lora_daemon)) > 1:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(directories(lora_daemon)) <= 1)
     assert await scores(client, "policy") == pytest.approx(new_scores, abs=1e-4)
 
 

@@ -25,6 +25,7 @@ from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.support import models, on_runner_v2
 from tests.support.daemon_process import DaemonProcess
+from tests.support.patience import until
 from tests.support.plain_vllm import PROMPTS, Reference
 from tests.support.raw_push import RawPush, replaced
 
@@ -117,9 +118,7 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
 async def gained(nums_tokens: list[int], num_tokens: int) -> None:
     """Waits until each stream has so many tokens more."""
     wanted = [number + num_tokens for number in nums_tokens]
-    async with asyncio.timeout(60):
-        while any(number < least for number, least in zip(nums_tokens, wanted, strict=True)):
-            await asyncio.sleep(0.01)
+    await until(lambda: all(number >= least for number, least in zip(nums_tokens, wanted, strict=True)))
 
 
 async def test_seeded_streams_survive_a_push_that_recomputes_them_all_at_once(

@@ -91,9 +91,7 @@ async def test_requests_of_a_stream_are_submitted_and_aborted_at_any_time(daemon
             await many.submit("c", request_id="mine")
         await many.abort("mine")
         aborted = await daemon.stream(1)
-        async with asyncio.timeout(STEP_S):
-            while not aborted.is_aborted:  # it is ignored once the request has ended
-                await asyncio.sleep(0.001)
+        await until(lambda: aborted.is_aborted)  # it is ignored once the request has ended
         (await daemon.stream(0)).put(update(1, first=True, last=True))
         item = await anext(many)
         assert (item.request_id, item.is_last, daemon.engine.requests[0].stop.max_tokens) == (first, True, 3)

@@ -32,7 +32,7 @@ from tests.support.pulled_peers import (
     data_of,
     listening,
     sending,
-    until,
+    until_received,
     weights,
 )
 from tests.support.scripted_daemon import Daemon
@@ -122,7 +122,7 @@ async def test_a_peer_that_sends_nothing_new_ends_with_the_time_to_live(daemons:
 async def interrupted(late: AsyncClient, first: Daemon, num_bytes: int, **fields: Any) -> None:
     """A load of push p of which so many bytes came."""
     load = asyncio.create_task(late.load_weights(peers=[first.address], push_id="p", **fields))
-    await until(late, "p", num_bytes)
+    await until_received(late, "p", num_bytes)
     load.cancel()
     await asyncio.wait([load])
 
@@ -136,7 +136,7 @@ async def test_a_load_with_more_holes_than_a_peer_takes_ranges_goes_on(daemons: 
     async with PacedPush(daemon.address, header, data_of(1)) as push:
         for start in range(1, 4200 * 2, 2):
             push.send(start, start + 1)
-        await until(client, "mine", 4200)
+        await until_received(client, "mine", 4200)
     async with listening(peer) as address:
         await client.load_weights(peers=[address], push_id="mine")
     assert daemon.engine.live == content(1)
@@ -149,7 +149,7 @@ async def test_bytes_of_another_push_under_the_same_id_are_not_mixed_in(daemons:
     late_daemon, late = await daemons()
     async with sending(first.address, 1, "p") as push:
         push.send(0, 2 * MIB)
-        await until(client, "p", 2 * MIB)  # or the load would not find it
+        await until_received(client, "p", 2 * MIB)  # or the load would not find it
         await interrupted(late, first, 2 * MIB, peer_push_id="p")
     await client.discard_push("p", force=True)
     async with sending(first.address, 1, "p", content_of=2) as push:
@@ -172,7 +172,7 @@ async def test_a_version_that_was_served_under_the_same_number_is_not_mixed_in(
     old = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, stalls=True)
     async with listening(old) as address:
         load = asyncio.create_task(late.load_weights(peers=[address], push_id="p"))
-        await until(late, "p", 2 * MIB)
+        await until_received(late, "p", 2 * MIB)
         load.cancel()
         await asyncio.wait([load])
     async with listening(LyingPeer(data_of(2), "p", origin="another")) as address:

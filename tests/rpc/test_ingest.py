@@ -30,7 +30,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header
 from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
 from tests.support.answers import answer_of
-from tests.support.patience import STEP_S
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 
 if TYPE_CHECKING:
@@ -273,18 +273,14 @@ async def test_one_that_is_killed_is_started_again() -> None:
             async def frames() -> AsyncIterator[Frame]:
                 yield first
                 yield chunk(0, 20)
-                async with asyncio.timeout(STEP_S):
-                    while not has_bytes(daemon, 20):
-                        await asyncio.sleep(0.01)
+                await until(lambda: has_bytes(daemon, 20))
                 os.kill(killed, signal.SIGKILL)
                 await asyncio.Event().wait()
 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            async with asyncio.timeout(STEP_S):
-                while not said or processes.pids[0] == killed:
-                    await asyncio.sleep(0.01)
+            await until(lambda: said and processes.pids[0] != killed)
             report = daemon.registry.report("p1").push
             assert report.missing == ((20, 32),)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as another:

@@ -23,9 +23,18 @@ from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Start
-from tests.support import patience
-from tests.support.patience import STEP_S
-from tests.support.pulled_peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
+from tests.support.patience import STEP_S, until
+from tests.support.pulled_peers import (
+    MIB,
+    TOTAL_BYTES,
+    LyingPeer,
+    content,
+    data_of,
+    listening,
+    sending,
+    until_received,
+    weights,
+)
 from tests.support.refusals import refuses
 
 
@@ -112,9 +121,8 @@ async def test_files_that_cannot_be_are_the_fault_of_their_index(daemons: Start,
     try:
         with pytest.raises(InvalidFieldError):
             await client.load_weights(tmp_path, version=3)
-        async with asyncio.timeout(STEP_S):  # the call's error is dropped a moment after its answer
-            while any(str(tmp_path) in opened for opened in open_files()):
-                await asyncio.sleep(0.01)
+        # The call's error is dropped a moment after its answer.
+        await until(lambda: not any(str(tmp_path) in opened for opened in open_files()))
     finally:
         gc.enable()
 
@@ -179,14 +187,14 @@ async def test_a_push_passes_through_daemons_while_it_arrives(daemons: Start) ->
     loads = []
     async with sending(first.address, 1, "p") as push:
         push.send(MIB, 3 * MIB)
-        await until(client, "p", 2 * MIB)
+        await until_received(client, "p", 2 * MIB)
         for target, (_, each) in zip(targets, chain, strict=True):
             load = each.load_weights(peers=[target], peer_push_id="p", push_id="p")
             loads.append(asyncio.create_task(load))
-            await until(each, "p", 2 * MIB)
+            await until_received(each, "p", 2 * MIB)
         push.send(0, MIB)
         push.send(3 * MIB, TOTAL_BYTES)
-        await until(chain[1][1], "p", TOTAL_BYTES)
+        await until_received(chain[1][1], "p", TOTAL_BYTES)
         assert [(await each.get_push("p")).push.state for _, each in chain] == ["receiving"] * 2
         assert [daemon.engine.live for daemon, _ in chain] == [{}, {}]
         await push.end()
@@ -200,10 +208,10 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
     late_daemon, late = await daemons()
     async with sending(first.address, 1, "p") as push:
         push.send(0, TOTAL_BYTES)
-        await until(client, "p", TOTAL_BYTES)
+        await until_received(client, "p", TOTAL_BYTES)
         load = asyncio.create_task(late.load_weights(peers=[first.address], peer_push_id="p", push_id="p"))
-        await until(late, "p", TOTAL_BYTES)
-    await patience.until(lambda: not first.registry.find("p").num_attached)
+        await until_received(late, "p", TOTAL_BYTES)
+    await until(lambda: not first.registry.find("p").num_attached)
     await client.discard_push("p", force=True)
     with pytest.raises(PeersFailedError, match="NOT_FOUND"):
         await load
@@ -265,7 +273,7 @@ async def test_a_load_that_was_cancelled_continues(daemons: Start) -> None:
     peer = LyingPeer(data_of(1), "p", breaks_after=3 * MIB, stalls=True)
     async with listening(peer) as address:
         load = asyncio.create_task(client.load_weights(peers=[address], push_id="mine"))
-        await until(client, "mine", 3 * MIB)
+        await until_received(client, "mine", 3 * MIB)
         load.cancel()
         await asyncio.wait([load])
     whole = LyingPeer(data_of(1), "p")

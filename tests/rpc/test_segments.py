@@ -14,7 +14,7 @@ from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.rpc.segments import has_bytes, memory, pipe, segment
 from tests.support.answers import answer_of
-from tests.support.patience import STEP_S
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 
@@ -178,9 +178,7 @@ async def test_memory_with_a_name_may_be_made_anew(daemon: Daemon, named: Path) 
     async def frames() -> AsyncIterator[Frame]:
         yield first
         yield segment(str(named), 0, 16)
-        async with asyncio.timeout(STEP_S):
-            while not has_bytes(daemon, 16):
-                await asyncio.sleep(0.001)
+        await until(lambda: has_bytes(daemon, 16))
         make_anew(named, DATA[16:])
         yield segment(str(named), 16, 32, segment_offset=0)
         yield END
@@ -255,9 +253,7 @@ async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) ->
         async def frames() -> AsyncIterator[Frame]:
             yield first
             yield segment(path, 0, 16)
-            async with asyncio.timeout(STEP_S):
-                while not has_bytes(daemon, 16):
-                    await asyncio.sleep(0.001)
+            await until(lambda: has_bytes(daemon, 16))
             os.ftruncate(fd, 20)
             yield segment(path, 16, 32)
 

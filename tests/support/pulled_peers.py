@@ -112,7 +112,7 @@ def sending(address: str, version: int, push_id: str, content_of: int = 0) -> Pa
     return PacedPush(address, header, data_of(content_of or version))
 
 
-async def until(client: AsyncClient, push_id: str, received_bytes: int) -> None:
+async def until_received(client: AsyncClient, push_id: str, received_bytes: int) -> None:
     """Waits until a push has so many bytes."""
     async with asyncio.timeout(60):
         while True:

@@ -9,6 +9,7 @@ import pytest
 
 from genserve.doctor.children import Children
 from genserve.launcher.process_group import members_of
+from tests.support.patience import until
 
 FAMILY = """
 import signal, subprocess, sys, time
@@ -39,9 +40,7 @@ async def start(children: Children, program: str) -> tuple[asyncio.subprocess.Pr
 
 async def gone(process: asyncio.subprocess.Process) -> None:
     """Waits for the group to end: what is killed goes a little later."""
-    async with asyncio.timeout(30):
-        while members_of(process.pid):
-            await asyncio.sleep(0.01)
+    await until(lambda: not members_of(process.pid))
 
 
 async def test_one_that_ends_its_own_is_stopped_in_order() -> None:

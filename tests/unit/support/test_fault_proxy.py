@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.support.fault_proxy import Connection, FaultProxy, Way
+from tests.support.patience import until
 
 Link: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect: TypeAlias = "Callable[[], Awaitable[Link]]"
@@ -146,8 +147,7 @@ async def test_one_direction_can_be_lost_alone(proxy: FaultProxy, server: Capita
     reader, writer = await connect()
     proxy.black_hole(way)
     writer.write(b"a")
-    while way is Way.TO_CLIENT and not server.arrived:
-        await asyncio.sleep(0.001)
+    await until(lambda: server.arrived or way is Way.TO_SERVER)
     assert await is_silent(reader)
     assert bytes(server.arrived) == (b"" if way is Way.TO_SERVER else b"a")
     proxy.heal()

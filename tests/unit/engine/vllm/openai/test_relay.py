@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
-from tests.support.patience import stand_still
+from tests.support.patience import stand_still, until
 from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
 from tests.unit.engine.vllm.openai.failing import no_more_files
 
@@ -269,6 +269,5 @@ async def test_a_place_that_cannot_be_made_leaves_nothing(
         with no_more_files(but=num_files), suppress(OSError, zmq.ZMQError):
             two.relay.open()
         two.relay.shut()
-        async with asyncio.timeout(30):  # a thread of zmq's closes its sockets
-            while os.listdir(directory) or psutil.Process().num_fds() > num_before:
-                await asyncio.sleep(0.01)
+        # A thread of zmq's closes its sockets.
+        await until(lambda: not os.listdir(directory) and psutil.Process().num_fds() <= num_before)

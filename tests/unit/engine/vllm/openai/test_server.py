@@ -8,6 +8,7 @@ import pytest
 from genserve.engine.vllm.openai import server as module
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
+from tests.support.patience import until
 from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
 from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files, stay
 
@@ -77,9 +78,7 @@ async def test_a_server_that_fails_again_and_again_is_given_up(relay: Relay, soo
     processes = Processes(stay, fail)
     server, running = await begun(processes, relay, said.append)
     processes.started[0].kill()
-    async with asyncio.timeout(30):
-        while len(said) < 3:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(said) >= 3)
     assert said == [
         "openai: the server was ended by SIGKILL; it is started again in 0.01 s",
         "openai: the server ended with status 3; it is started again in 0.02 s",
@@ -100,9 +99,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     server, running = await begun(processes, relay, said.append)
     await asyncio.sleep(0)
     relay._break("it sings")
-    async with asyncio.timeout(30):
-        while len(processes.started) < 2:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(processes.started) >= 2)
     assert said[0] == "openai: the server is ended: it sings"
     assert processes.started[0].exitcode < 0
     server.kill()
@@ -132,12 +129,8 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(relay: Rela
     server, running = await begun(processes, relay, said.append)
     with no_more_files():
         processes.started[0].kill()
-        async with asyncio.timeout(30):
-            while len(said) < 2:
-                await asyncio.sleep(0.01)
-    async with asyncio.timeout(30):
-        while len(processes.started) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(said) >= 2)
+    await until(lambda: len(processes.started) >= 2)
     assert said[0] == "openai: the server was ended by SIGKILL; it is started again in 0.01 s"
     assert said[1].startswith("openai: the server could not be started: ")
     assert "Too many open files" in said[1]
