@@ -1,6 +1,5 @@
 """Clients of a router that do not read their tokens: their streams end at the router's write deadline."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +50,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
         for index in range(1500):
             stream.put(tokens(MANY, 1 + len(MANY) * index))
         with advanced_clock() as clock:
-            while not stream.closed.is_set():
-                await asyncio.sleep(0.01)  # for what the connections take still
-                await clock.advance(WRITE_TIMEOUT_S / 8)
+            await clock.advance_until(stream.closed.is_set, WRITE_TIMEOUT_S / 8)
         assert stream.updates.qsize() > 0, "everything was written, and nothing was shown"
         assert len(router.fleet.ready) == 2
         await until_served(router)

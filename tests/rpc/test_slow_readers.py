@@ -33,11 +33,9 @@ async def daemon() -> AsyncIterator[Daemon]:
 
 
 async def time_passes_until(ended: asyncio.Event) -> None:
-    """By the clock, for who waits for a client to read; and a little for what its connection takes still."""
+    """By the clock, for who waits for a client to read. Its connection takes something for a while."""
     with advanced_clock() as clock:
-        while not ended.is_set():
-            await asyncio.sleep(0.01)
-            await clock.advance(WRITE_TIMEOUT_S / 8)
+        await clock.advance_until(ended.is_set, WRITE_TIMEOUT_S / 8)
 
 
 def large(*, last: bool = False) -> GenerationUpdate:

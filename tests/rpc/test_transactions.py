@@ -1,6 +1,5 @@
 """CommitPush, DiscardPush, PullWeights, Sleep and headers that are too large, as a client on the wire sees them."""
 
-import asyncio
 import hashlib
 
 import grpc
@@ -238,7 +237,5 @@ async def test_a_puller_that_does_not_read_lets_go_of_the_version() -> None:
         await call.read()
         assert served.num_readers == 1
         with advanced_clock() as clock:
-            while served.num_readers:
-                await asyncio.sleep(0.01)  # for what its connection takes still
-                await clock.advance(PULL_WRITE_TIMEOUT_S)
+            await clock.advance_until(lambda: not served.num_readers, PULL_WRITE_TIMEOUT_S)
         call.cancel()

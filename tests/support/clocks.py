@@ -6,7 +6,7 @@ stands still for longer. With these it says what the user would: a lease of 600 
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,12 @@ class AdvancedClock:
         await turns()
         self._ahead_s += seconds
         await turns()
+
+    async def advance_until(self, holds: Callable[[], object], step_s: float) -> None:
+        """Lets time pass, `step_s` by `step_s`, until `holds` is true; between two steps sockets have a little time."""
+        while not holds():
+            await asyncio.sleep(0.01)
+            await self.advance(step_s)
 
 
 @contextmanager

@@ -29,6 +29,15 @@ async def test_what_is_due_runs_when_a_clock_is_set_forward() -> None:
         timers[1].cancel()
 
 
+async def test_time_passes_in_steps_until_something_holds() -> None:
+    with advanced_clock() as clock:
+        before_s = time.monotonic()
+        waiting = asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), 600))
+        await clock.advance_until(waiting.done, 100)
+        assert 600 <= time.monotonic() - before_s < 800
+        assert isinstance(waiting.exception(), TimeoutError)
+
+
 async def test_a_deadline_that_passes_with_the_clock_ends_what_waits() -> None:
     with advanced_clock() as clock:
         waiting = asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), 600))

@@ -163,9 +163,7 @@ async def test_finding_them_again_ends_no_call() -> None:
 async def found_in_vain(client: AsyncClient, clock: AdvancedClock) -> None:
     """Returns when the client has given up those front ends that it cannot connect to."""
     finding = asyncio.create_task(client.wait_ready())
-    while not finding.done():
-        await clock.advance(frontend_channels.CONNECT_TIMEOUT_S)
-        await asyncio.sleep(0.01)
+    await clock.advance_until(finding.done, frontend_channels.CONNECT_TIMEOUT_S)
     await finding
 
 

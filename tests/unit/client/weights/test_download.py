@@ -144,9 +144,7 @@ async def test_a_stream_that_always_breaks_is_given_up(breaks: bool, error: type
         puller.chunks_per_stream, puller.breaks = 0, breaks
         with advanced_clock() as clock:
             pulling = asyncio.create_task(client.pull_weights())
-            while not pulling.done():
-                await clock.advance(0.5)
-                await asyncio.sleep(0.01)
+            await clock.advance_until(pulling.done, 0.5)
             with refuses(error):
                 await pulling
         assert len(puller.requests) == 1 + RESUMES
