@@ -67,8 +67,8 @@ class Rig:
         return await self.pauses.pause(mode, **options)
 
 
-@pytest.fixture
-async def virtual_time() -> AsyncIterator[None]:
+@pytest.fixture(name="leaping_clock")
+async def time_leaps() -> AsyncIterator[None]:
     """A second in which an engine may undo something does not pass while the machine stands still."""
     with leaping_clock():
         yield

@@ -11,7 +11,7 @@ from genserve.errors import GenserveError
 from tests.support.patience import turns
 from tests.unit.control.conftest import Rig
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("leaping_clock")
 
 REUSE, RECOMPUTE = KvPolicy.REUSE, KvPolicy.RECOMPUTE
 KV_CACHE = SleepDepth.of(None, ["kv_cache"])

@@ -77,7 +77,7 @@ async def test_recompute_joining_a_pause_drops_the_cache(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("late"), RuntimeError("broken")])
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_failed_pause_leaves_no_lease_and_a_running_engine(rig: Rig, failure: Exception) -> None:
     """Whatever went wrong, nothing is paused, and the next pause works."""
     rig.engine.fails["pause"] = failure
@@ -102,7 +102,7 @@ async def test_an_engine_that_dies_of_a_pause_is_asked_for_nothing_more(rig: Rig
     assert rig.engine.calls[-1].partition(" ")[0] == step
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_pause_that_waits_for_an_endless_request_times_out_unpaused(rig: Rig) -> None:
     """WAIT with a request that does not end: DEADLINE_EXCEEDED, no lease, running."""
     rig.engine.hangs.add("pause")
@@ -112,7 +112,7 @@ async def test_pause_that_waits_for_an_endless_request_times_out_unpaused(rig: R
     assert rig.leases.active == ()
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_cancelled_pause_is_undone(rig: Rig) -> None:
     """A client that goes away while its pause takes hold leaves nothing paused, even if it is cancelled twice."""
     rig.engine.gates["pause"], rig.engine.gates["resume"] = Gate(), Gate()
@@ -132,7 +132,7 @@ async def test_cancelled_pause_is_undone(rig: Rig) -> None:
     assert "pause" not in {task.get_name() for task in asyncio.all_tasks()}  # its call to the engine has ended too
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_failed_abort_joining_a_pause_leaves_the_engine_paused(rig: Rig) -> None:
     """An engine undoes its failed pause by running; the lease of the other holder still says that it may not."""
     await rig.pause()

@@ -47,7 +47,7 @@ async def test_a_sleep_stops_requests_as_its_mode_says(rig: Rig, mode: PauseMode
     assert rig.engine.calls == [f"pause {mode.value} reuse", SLEEP_1]
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
     """The engine runs on, and is not put to sleep when the last request ends later."""
     rig.engine.hangs.add("pause")
@@ -100,7 +100,7 @@ async def test_lease_that_ends_during_a_sleep_does_not_wake_the_engine(rig: Rig)
 
 
 @pytest.mark.parametrize("paused", [False, True])
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bool) -> None:
     """It may sleep by then, so it is woken up; then it runs, or is paused under its lease."""
     if paused:
@@ -114,7 +114,7 @@ async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bo
     assert rig.engine.calls[rig.engine.calls.index(SLEEP_1) :] == [SLEEP_1, woken]
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
     """A client that goes away leaves the engine awake and running."""
     gate = rig.engine.gates["sleep"] = Gate()
@@ -138,7 +138,7 @@ async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
     assert rig.engine.calls == []
 
 
-@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.usefixtures("leaping_clock")
 async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
     """It sleeps on."""
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 60.0)

@@ -19,7 +19,7 @@ from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("leaping_clock")
 
 DROPPED = SleepDepth.of(2, ())
 

@@ -16,7 +16,7 @@ from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("leaping_clock")
 
 
 async def test_a_turn_lasts_until_the_engine_has_ended_what_its_client_gave_up(rig: Rig) -> None:
