@@ -77,11 +77,24 @@ def way_to_vllm(path: Path) -> list[str]:
 
 def test_collecting_tests_imports_no_vllm() -> None:
     """That takes ten seconds in each process of pytest, also of a run that needs none of it."""
-    files = [path for path in sorted(TESTS.rglob("test_*.py"))]
     with_vllm = tuple(TESTS / each for each in WITH_VLLM)
-    ways = {path: way_to_vllm(path) for path in files}
+    ways = {path: way_to_vllm(path) for path in sorted(TESTS.rglob("test_*.py"))}
     assert sum(map(bool, ways.values())) > 10, "the search finds nothing"
     assert [way for path, way in ways.items() if way and not any(path.is_relative_to(each) for each in with_vllm)] == []
+
+
+def test_what_a_long_test_is_about_is_there() -> None:
+    """CI would never run a test whose subject has moved."""
+    found = [
+        (path, text.value)
+        for path in sorted(TESTS.rglob("test_*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.long"
+        for text in ast.walk(call)
+        if isinstance(text, ast.Constant) and "/" in str(text.value)
+    ]
+    assert found, "no test is long: the search finds nothing"
+    assert [f"{path.name}: {subject}" for path, subject in found if not (TESTS.parent / subject).exists()] == []
 
 
 def test_no_test_file_is_imported() -> None:
