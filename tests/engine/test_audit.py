@@ -18,8 +18,8 @@ from tests.support.plain_vllm import Reference
 from tests.support.warm import process
 
 _EVERY_DAY = ("Qwen3MoeForCausalLM", HIDDEN_IN)
-_LONG = pytest.mark.long("genserve/worker/update", "genserve/worker/model", "tests/engine/audited_models.py")
-KINDS = [pytest.param(kind, marks=() if kind in _EVERY_DAY else _LONG) for kind in CONFIGS]
+LONG = pytest.mark.long("genserve/worker/update", "genserve/worker/model", "tests/engine/audited_models.py")
+KINDS = [pytest.param(kind, marks=() if kind in _EVERY_DAY else LONG) for kind in CONFIGS]
 
 Audits = Callable[[str], Any]
 

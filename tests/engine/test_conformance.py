@@ -25,7 +25,7 @@ SHOWN = {
     "active-version": ("push", None),
 }
 """A scenario that each mistake must fail, and perhaps one that it must not."""
-_LONG = pytest.mark.long("clients/conformance", "tests/engine/wrong_driver.py")
+LONG = pytest.mark.long("clients/conformance", "tests/engine/wrong_driver.py")
 """What proves the scenarios and their runner, and nothing of the daemon, but for one case of each."""
 TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
 
@@ -61,7 +61,7 @@ async def test_all_clients_do_what_a_scenario_says(
     assert {name: outcome.differences for name, outcome in outcomes.items()} == {name: [] for name in drivers}
 
 
-@pytest.mark.parametrize("mutation", [pytest.param(each, marks=() if each == "span" else _LONG) for each in MUTATIONS])
+@pytest.mark.parametrize("mutation", [pytest.param(each, marks=() if each == "span" else LONG) for each in MUTATIONS])
 async def test_a_mistake_of_a_daemon_shows_in_every_column(
     run: Run, drivers: dict[str, Sequence[str]], mutation: str
 ) -> None:
@@ -75,7 +75,7 @@ async def test_a_mistake_of_a_daemon_shows_in_every_column(
 
 
 @pytest.mark.parametrize(
-    "mistake", [pytest.param(each, marks=() if each == "no spans" else _LONG) for each in wrong_driver.MISTAKES]
+    "mistake", [pytest.param(each, marks=() if each == "no spans" else LONG) for each in wrong_driver.MISTAKES]
 )
 async def test_a_mistake_of_a_driver_shows_without_another_one_beside_it(run: Run, mistake: str) -> None:
     name, _ = wrong_driver.MISTAKES[mistake]

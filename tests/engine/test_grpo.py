@@ -19,7 +19,7 @@ from tests.support.warm import process
 
 PROMPTS = {letter: letter for letter in tiny_model.LETTERS}
 STEPS = 40
-_LONG = pytest.mark.long("clients/python/grpo", "genserve/client/weights", "tests/support/trainer_programs.py")
+LONG = pytest.mark.long("clients/python/grpo", "genserve/client/weights", "tests/support/trainer_programs.py")
 FLOAT32 = fidelity.TOLERANCES["float32"]
 
 
@@ -38,7 +38,7 @@ def has_learnt(steps: Sequence[Any]) -> bool:
     return last > 0.5 and last > 4 * first
 
 
-@_LONG
+@LONG
 async def test_the_reward_rises(learner_client: AsyncClient, learner: Path) -> None:
     """In turns, every token is of the version that is trained, and the daemon's log-probabilities are the trainer's."""
     steps = await trained(learner_client, learner, mode="sync")
@@ -47,7 +47,7 @@ async def test_the_reward_rises(learner_client: AsyncClient, learner: Path) -> N
     assert max(step.drift for step in steps) < FLOAT32.mean
 
 
-@_LONG
+@LONG
 async def test_the_reward_does_not_rise_without_the_pushes(
     learner_client: AsyncClient, learner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ async def test_the_reward_does_not_rise_without_the_pushes(
     assert max(step.drift for step in steps) > 100 * FLOAT32.mean, "nor do the ratios tell that something is wrong"
 
 
-@pytest.mark.parametrize("num_steps", [12, pytest.param(60, marks=_LONG)])
+@pytest.mark.parametrize("num_steps", [12, pytest.param(60, marks=LONG)])
 async def test_one_step_ahead_the_ratios_are_over_the_version_that_sampled(
     learner_client: AsyncClient, learner: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:

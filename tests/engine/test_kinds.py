@@ -15,7 +15,7 @@ from tests.support.warm import process
 _EVERY_DAY = ("latent-attention",)
 """Its layers compute more tensors from what is loaded, which no other test of the CPU pushes. Experts, drafts and
 quantised layers are in test_model_kinds.py and test_drafts.py, and all kinds in tests/fake_cuda."""
-_LONG = pytest.mark.long(
+LONG = pytest.mark.long(
     *("genserve/worker/update", "genserve/worker/model", "genserve/installed_engine.py"),
     *(f"tests/support/{name}.py" for name in ("on_cpu", "matrix", "kinds", "models", "quantised", "vision")),
 )
@@ -40,7 +40,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, id=kind.name, marks=() if kind.name in _EVERY_DAY else _LONG) for kind in CHECKED],
+    [pytest.param(kind, id=kind.name, marks=() if kind.name in _EVERY_DAY else LONG) for kind in CHECKED],
 )
 def test_vllm_takes_the_checkpoints_and_pushes_of_them_equal_cold_starts(
     kind: Kind, findings: Callable[[str], dict[str, str]]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()
 GUIDE = ROOT / "docs" / "vllm_transfer.md"
 IMPORT = "from genserve.integrations.vllm_trainer import GenserveTrainerInitInfo, GenserveWeightSyncClient"
-_LONG = pytest.mark.long(
+LONG = pytest.mark.long(
     *("genserve/integrations", "clients/python/vllm_trainer.py", "docs/vllm_transfer.md"),
     *("tests/engine/file_transfer.py", "tests/engine/transfer_subject.py"),
 )
@@ -98,7 +98,7 @@ with GenserveWeightSyncClient({daemon.address!r}) as client:
     assert (state.weight_version, state.phase) == (version, "running")
 
 
-@_LONG  # test_vllm_transfer has the four calls
+@LONG  # test_vllm_transfer has the four calls
 async def test_the_same_trainer_drives_an_engine_of_vllms_own(subject: TransferSubject, untied_b: Reference) -> None:
     """Through vLLM's four calls over gRPC: what is live is what a cold start would have, by its version."""
     client, version = subject.client, await subject.next_version()
@@ -115,7 +115,7 @@ async def test_the_same_trainer_drives_an_engine_of_vllms_own(subject: TransferS
     assert (info.weight_transfer, "weight_transfer" in info.features) == (BACKEND, True)
 
 
-@_LONG
+@LONG
 @pytest.mark.parametrize("word", ["vllm_trainer", "vllm_sync"])
 async def test_an_example_of_the_guide_runs(subject: TransferSubject, untied_b: Reference, word: str) -> None:
     """As it stands, but for the address; `model` and `init_info` are the trainer's."""

@@ -16,14 +16,14 @@ from tests.support.matrix import KINDS, WAYS, Kind
 
 pytestmark = pytest.mark.usefixtures("engine")
 
-_LONG = pytest.mark.long("genserve/worker", "genserve/engine", "tests/support/fake_cuda")
+LONG = pytest.mark.long("genserve/worker", "genserve/engine", "tests/support/fake_cuda")
 
 CONTENTS_OF_KERNELS = frozenset({"fp8-blocks"})
 """Kinds that a compiled graph post-processes. Its kernels do nothing, and nothing fills the memory that they were to
 write, so the contents are chance. What is left: a push raises nothing, and its pause allocates nothing."""
 
 
-LONG = {
+LONG_WAYS = {
     "dense-with-biases": WAYS,
     "latent-attention": ("host", "inplace"),
     "linear-attention": ("host", "inplace"),
@@ -39,8 +39,8 @@ def _in_ways() -> Iterator[Any]:
     """Kinds and ways, a kind after the other."""
     for kind in KINDS:
         for way in WAYS:
-            is_long = way in LONG.get(kind.name, ())
-            yield pytest.param(kind, way, id=f"{kind.name}-{way}", marks=[_LONG] if is_long else [])
+            is_long = way in LONG_WAYS.get(kind.name, ())
+            yield pytest.param(kind, way, id=f"{kind.name}-{way}", marks=[LONG] if is_long else [])
 
 
 @pytest.fixture(scope="module")
