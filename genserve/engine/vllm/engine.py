@@ -28,7 +28,7 @@ from genserve.engine.vllm.activity import Processes
 from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
 from genserve.engine.vllm.clients.others import OtherClients
 from genserve.engine.vllm.clients.seat import Seat
-from genserve.engine.vllm.heartbeat import LOST_WAKEUP_S, Heartbeat, HeartbeatLimits
+from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.vllm.launch import EngineOptions, Launched, launch
 from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
@@ -136,7 +136,7 @@ class VllmEngine:
         """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.
         Calls `tell` with whether it answers, when this changes."""
         if heartbeat_timeout_s:
-            limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, LOST_WAKEUP_S)
+            limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
             # internal: the engine's processes. Those of Ray may be on other hosts, and tell nothing.
             pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
             processes = Processes(pids, self._meter.steps) if pids else None

@@ -48,7 +48,7 @@ class HeartbeatLimits:
 
     timeout_s: float
     step_s: float
-    idle_s: float = 0.0
+    idle_s: float = LOST_WAKEUP_S
 
 
 class Observed(Protocol):

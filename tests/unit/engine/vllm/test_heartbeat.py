@@ -287,7 +287,7 @@ async def test_processes_that_get_no_cpu_are_at_work_and_those_that_want_none_ar
     other = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     with ExitStack() as stack:
         running = [stack.enter_context(_running(program)) for program in (worker, other, other)]
-        processes, limits = Processes([running[0].pid], lambda: 0), HeartbeatLimits(timeout_s=1.0, step_s=3.0)
+        processes, limits = Processes([running[0].pid], lambda: 0), HeartbeatLimits(1.0, step_s=3.0, idle_s=0.0)
         liveness, before = Liveness(), processes.activity()
         unanswered = Heartbeat(liveness, lambda _: asyncio.Event().wait(), processes, limits, lambda _: None)
         await asyncio.wait_for(unanswered.run(), 60)

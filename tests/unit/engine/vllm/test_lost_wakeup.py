@@ -11,7 +11,8 @@ from genserve.engine.vllm.liveness import Liveness
 from tests.support.clocks import leaping_clock
 from tests.support.patience import slow
 
-LIMITS = HeartbeatLimits(timeout_s=5.0, step_s=300.0, idle_s=LOST_WAKEUP_S)
+LIMITS = HeartbeatLimits(timeout_s=5.0, step_s=300.0)
+"""As an engine has them by default."""
 VLLM_LOOKS_AGAIN_S = 5.0
 
 
