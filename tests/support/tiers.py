@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
+_EVERYTHING = ("requirements.lock", "genserve/installed_engine.py")
+"""What all tests are about: another vLLM may break any of them."""
 
 
 def is_choice(config: pytest.Config) -> bool:
@@ -45,7 +47,7 @@ class Tiers:
     def _runs(self, item: pytest.Item) -> bool:
         markers = list(item.iter_markers("long"))
         subjects = [subject for marker in markers for subject in marker.args]
-        return not markers or touches(self._changed, [item.nodeid.partition("::")[0], *subjects])
+        return not markers or touches(self._changed, [item.nodeid.partition("::")[0], *_EVERYTHING, *subjects])
 
 
 def touches(changed: Sequence[str], subjects: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 import pytest
 
+from tests.support import tiers
 from tests.support.tiers import changed_since, touches
 
 pytest_plugins = ["pytester"]
@@ -36,6 +37,19 @@ def test_long_tests_run_where_they_are_asked_for(
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TESTS)
     pytester.runpytest(*arguments).assert_outcomes(passed=passed, deselected=left_out)
+
+
+@pytest.mark.parametrize(
+    ("changed", "passed"), [("genserve/fleet/router.py", 2), ("requirements.lock", 2), ("genserve/rpc/server.py", 1)]
+)
+def test_long_tests_run_where_what_they_are_about_has_changed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, changed: str, passed: int
+) -> None:
+    """Another version of vLLM is about all of them."""
+    monkeypatch.setattr(tiers, "changed_since", lambda commit: [changed])
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TESTS)
+    pytester.runpytest_inprocess(".", "--touched-since", "HEAD~1").assert_outcomes(passed=passed, deselected=2 - passed)
 
 
 def test_a_subject_is_a_file_or_a_folder() -> None:
