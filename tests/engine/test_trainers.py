@@ -114,9 +114,8 @@ async def test_logprobs_are_of_the_sampled_token_alone_or_left_out(trl: VLLMClie
 
 async def test_options_of_generation(trl: VLLMClient) -> None:
     """They win over the arguments, and go to vLLM where we have no name for them; unknown ones are refused."""
-    kwargs = {"max_tokens": 3, "ignore_eos": True, "include_stop_str_in_output": True, "truncate_prompt_tokens": 2}
+    kwargs = {"max_tokens": 3, "ignore_eos": True, "include_stop_str_in_output": True}
     unknown = kwargs | {"surprise": 1}
-    del kwargs["truncate_prompt_tokens"]
     answer = await asyncio.to_thread(trl.generate, [[5, 6, 7]], max_tokens=9, generation_kwargs=kwargs)
     assert len(answer["completion_ids"][0]) == 3
     with refuses(InvalidFieldError, field="engine_params.surprise"):
