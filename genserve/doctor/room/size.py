@@ -42,13 +42,14 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Room:
     """How a model takes new versions: `way` is "beside", "host", "inplace", or "" if it cannot be served here.
-    `needed_bytes` and `budget_bytes` are per device, or of the host on a CPU, for this way, or for `beside` if there is
-    none."""
+    `needed_bytes` and `budget_bytes` are per device, or of the host on a CPU, for this way. If there is none they are
+    those of the way that needs least: of the host with `lacks_host`, when the devices have enough."""
 
     model: str
     way: str
     needed_bytes: float
     budget_bytes: float
+    lacks_host: bool = False
 
 
 def _bf16(name: str, parameters: float, layers: int, kv_heads: int, vocabulary: int, hidden: int) -> ModelSize:
@@ -73,7 +74,10 @@ def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
         is_taken = way != "beside" or memory.device_bytes is None or _auto_builds_beside(model, budget_bytes, flags)
         if on_engine <= budget_bytes and on_host <= memory.host_bytes and is_taken:
             return Room(model.name, way, on_engine, budget_bytes)
-    return Room(model.name, "", needs["beside"][0], budget_bytes)
+    on_engine, on_host = min(needs.values())
+    if on_engine <= budget_bytes:
+        return Room(model.name, "", on_host, memory.host_bytes, lacks_host=True)
+    return Room(model.name, "", on_engine, budget_bytes)
 
 
 def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:

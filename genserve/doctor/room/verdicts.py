@@ -39,7 +39,7 @@ def own_verdict(found: Room, memory: Memory) -> Verdict:
     """The verdict on the user's model."""
     figures = {"way": found.way, "needed_bytes": found.needed_bytes, "budget_bytes": found.budget_bytes}
     if found.way == "":
-        return fail("your model", _words(found), _advice(memory), **figures)
+        return fail("your model", _words(found), _advice(memory, found.lacks_host), **figures)
     if found.way != "beside":
         return warn("your model", _words(found), _advice(memory), **figures)
     return ok("your model", _words(found), **figures)
@@ -48,12 +48,13 @@ def own_verdict(found: Room, memory: Memory) -> Verdict:
 def _words(found: Room) -> str:
     share = f"{found.needed_bytes / GIB:.1f} of {found.budget_bytes / GIB:.1f} GiB"
     if found.way == "":
+        of_host = " of the host's memory" if found.lacks_host else ""
         needed, there = found.needed_bytes / GIB, found.budget_bytes / GIB
-        return f"does not fit: {needed:.1f} GiB are needed for `beside`, {there:.1f} are there"
+        return f"does not fit: {needed:.1f} GiB{of_host} are needed, {there:.1f} are there"
     return f"{_WAYS[found.way]} ({share})"
 
 
-def _advice(memory: Memory) -> str:
-    if memory.device_bytes is None:
+def _advice(memory: Memory, lacks_host: bool = False) -> str:
+    if lacks_host or memory.device_bytes is None:
         return "Add host memory, or serve a smaller model."
     return "Spread it over more devices with --tensor-parallel-size, or raise --gpu-memory-utilization."

@@ -85,6 +85,17 @@ def test_what_does_not_fit_beside_is_staged_on_the_host_or_loaded_in_place() -> 
     assert not fits("inplace", large, Memory(40 * GB, 500 * GB), flags())
 
 
+def test_what_is_lacking_is_named() -> None:
+    """Seen on an H200: "125.9 GiB are needed, 128.6 are there", because it was the host that had too little."""
+    large = ModelSize("l", 50 * GB, GB, 100_000)
+    by_host = own_verdict(room(large, Memory(80 * GB, 90 * GB), flags()), Memory(80 * GB, 90 * GB))
+    assert "of the host's memory" in by_host.finding and "Add host memory" in by_host.advice
+    by_device = own_verdict(room(large, Memory(40 * GB, 500 * GB), flags()), Memory(40 * GB, 500 * GB))
+    assert "host" not in by_device.finding and "--tensor-parallel-size" in by_device.advice
+    for verdict in (by_host, by_device):
+        assert verdict.figures["needed_bytes"] > verdict.figures["budget_bytes"]
+
+
 def test_on_a_cpu_four_copies_lie_in_host_memory() -> None:
     """The live model, the served bytes, those that arrive, and what is prepared; in place without the last."""
     shadow = HOST_FACTOR * 16 * GB
