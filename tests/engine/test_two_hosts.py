@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     # Both start cold. tests/rpc/test_fetch.py fetches without an engine.
     pytest.mark.long(
-        *("genserve/worker/fetch.py", "genserve/worker/contract", "genserve/engine/vllm/start"),
+        *("genserve/worker", "genserve/engine/vllm", "genserve/memory", "genserve/rpc/weights.py"),
         *("tests/support/two_hosts.py", "docs/hosts.md"),
     ),
 ]

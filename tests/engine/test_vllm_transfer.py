@@ -196,9 +196,15 @@ async def test_an_update_under_a_lease_leaves_the_engine_paused(subject: Transfe
     assert (await client.status()).state.phase == "running"
 
 
-@pytest.mark.parametrize("info", [{"directory": "/nowhere/at/all"}, {"unheard": 1}], ids=["nowhere", "unheard"])
-async def test_what_vllm_says_of_a_wrong_init_is_told(subject: TransferSubject, info: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [({"directory": "/nowhere/at/all"}, "no directory"), ({"unheard": 1}, "Invalid init_info")],
+    ids=["nowhere", "unheard"],
+)
+async def test_what_vllm_says_of_a_wrong_init_is_told(
+    subject: TransferSubject, info: dict[str, Any], says: str
+) -> None:
     """Nothing changes."""
-    with refuses(PushRolledBackError):
+    with refuses(PushRolledBackError, says=says):
         await subject.client.init_weight_transfer(info)
     assert (await subject.client.status()).state.phase == "running"

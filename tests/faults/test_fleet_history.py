@@ -41,7 +41,8 @@ async def settled(client: AsyncClient, contents: Contents, version: int) -> None
 
 
 @pytest.mark.long(
-    "genserve/fleet", "genserve/client", "genserve/rpc", "genserve/control", "tests/faults/fleet_traffic.py"
+    *("genserve/fleet", "genserve/client", "genserve/rpc", "genserve/control", "genserve/weights"),
+    "tests/faults/fleet_traffic.py",
 )
 @pytest.mark.failure_is_final
 @pytest.mark.timeout(400 + 4 * DURATION_S)

@@ -130,6 +130,10 @@ async def test_a_short_history_is_that_of_one_register_of_weights(tmp_path: Path
     "genserve/control",
     "genserve/rpc",
     "genserve/frontends",
+    "genserve/engine/vllm",
+    "genserve/ingest",
+    "genserve/memory",
+    "genserve/worker",
     "tests/faults/traffic.py",
     "tests/faults/history_model.py",
 )

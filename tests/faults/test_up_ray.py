@@ -22,7 +22,9 @@ FLAGS = ("--allow-insecure", "--drain-timeout", "10s", *SMALL_ENGINE)
 PROMPT = [9, 8, 7]
 NOTHING = {"actors": [], "groups": [], "used_cpus": 0.0}
 
-LONG = pytest.mark.long("genserve/placement", "genserve/fleet", "tests/faults/ray_cluster.py")
+LONG = pytest.mark.long(
+    "genserve/placement", "genserve/fleet", "genserve/launcher", "genserve/cli/up.py", "tests/faults/ray_cluster.py"
+)
 
 Starts = Callable[..., RayUpProcess]
 
