@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import costs, daemon_process, failure_evidence, known_secrets, once_more, standstills, tiers
+from tests.support import (
+    costs,
+    daemon_process,
+    failure_evidence,
+    known_secrets,
+    once_more,
+    standstills,
+    tiers,
+    vllm_plugin,
+)
 from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
@@ -35,9 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`, which scripts/test asks for: several for whole directories, and pytest itself for chosen files or
     tests, and beside a GPU, which there may be one of."""
-    if tiers.is_choice(config) or any(Path("/dev").glob("nvidia[0-9]*")):
+    if tiers.is_choice(config) or _has_gpu():
         return 0
     return min(NUM_AT_A_TIME, len(os.sched_getaffinity(0)))
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(costs.Costs())
     if config.option.standstills is not None:
         config.pluginmanager.register(standstills.Standstills(config.option.standstills))
+    if not _has_gpu():  # whose tests tell times of vLLM as it is
+        vllm_plugin.load_in_engines()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:  # vLLM would bind all engines to the first core
         cores = sorted(os.sched_getaffinity(0))

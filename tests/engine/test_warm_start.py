@@ -53,6 +53,13 @@ def test_a_warm_process_has_what_a_started_one_has(tmp_path: Path) -> None:
     assert (tmp_path / "stderr").read_text() == "on stderr\n"
 
 
+def test_an_engine_that_starts_cold_waits_as_lightly(tmp_path: Path) -> None:
+    """The interpreter is a new one."""
+    done = subprocess.run(COMMAND, cwd=ROOT, input="", capture_output=True, text=True, timeout=120, check=False)
+    said = json.loads(done.stdout)
+    assert said["own"]["naps"] and said["child"]["naps"]
+
+
 def test_a_warm_process_can_end_with_its_starter(tmp_path: Path) -> None:
     """As one does that is started through launcher.end_with_starter; it has the CPUs of the thread that starts it."""
     cpus = os.sched_getaffinity(0)

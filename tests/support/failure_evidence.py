@@ -1,6 +1,7 @@
 """What the reader of a failed test needs, and what CI's machine takes with it: whether the machine stood still, and the
 ends of the logs that daemons, routers and fleets wrote meanwhile."""
 
+import contextlib
 import os
 import threading
 import time
@@ -64,6 +65,7 @@ class FailureEvidence:
         return (
             f"{took_s:.1f} s; this process did not run for {standstill_s:.2f} s at most; something waited for a CPU "
             f"{waited:.0%} of the time; load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores"
+            + "".join(f"\nnothing can interrupt {each}" for each in _blocked())
         )
 
     def _logs(self, directory: Path) -> list[tuple[str, str]]:
@@ -72,6 +74,17 @@ class FailureEvidence:
         logs = [(_changed_s(path), path) for path in paths if _is_log(path)]
         recent = sorted((each for each in logs if each[0] >= self._began_s), reverse=True)[:_MAX_LOGS]
         return [(str(path.relative_to(directory)), _end(path)) for _, path in recent]
+
+
+def _blocked() -> list[str]:
+    """The threads that nothing can interrupt now: their process, and what each of them waits for."""
+    found: list[str] = []
+    for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, state = stat.read_text().split("(", 1)[1].rsplit(") ", 1)
+            if state.startswith("D "):
+                found.append(f"{name} {stat.parent.name}, which waits in {stat.with_name('wchan').read_text()}")
+    return found
 
 
 def _is_log(path: Path) -> bool:

@@ -23,7 +23,8 @@ from tests.support import flaky_record
 from tests.support.failure_evidence import STANDSTILL
 
 MAX_FAILED: Final = 3
-"""More failures than these have a cause that a second try would hide."""
+"""More failures than these have a cause that a second try would hide. A fixture that fails is one failure, however many
+tests use it."""
 _LIMIT_S: Final = 900.0
 _MIN_STANDSTILL_S: Final = 0.5
 """A test that failed without one, and passes later, may have found a race of the product."""
@@ -74,20 +75,32 @@ class OnceMore:
         self._lines += [f"FINAL  {nodeid}: {reason}" for nodeid, reason in self._final.items()]
         if self._final or not self._first:
             return
-        if len(self._first) > MAX_FAILED:
-            self._lines.append(f"{len(self._first)} tests failed, more than {MAX_FAILED}: none is tried once more")
-        elif all([self._passes(nodeid, report) for nodeid, report in self._first.items()]):
+        failures = self._failures()
+        if len(failures) > MAX_FAILED:
+            self._lines.append(f"{len(failures)} failures, more than {MAX_FAILED}: none is tried once more")
+        elif all([self._passes(nodeids) for nodeids in failures]):
             session.exitstatus = pytest.ExitCode.OK
 
-    def _passes(self, nodeid: str, first: pytest.TestReport) -> bool:
+    def _failures(self) -> list[list[str]]:
+        """The tests of each failure: one for each test that failed, and one for all that a fixture failed."""
+        tests: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for nodeid, report in self._first.items():
+            what = (_file(nodeid), _last_line(report)) if report.when == "setup" else (nodeid,)
+            tests[what].append(nodeid)
+        return list(tests.values())
+
+    def _passes(self, nodeids: list[str]) -> bool:
+        """Tries what one failure is about: its tests, after those of their file that ran before the last of them."""
+        nodeid, first = nodeids[0], self._first[nodeids[0]]
         ran = list(self._order[_file(nodeid)])
-        before = ran[: ran.index(nodeid)]
+        tried = ran[: max(map(ran.index, nodeids)) + 1]
         began_s = time.monotonic()
-        status, output = self._run([*before, nodeid])
+        status, output = self._run(tried)
         said = _last_line(first)
-        where = f"{nodeid} (alone, after {len(before)} of its file, {time.monotonic() - began_s:.0f} s)"
-        # A status of 0 alone says nothing: the test may have been skipped.
-        if status != 0 or f"PASSED {nodeid}" not in output.splitlines():
+        which = nodeid if len(nodeids) == 1 else f"{nodeid} and {len(nodeids) - 1} more of its fixture"
+        where = f"{which} (alone, with {len(tried) - 1} others of its file, {time.monotonic() - began_s:.0f} s)"
+        # A status of 0 alone says nothing: the tests may have been skipped.
+        if status != 0 or not {f"PASSED {each}" for each in nodeids} <= set(output.splitlines()):
             self._lines += [f"FAILED AGAIN  {where}; first: {said}", *output.splitlines()[-60:]]
             return False
         standstill_s = _properties(first).get(STANDSTILL, 0.0)

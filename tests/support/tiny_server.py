@@ -20,6 +20,7 @@ from genserve.client import AsyncClient
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.models import tiny_qwen3
+from tests.support.vllm_plugin import load_in_engines
 
 
 def _sharded(file: Path, directory: Path) -> Path:
@@ -60,6 +61,7 @@ async def main() -> None:
     file = tiny_qwen3(directory / "other", seed=1) / "model.safetensors"
     shards = _sharded(file, directory / "shards")
     flags = ["--model", str(model), *SMALL_ENGINE]
+    load_in_engines()
     daemon = DaemonProcess(flags, directory / "daemon.log", cold=True)
     try:
         await asyncio.to_thread(daemon.wait_serving)

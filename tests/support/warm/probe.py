@@ -22,9 +22,12 @@ def end_signal() -> int:
 
 
 def naps() -> bool:
-    """Whether readers of vLLM's queues wait as tests.support.warm.waiting has it."""
-    queues = sys.modules.get("vllm.distributed.device_communicators.shm_broadcast")
-    return queues is not None and "warm" in queues.SpinCondition.wait.__module__
+    """Whether readers of vLLM's queues wait as tests.support.vllm_plugin has it, when vLLM has loaded its plugins."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    return SpinCondition.wait.__module__ == "light_waits"
 
 
 def describe() -> dict[str, object]:

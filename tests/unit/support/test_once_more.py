@@ -166,7 +166,22 @@ def test_more_than_three_failures_are_not_tried_again(tmp_path: Path) -> None:
     """They have one cause."""
     text = FIRST_TIME + "@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    assert not is_first(str(n))\n"
     done = run(tmp_path, "-n2", test_it=text)
-    assert done.returncode == 1 and "4 tests failed, more than 3" in done.stdout
+    assert done.returncode == 1 and "4 failures, more than 3" in done.stdout
+
+
+SHARED = FIRST_TIME + (
+    "@pytest.fixture(scope='module')\ndef engine():\n    assert not is_first('one'), 'too late'\n\n"
+    "@pytest.mark.parametrize('n', range(5))\ndef test_uses(engine, n):\n    assert n != {bad}\n"
+)
+
+
+@pytest.mark.parametrize(("bad", "status"), [(9, 0), (4, 1)])
+def test_a_fixture_that_fails_is_one_failure(tmp_path: Path, bad: int, status: int) -> None:
+    """However many tests use it; all of them have to pass then."""
+    done = run(tmp_path, "-n2", "--dist=loadfile", test_it=SHARED.format(bad=bad))
+    assert done.returncode == status, done.stdout
+    said = "FAILED AGAIN" if status else "FLAKY, SUSPECT (no standstill explains it)"
+    assert f"{said}  test_it.py::test_uses[0] and 4 more of its fixture" in done.stdout
 
 
 def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
