@@ -31,7 +31,8 @@ class Router:
         self._pushes = pushes
         self._replicas = replicas
         self._instance_id = uuid.uuid4().hex
-        self._tasks: dict[Upstream, list[asyncio.Task[None]]] = {}
+        self.looking_after: dict[Upstream, list[asyncio.Task[None]]] = {}
+        """The tasks by which the fleet learns of each replica, and brings it to its version."""
         self._draining: dict[str, asyncio.Task[None]] = {}
 
     def refuse(self) -> None:
@@ -100,11 +101,8 @@ class Router:
             raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
         upstream = self.connect(Member(address))
         self.fleet.add(upstream)
-        looking_after = (
-            Watch(self.fleet, upstream).run(),
-            Sync(self.fleet, upstream, self._pushes.includes).run(),
-        )
-        self._tasks[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking_after]
+        looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes.includes).run()
+        self.looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]
         return upstream
 
     async def remove(self, address: str) -> None:
@@ -112,7 +110,7 @@ class Router:
         upstream = self.find(address)
         self._draining.pop(address, None)
         self.fleet.remove(upstream)
-        tasks = self._tasks.pop(upstream, [])
+        tasks = self.looking_after.pop(upstream, [])
         for task in tasks:
             task.cancel()
         try:

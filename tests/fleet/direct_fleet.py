@@ -59,9 +59,7 @@ class DirectFleet:
 
     def blind_router(self) -> None:
         """The router learns nothing any more."""
-        for tasks in self.routed.running.router._tasks.values():
-            for task in tasks:
-                task.cancel()
+        self.routed.blind()
 
 
 def replicas_of(client: AsyncClient) -> DirectReplicas:

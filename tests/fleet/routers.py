@@ -55,6 +55,12 @@ class RoutedFleet:
         expected = len(self.daemons) if count is None else count
         await until(lambda: len(self.running.router.fleet.ready) == expected)
 
+    def blind(self) -> None:
+        """The router learns nothing any more."""
+        for tasks in self.running.router.looking_after.values():
+            for task in tasks:
+                task.cancel()
+
     async def until_reported(self) -> None:
         """Waits until each replica that answers has told its state twice: what must not happen would have begun."""
         await until_reported(self.running.router.fleet)

@@ -1,25 +1,26 @@
 """Many requests over one stream of a client that calls replicas itself."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from genserve.client import AsyncClient, ClientClosedError, ManyItem
-from genserve.client.direct.calls import DirectGenerateMany
-from genserve.client.direct.pipe import READ_AHEAD
+from genserve.client.generation.columns import Sequences
 from genserve.client.generation.many import ManyStream, StreamOverError
+from genserve.client.generation.options import GenerateOptions
 from genserve.engine.generation import FinishReason
 from genserve.errors import (
     DeadlineError,
     InvalidFieldError,
     PromptTooLongError,
     ReplicaLostError,
-    RequestIdInUseError,
     UnavailableError,
 )
 from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
+from tests.support.kept import kept
 from tests.support.patience import STEP_S, until
 
 
@@ -65,30 +66,30 @@ async def test_an_error_ends_its_request_alone() -> None:
 
 async def test_a_replica_that_dies_ends_what_it_has_begun() -> None:
     """What it has not begun goes elsewhere, and so does what may be resumed."""
-    async with direct_fleet(2) as fleet, fleet.client.stream_many() as many:
-        fleet.known.chain._policies[0].order = lambda request, ready: tuple(  # type: ignore[method-assign]
-            sorted(ready, key=lambda replica: replica.address != fleet.links[0].address)
-        )
+    together = replace(DIRECT, policies="session,requests")
+    async with direct_fleet(2, together) as fleet, fleet.client.stream_many() as many:
         await fleet.client.wait_ready(20)
         await until(lambda: len(fleet.known.instance_ids()) == 2)
         for request_id in ("begun", "new", "resumed"):
-            await many.submit([1], request_id=request_id, resume=request_id == "resumed", text=False, max_tokens=3)
+            options: GenerateOptions = {"resume": request_id == "resumed", "text": False, "max_tokens": 3}
+            await many.submit([1], request_id=request_id, session_id="one", **options)
         engines = {each: (await fleet.running(each)) for each in ("begun", "new", "resumed")}
-        assert {number for number, _ in engines.values()} == {0}
+        (lost,) = {number for number, _ in engines.values()}
         for request_id in ("begun", "resumed"):
             engines[request_id][1].put(tokens([5, 6], prompt=1))
             await item_of(many, request_id)
-        fleet.links[0].kill()
+        fleet.links[lost].kill()
         error = (await item_of(many, "begun")).error
-        assert isinstance(error, ReplicaLostError) and error.metadata["replica"] == fleet.links[0].address
+        assert isinstance(error, ReplicaLostError) and error.metadata["replica"] == fleet.links[lost].address
         for request_id, last, start in (("new", [5, 6, 7], 0), ("resumed", [7], 0)):
             number, again = await fleet.running(request_id, engines[request_id][1])
-            assert number == 1
+            assert number == 1 - lost
             again.put(tokens(last, start, prompt=1, finish=FinishReason.LENGTH))
             item = await item_of(many, request_id)
             assert item.delta is not None and item.delta.outputs[0].token_ids == last
             assert item.delta.outputs[0].finish is not None and item.delta.outputs[0].finish.num_tokens == 3
-        assert not many._sequences._by_slot, "the slots of those that have ended are free"
+        (sequences,) = kept(many, Sequences)
+        assert len(kept(sequences)) == len(kept(Sequences())), "the slots of those that have ended are free"
 
 
 async def test_requests_are_aborted_also_after_the_last_one_was_sent() -> None:
@@ -142,13 +143,16 @@ async def test_the_deadline_is_that_of_the_stream() -> None:
 
 
 async def test_an_id_is_used_once_at_a_time() -> None:
-    """By whoever sends it, as by a daemon."""
+    """In a stream. Another one does not hear of it."""
     async with direct_fleet(1) as fleet, fleet.client.stream_many() as many, fleet.client.stream_many() as other:
         await many.submit([1], request_id="a")
-        await fleet.running("a")
-        many._running.clear()
+        _, engine = await fleet.running("a")
+        with pytest.raises(ValueError, match="'a'"):
+            await many.submit([1], request_id="a")
+        engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
+        assert (await item_of(many, "a")).is_last
         await many.submit([1], request_id="a")
-        assert isinstance((await item_of(many, "a")).error, RequestIdInUseError)
+        await fleet.running("a", engine)
         await other.done()
         assert [item async for item in other] == []
 
@@ -158,27 +162,28 @@ async def test_who_does_not_read_is_not_read_for() -> None:
     async with direct_fleet(1, direct=QUIET) as fleet, fleet.client.stream_many() as many:
         await many.submit([1], request_id="a", stream_interval=1, max_tokens=100_000, text=False)
         _, engine = await fleet.running("a")
-        call = many._call
-        assert isinstance(call, DirectGenerateMany)
-        count = 3000
-        engine.put(tokens([0] * 2000, prompt=1))
+        # 40 KiB a message: more than connections and windows could hold, if they held all of it.
+        count, ids = 1500, list(range(16_000))
+        engine.put(tokens(ids, prompt=1))
         await item_of(many, "a")
         for number in range(1, count):
             last = FinishReason.LENGTH if number == count - 1 else None
-            engine.put(tokens([number] * 2000, 2000 * number, finish=last))
-        kept = call._answer.messages._messages
-        await until(lambda: len(kept) == READ_AHEAD)
-        reading = asyncio.create_task(fleet.client.generate([2], request_id="b"))  # on the same connection
-        _, other = await fleet.running("b")
-        other.put(tokens([5], prompt=1, finish=FinishReason.EOS))
-        await reading
-        assert len(kept) == READ_AHEAD
+            engine.put(tokens(ids, len(ids) * number, finish=last))
+        let_talk(fleet.daemons[0].engine, 0)
+        before, left = count, count - 1
+        while left < before:  # until nothing more is taken while others come and go
+            for _ in range(20):
+                await fleet.client.generate([2], max_tokens=1, text=False)  # on the same connection
+            before, left = left, engine.updates.qsize()
+        assert left > 0
         await many.done()
-        token_ids: list[int] = []
+        num_read = 1
         async for item in many:
             assert item.delta is not None
-            token_ids += [each for output in item.delta.outputs for each in output.token_ids]
-        assert token_ids == [number for number in range(1, count) for _ in range(2000)]
+            for output in item.delta.outputs:
+                assert output.token_ids == ids
+                num_read += 1
+        assert num_read == count
 
 
 async def test_without_a_router_the_requests_fail() -> None:

@@ -323,9 +323,7 @@ async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica(
 async def test_the_answer_to_a_sleep_tells_of_it() -> None:
     """Although the replicas report their state only a moment later: here never."""
     async with routed(2) as fleet:
-        for tasks in fleet.running.router._tasks.values():
-            for task in tasks:
-                task.cancel()
+        fleet.blind()
         assert (await fleet.client.sleep()).phase == "sleeping"
         assert (await fleet.client.wake_up()).phase == "running"
 

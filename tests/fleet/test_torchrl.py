@@ -16,11 +16,13 @@ from genserve.engine.generation import FinishReason
 from genserve.engine.types import Load
 from genserve.errors import ManifestMismatchError, NoReplicaError, UnsupportedError
 from genserve.integrations.torchrl import AsyncVLLM
+from genserve.integrations.torchrl_clients import ReplicaClients
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import replica, routed
 from tests.fleet.scripted_fleet import tokens
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
 
 T = TypeVar("T")
@@ -78,7 +80,7 @@ async def test_an_update_that_lacks_tensors_changes_nothing_unless_parts_are_all
     """As `push_weights_from_transformers_optimized` brings them."""
     async with routed(2) as fleet, engine_of(fleet.running.address) as engine:
         await in_thread(engine.update_weights, tensors(1))
-        with pytest.raises(ManifestMismatchError, match="b"):
+        with refuses(ManifestMismatchError, field='header.manifest.tensors["b"]'):
             await in_thread(engine.update_weights, tensors(2, "a"))
         assert [each.engine.live for each in fleet.daemons] == [content(1)] * 2
         async with engine_of(fleet.running.address, partial=True) as parts:
@@ -114,20 +116,30 @@ async def test_clients_of_replicas_that_have_left_are_closed() -> None:
 
         for index, daemon in enumerate(fleet.daemons):
             await ask(index, daemon)
+        num_open = num_clients()
         running = asyncio.create_task(in_thread(engine.generate, IDS, actor_index=1))
         await until(lambda: bool(busy.engine.streams))
         for each in (leaving, busy):
             await fleet.client.remove_replica(each.address)
         await ask(0, staying)
-        assert engine._direct.addresses == [busy.address, staying.address]
+        await until(lambda: num_clients() == num_open - 1)
         await answered(busy, [7])
         answer: Any = await running
         assert answer.outputs[0].token_ids == [7]
         await ask(0, staying)
-        assert engine._direct.addresses == [staying.address]
+        await until(lambda: num_clients() == num_open - 2)
         await in_thread(engine.shutdown)
-        with pytest.raises(ClientClosedError), engine._direct.using(staying.address, [staying.address]):
-            pass
+        await until(lambda: num_clients() == num_open - 4)
+        with pytest.raises(ClientClosedError):
+            await in_thread(engine.generate, IDS, actor_index=0)
+
+
+def test_no_client_is_opened_after_the_end() -> None:
+    """By a call that had begun before."""
+    clients = ReplicaClients({})
+    clients.close()
+    with pytest.raises(ClientClosedError), clients.using("127.0.0.1:1", ["127.0.0.1:1"]):
+        pass
 
 
 async def test_a_replica_that_is_not_ready_is_not_asked() -> None:
@@ -141,7 +153,7 @@ async def test_a_replica_that_is_not_ready_is_not_asked() -> None:
         drained = asyncio.create_task(fleet.client.drain_replica(leaving.address))
         await until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
         assert {await in_thread(balancer.select_actor, IDS) for _ in range(4)} == {1}
-        with pytest.raises(NoReplicaError, match="draining"):
+        with refuses(NoReplicaError, says="draining"):
             await in_thread(engine.generate, IDS, actor_index=0)
         for each in fleet.daemons:
             await answered(each, [4])
@@ -176,7 +188,7 @@ async def test_arguments_that_vllm_has_given_up_are_refused() -> None:
     """And not ignored."""
     async with replica() as daemon, engine_of(daemon.address) as engine:
         for name in ("prompt_adapter_request", "guided_options_request"):
-            with pytest.raises(UnsupportedError, match="lora_request"):
+            with refuses(UnsupportedError, says="lora_request"):
                 await in_thread(engine.generate, IDS, **{name: object()})
 
 

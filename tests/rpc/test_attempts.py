@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from types import TracebackType
 from typing import Any
 
 import google_crc32c
@@ -11,13 +12,16 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.errors import PushConflictError
+from genserve.errors import PushConflictError, UnavailableError
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.weights import registry
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from genserve.weights.push.stream import PushStream
+from genserve.weights.push.types import PushHeader
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
 from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of
+from tests.support.kept import kept
 from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import Daemon, reason_of, serving
 
@@ -215,16 +219,16 @@ async def test_other_bytes_for_a_push_that_is_served_are_refused(daemon: Daemon)
     assert late.applied == applied.applied, "it was applied, and has been replaced since"
 
 
-async def test_what_is_live_and_cannot_be_compared_is_not_taken_for_the_same(daemon: Daemon) -> None:
+async def test_what_is_live_and_cannot_be_compared_is_not_taken_for_the_same() -> None:
     """The daemon keeps no bytes: another attempt may only ask; the attempt itself need not prove anything."""
-    daemon.resident._enabled = False
-    applied = await push(daemon, [await header(daemon, attempt="a"), part(DATA, 0, 32), END])
-    for attempt in ("", "b"):
-        error = await refused(daemon, [await header(daemon, attempt=attempt), part(DATA, 0, 32), END])
-        assert reason_of(error) == "PUSH_CONFLICT"
-        assert (await push(daemon, [await header(daemon, attempt=attempt), END])).applied == applied.applied
-    again = await push(daemon, [await header(daemon, attempt="a"), part(DATA, 0, 32), END])
-    assert again.applied == applied.applied
+    async with serving(ServeConfig(port=0, no_resident_weights=True)) as daemon:
+        applied = await push(daemon, [await header(daemon, attempt="a"), part(DATA, 0, 32), END])
+        for attempt in ("", "b"):
+            error = await refused(daemon, [await header(daemon, attempt=attempt), part(DATA, 0, 32), END])
+            assert reason_of(error) == "PUSH_CONFLICT"
+            assert (await push(daemon, [await header(daemon, attempt=attempt), END])).applied == applied.applied
+        again = await push(daemon, [await header(daemon, attempt="a"), part(DATA, 0, 32), END])
+        assert again.applied == applied.applied
 
 
 async def test_a_commit_that_meets_the_check_of_a_staged_push_applies_it(
@@ -304,31 +308,21 @@ async def test_the_clients_of_two_attempts_are_told() -> None:
     assert daemon.engine.weight_version == 0
 
 
-async def test_a_client_does_not_take_another_attempt_s_outcome_for_its_own() -> None:
+async def test_a_client_does_not_take_another_attempt_s_outcome_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream broke before a byte was compared, and GetPush says that the push was applied: with other bytes."""
-    from genserve.client.weights.upload import Upload
-    from genserve.errors import UnavailableError
-
     numpy = pytest.importorskip("numpy")
     async with serving(ServeConfig(port=0), checkpoint=None) as daemon, AsyncClient(daemon.address) as client:
         first = {"a": numpy.full(4, 1.0, "float32")}
         await client.push_weights(first, version=1, push_id="step-1")
-        sends, send_all = [], Upload._send_all
 
-        async def breaks_once(upload: Upload, ranges: Any) -> Any:
-            sends.append(ranges)
-            if len(sends) == 1:
-                upload._reached_daemon = True
-                raise UnavailableError("the connection broke")
-            return await send_all(upload, ranges)
+        async def breaks(header: PushHeader) -> PushStream:
+            monkeypatch.undo()
+            raise UnavailableError("the connection broke")
 
-        Upload._send_all = breaks_once  # type: ignore[method-assign]
-        try:
-            with pytest.raises(PushConflictError):
-                await client.push_weights({"a": numpy.full(4, 7.0, "float32")}, version=1, push_id="step-1")
-            again = await client.push_weights(first, version=1, push_id="step-1")
-        finally:
-            Upload._send_all = send_all  # type: ignore[method-assign]
+        monkeypatch.setattr(daemon.registry, "open", breaks)
+        with pytest.raises(PushConflictError):
+            await client.push_weights({"a": numpy.full(4, 7.0, "float32")}, version=1, push_id="step-1")
+        again = await client.push_weights(first, version=1, push_id="step-1")
     assert again.push.state == "applied"
     assert daemon.engine.live == {"a": first["a"].tobytes()}
 
@@ -337,5 +331,4 @@ async def test_what_is_refused_does_not_keep_what_was_sent(daemon: Daemon) -> No
     """The error is remembered, and not the frames that it came through, which hold a message of any size."""
     first = await header(daemon)
     await refused(daemon, [first, part(DATA, 0, 16), part(OTHER, 0, 32), END])
-    refusal = daemon.registry._outcomes.refused("p1")
-    assert refusal is not None and refusal.error.__traceback__ is None
+    assert kept(daemon.registry, PushConflictError) and not kept(daemon.registry, TracebackType)

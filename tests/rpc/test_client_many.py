@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from genserve.client import AsyncClient, Client
+from genserve.client.generation.columns import Sequences
 from genserve.control.conditions import Phase
 from genserve.errors import (
     DrainingError,
@@ -16,6 +17,7 @@ from genserve.errors import (
     UnavailableError,
 )
 from genserve.v1 import generation_pb2
+from tests.support.kept import kept
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
@@ -101,6 +103,23 @@ async def test_requests_of_a_stream_are_submitted_and_aborted_at_any_time(daemon
         assert not (await daemon.stream(0)).is_aborted
         with pytest.raises(RuntimeError, match="no more"):
             await many.submit("d")
+
+
+async def test_nothing_is_kept_of_requests_that_have_ended(daemon: Daemon, client: AsyncClient) -> None:
+    """With their tokens or with an error: a stream may be open for weeks."""
+    nothing = len(kept(Sequences()))
+    async with client.stream_many() as many:
+        for index, request_id in enumerate(("ends", "fails")):
+            await many.submit("a", request_id=request_id, stream_interval=1)
+            (await daemon.stream(index)).put(update(5, first=True))
+            assert (await anext(many)).request_id == request_id
+        (sequences,) = kept(many, Sequences)
+        assert len(kept(sequences)) > nothing
+        (await daemon.stream(0)).put(update(6, last=True))
+        (await daemon.stream(1)).put(EngineDeadError("gone"))
+        await many.done()
+        assert {item.request_id async for item in many} == {"ends", "fails"}
+        assert len(kept(sequences)) == nothing
 
 
 async def test_a_stream_that_failed_says_why_to_who_submits(daemon: Daemon) -> None:

@@ -28,6 +28,7 @@ from genserve.engine.generation import (
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.v1 import generation_pb2, types_pb2
 from genserve.words import FIRST_SLOT_KEY
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, ScriptedStream, field_of, reason_of, serving, update
 
 Request = generation_pb2.GenerateManyRequest
@@ -154,7 +155,6 @@ async def as_columns(daemon: Daemon, requests: list[Asked], first: int) -> tuple
             num_rows += isinstance(item.delta, RowsDelta)
             told[item.request_id].append(item.error.message if item.error else item.delta.message)  # type: ignore[union-attr]
         await feeding
-        assert many._sequences._by_slot == {} and many._sequences._by_request == {}
     return told, num_rows
 
 
@@ -287,7 +287,7 @@ def noted(*slots: int, request_id: str = "r", into: Sequences | None = None) -> 
 )
 def test_rows_of_no_sequence_are_an_error(columns: generation_pb2.TokenColumns) -> None:
     """A client must not give tokens to another request than the one that they are of."""
-    with pytest.raises(GenserveError, match="the daemon sent"):
+    with refuses(GenserveError):
         list(noted(0, 1).deltas(columns))
 
 

@@ -35,6 +35,7 @@ from tests.support.pulled_peers import (
     until_received,
     weights,
 )
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
 
 HEADER = weights_pb2.PushHeader(weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()))
@@ -105,7 +106,7 @@ async def test_frames_of_a_peer_that_are_too_large_are_not_held(daemons: Start) 
     """gRPC refuses them as they come."""
     _, client = await daemons()
     async with listening(SendingPeer(HEADER_FRAME, bytes(65 * MIB))) as address:
-        with pytest.raises(PeersFailedError, match="RESOURCE_EXHAUSTED"):
+        with refuses(PeersFailedError, says="RESOURCE_EXHAUSTED"):
             await client.load_weights(peers=[address], timeout_s=60)
 
 
@@ -114,7 +115,7 @@ async def test_a_peer_that_sends_nothing_new_ends_with_the_time_to_live(daemons:
     """It is never silent, but nothing comes of it."""
     daemon, client = await daemons()
     async with listening(SendingPeer(HEADER_FRAME, frame, repeats=True)) as address, asyncio.timeout(STEP_S):
-        with pytest.raises(PushNotFoundError, match="nothing new came"):
+        with refuses(PushNotFoundError, says="'mine'"):
             await client.load_weights(peers=[address], staging_ttl_s=0.5, push_id="mine")
     assert not daemon.registry.live
 
@@ -208,7 +209,7 @@ async def test_a_pull_that_broke_does_not_go_on_with_another_version_under_the_n
         peer = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, origin="p")
 
         def replaced(*_: int, peer: LyingPeer = peer, origin: str = origin) -> None:
-            peer._origin = origin
+            peer.origin = origin
 
         async with listening(peer) as address, AsyncClient(address) as client:
             with pytest.raises(WeightVersionMismatchError) if is_other else nullcontext():

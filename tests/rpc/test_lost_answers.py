@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from genserve.client import AsyncClient, PushResult
+from genserve.errors import PushConflictError
+from genserve.weights.push.stream import PushStream
+from genserve.weights.push.types import PushHeader
 from tests.rpc.served import weights
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
@@ -49,10 +53,18 @@ async def test_the_answer_that_was_lost_is_told_and_not_what_became_known_after_
     assert (push.result().push, push.result().state) == (again.push, again.state)
 
 
-async def test_a_push_that_is_applied_does_not_fail_for_want_of_its_answer(daemon: Daemon) -> None:
+async def test_a_push_that_is_applied_does_not_fail_for_want_of_its_answer(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What GetPush says has to do then."""
+    repeats: list[PushHeader] = []
+
+    async def refuse(header: PushHeader) -> PushStream:
+        repeats.append(header)
+        raise PushConflictError("no repeat is answered")
+
     async with lost_answer(daemon, timeout_s=30.0) as push:
-        applied = daemon.registry._outcomes._applied  # a repeat is refused from here on
-        applied["p1"] = replace(applied["p1"], identity=replace(applied["p1"].identity, weight_version=9))
+        monkeypatch.setattr(daemon.registry, "open", refuse)
     async with AsyncClient(daemon.address) as client:
         assert push.result().applied == (await client.get_push("p1")).applied
+    assert len(repeats) == 1

@@ -141,13 +141,12 @@ class Connection:
 
 
 class FaultProxy:
-    """Forwards connections to `target` ("host:port"). `address` is where it listens. `accepted` is called with each
-    connection before anything flows."""
+    """Forwards connections to `target` ("host:port"), which may change. `address` is where it listens. `accepted` is
+    called with each connection before anything flows."""
 
     def __init__(self, target: str, accepted: Callable[[Connection], None] = lambda _: None) -> None:
         self._accepted = accepted
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self.target = target
         self._faults = dict.fromkeys(BOTH, Faults())
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,7 +200,8 @@ class FaultProxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
+            host, _, port = self.target.rpartition(":")
+            server_reader, server_writer = await asyncio.open_connection(host, int(port))
             flows = {
                 Way.TO_SERVER: Flow(reader, server_writer, self._faults[Way.TO_SERVER]),
                 Way.TO_CLIENT: Flow(server_reader, writer, self._faults[Way.TO_CLIENT]),

@@ -52,7 +52,7 @@ class LyingPeer:
     ) -> None:
         self._data = data
         self._push_id = push_id
-        self._origin = origin or f"origin of {push_id}"
+        self.origin = origin or f"origin of {push_id}"
         self._breaks_after = breaks_after
         self._breaks_again_after = breaks_again_after
         self._stalls = stalls
@@ -62,7 +62,7 @@ class LyingPeer:
         self.asked.append([(each.start, each.end) for each in request.ranges])
         header = weights_pb2.PushHeader(
             push_id=self._push_id,
-            attempt=self._origin,
+            attempt=self.origin,
             weight_version=1,
             manifest=manifest_message(CHECKPOINT.as_manifest()),
         )

@@ -205,7 +205,7 @@ async def serving(
     board = board or StateBoard(engine, lambda: leases.active, instance_id)
     board.attach(engine)
     pauses = PauseController(engine, leases, board)
-    resident = ResidentStore(None, enabled=True)
+    resident = ResidentStore(None, enabled=not config.no_resident_weights)
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)

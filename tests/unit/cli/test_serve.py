@@ -66,6 +66,9 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
     assert done.stderr.count("\n") == 1
 
 
+_BEGINS = "import types; sys.modules['genserve.daemon'] = types.SimpleNamespace(main=lambda flags: print('begins'))"
+
+
 @pytest.mark.parametrize("flag", ["--port", "--openai-port"])
 def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
     """But not to those who only ask for help, or serve nothing."""
@@ -79,7 +82,7 @@ def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
         assert (done.returncode, done.stdout) == (1, "False\n")
         assert done.stderr == f"genserve: cannot listen on {told}: Address already in use\n"
         for more in ("--help", "--help=openai", "--headless"):
-            serve._require_free(serve.check_flags([*flags, more], "genserve serve"))
+            assert serve_without_vllm(*flags, more, daemon=_BEGINS).stdout == "begins\nFalse\n"
 
 
 @pytest.mark.parametrize("flags", [["--help=Genserve"], ["--help=all", "--help=genserve", "--bogus"]])
@@ -95,10 +98,11 @@ def test_the_help_on_our_own_flags_does_not_import_vllm(flags: list[str]) -> Non
         assert told in text
 
 
-def serve_without_vllm(*flags: str) -> "subprocess.CompletedProcess[str]":
-    """Runs the command; its last line on stdout says whether vLLM was imported."""
-    program = "import sys; from genserve.cli import main\ntry: status = main()\nfinally: print('vllm' in sys.modules)"
-    command = [sys.executable, "-c", f"{program}\nsys.exit(status)", "serve", *flags]
+def serve_without_vllm(*flags: str, daemon: str = "") -> "subprocess.CompletedProcess[str]":
+    """Runs the command; its last line on stdout says whether vLLM was imported. `daemon`: a module in place of it."""
+    begun = f"import sys; from genserve.cli import main\n{daemon}\n"
+    program = f"{begun}try: status = main()\nfinally: print('vllm' in sys.modules)\nsys.exit(status)"
+    command = [sys.executable, "-c", program, "serve", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

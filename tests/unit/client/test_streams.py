@@ -1,6 +1,7 @@
 """Streams that are left, resumed, closed and dropped; batches whose daemon has no room, or whose options are wrong."""
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,9 +12,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient
+from genserve.client.transport.response_stream import EOF, ResponseStream
 from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError, QueueFullError
 from genserve.v1 import generation_pb2
-from tests.support.patience import STEP_S, slow, until
+from tests.support.patience import STEP_S, slow, turns, until
 from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
@@ -193,18 +195,34 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     await asyncio.wait_for(daemon.cancelled.wait(), STEP_S)
 
 
-async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
-    daemon: ScriptedDaemon, client: AsyncClient
-) -> None:
+class FullCall:
+    """A call of which more is there to read than a stream reads ahead."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self.is_cancelled = False
+
+    async def read(self) -> int:
+        self.num_read += 1
+        return self.num_read if self.num_read < 50 else EOF
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task() -> None:
     """The one that reads ahead has no place for what it has read, nor for the end."""
-    daemon.words = ["word"] * 50
-    before = asyncio.all_tasks()
-    stream = client.stream("x")
+    call, before = FullCall(), asyncio.all_tasks()
+    stream = ResponseStream(call, str, contextlib.nullcontext)
     its_tasks = asyncio.all_tasks() - before
-    await until(stream._messages._messages.full)
+    await turns()
+    assert 0 < call.num_read < 50, "it waits until there is room"
+    assert await anext(stream) == "1"
+    await turns()
     del stream
     gc.collect()
     await until(lambda: all(task.done() for task in its_tasks))
+    assert call.is_cancelled
 
 
 async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, client: AsyncClient) -> None:

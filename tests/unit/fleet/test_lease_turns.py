@@ -1,7 +1,6 @@
 """The turns in which a lease of the fleet is granted, and those who end it."""
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from genserve.errors import DeadlineError
 from genserve.fleet.lease_turns import LeaseTurns
 from tests.support import patience
 from tests.support.clocks import leaping_clock
+from tests.support.kept import kept
 from tests.support.refusals import refuses
 
 
@@ -89,9 +89,9 @@ async def test_they_are_over_when_all_turns_are(turns: LeaseTurns) -> None:
 
 
 async def test_nothing_is_left_of_leases_that_have_ended(turns: LeaseTurns) -> None:
+    before = len(kept(turns))
     for number in range(10):
         with turns.ending(str(number)), turns.ending(None):
             pass
         (await turns.take(str(number), 10)).release()
-    gc.collect()
-    assert not turns._ending and not turns._granting
+    assert len(kept(turns)) == before

@@ -1,6 +1,7 @@
 """Opening a push: everything is decided before anything is given up, and it is carried to its end."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from genserve.errors import DrainingError, PushNotFoundError, StagingFullError
-from genserve.memory import arena as arena_module
 from genserve.memory import available
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
@@ -30,7 +30,7 @@ class SlowAllocation:
         self.num_at_once = self.most_at_once = self.num_begun = 0
         self.closed_by: list[str] = []
         self._lock = threading.Lock()
-        self._reserve = arena_module._reserve
+        self._reserve = os.posix_fallocate
 
     def reserve(self, fd: int, offset: int, size_bytes: int) -> None:
         with self._lock:
@@ -55,7 +55,7 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowAllocation]:
             slow.closed_by.append(threading.current_thread().name)
         close(arena)
 
-    monkeypatch.setattr(arena_module, "_reserve", slow.reserve)
+    monkeypatch.setattr(os, "posix_fallocate", slow.reserve)
     monkeypatch.setattr(Arena, "close", note_close)
     yield slow
     slow.let_go.set()

@@ -28,6 +28,19 @@ TOLD = {
 }
 
 
+async def torch_facts(program: str, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 60) -> TorchFacts:
+    """What is found with this program in place of the one that asks torch."""
+    real = Children.start
+
+    async def start(self: Children, *command: str, **settings: object) -> asyncio.subprocess.Process:
+        asks = command[-1] == device.__name__
+        return await real(self, *([sys.executable, "-c", program] if asks else command), **settings)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, Children() as children:
+        patched.setattr(Children, "start", start)
+        return (await machine.look(children, timeout_s)).torch
+
+
 async def test_this_machine_is_looked_at_whole() -> None:
     """Without a GPU, torch says so and nothing is an error."""
     with Children() as children:
@@ -67,32 +80,21 @@ async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.Monkey
 
 async def test_a_torch_that_hangs_or_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may do that to it."""
-    real = Children.start
-    for program, words in (
-        ("import time; time.sleep(600)", "within 0.5 s"),
-        ("raise SystemExit('no libcudart')", "no libcudart"),
-    ):
-
-        async def start(
-            self: Children, *command: str, program: str = program, **settings: object
-        ) -> asyncio.subprocess.Process:
-            return await real(self, sys.executable, "-c", program, **settings)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Children, "start", start)
-        with Children() as children:
-            assert words in (await machine._look_at_torch(children, 0.5 if "sleep" in program else 30)).error
+    assert "within 0.5 s" in (await torch_facts("import time; time.sleep(600)", monkeypatch, 0.5)).error
+    assert "no libcudart" in (await torch_facts("raise SystemExit('no libcudart')", monkeypatch)).error
 
 
-def test_what_a_device_tells_becomes_facts() -> None:
+async def test_what_a_device_tells_becomes_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its rates could not be measured."""
     facts = DeviceFacts.of(dict(TOLD))
     assert (facts.pinned_to_device, facts.device_to_device, facts.rates_error) == (3.0, 9.0, "")
     failed = DeviceFacts.of({**TOLD, "rates": {"error": "OutOfMemoryError: x"}})
     assert (failed.rates_error, failed.pinned_to_device) == ("OutOfMemoryError: x", 0.0)
     told = {"torch": "2.13", "cuda": "13.0", "driver_cuda": 12080, "error": "", "devices": [TOLD, {**TOLD, "index": 1}]}
-    found = machine._torch_facts(told)
+    found = await torch_facts(f"print('DEVICE', {json.dumps(told)!r})", monkeypatch)
     assert (found.driver_cuda, [each.index for each in found.devices]) == ("12.8", [0, 1])
-    assert machine._torch_facts({"torch": "2.13", "cuda": None, "error": "", "devices": []}) == TorchFacts("2.13")
+    none = json.dumps({"torch": "2.13", "cuda": None, "error": "", "devices": []})
+    assert await torch_facts(f"print('DEVICE', {none!r})", monkeypatch) == TorchFacts("2.13")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

@@ -5,7 +5,8 @@ import gc
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ async def test_each_tensor_is_hashed_when_it_is_there(
     staging: Staging, hashed: list[str], monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     """Not before, and once; what comes out of order waits for what precedes it."""
-    monkeypatch.setattr(contents, "_num_threads", lambda: num_threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4 * num_threads)))
     arrived = Change()
     digest = Contents(staging, arrived).begin()
     await until(lambda: bool(hashed))
@@ -160,31 +161,20 @@ async def test_a_failure_is_not_the_last_word(staging: Staging, monkeypatch: pyt
 
 async def test_the_event_loop_takes_few_tensors_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """A push may have 100,000: what is done for all of them together is done in threads."""
-    threads: set[int] = set()
     sizes: list[int] = []
-    take, digest_of, last_first = Contents._there, contents.content_digest, contents._last_first
+    to_thread = asyncio.to_thread
 
-    def noted_take(self: Contents, waiting: list[TensorSpec]) -> list[TensorSpec]:
-        taken = take(self, waiting)
-        sizes.append(len(taken))
-        return taken
+    async def noted(work: Callable[[Sequence[Any]], Any], tensors: Sequence[Any]) -> Any:
+        sizes.append(len(tensors))
+        return await to_thread(work, tensors)
 
-    def noted_digest(digests: list[tuple[TensorSpec, str]]) -> str:
-        threads.add(threading.get_ident())
-        return digest_of(digests)
-
-    def noted_order(tensors: tuple[TensorSpec, ...]) -> list[TensorSpec]:
-        threads.add(threading.get_ident())
-        return last_first(tensors)
-
-    monkeypatch.setattr(Contents, "_there", noted_take)
-    monkeypatch.setattr(contents, "content_digest", noted_digest)
-    monkeypatch.setattr(contents, "_last_first", noted_order)
+    monkeypatch.setattr(asyncio, "to_thread", noted)
     monkeypatch.setattr(contents, "_AT_ONCE_TENSORS", 4)
     write(staging, Change(), 0, MANIFEST.total_bytes)
     assert await Contents(staging, Change()).begin() == expected()
-    assert (max(sizes), sum(sizes)) == (4, len(MANIFEST.tensors))
-    assert threads and threading.get_ident() not in threads
+    ordered, *hashed, together = sizes
+    assert ordered == together == len(MANIFEST.tensors)
+    assert (max(hashed), sum(hashed)) == (4, len(MANIFEST.tensors))
 
 
 @pytest.mark.parametrize("at_once_bytes", [1, 3, 64])

@@ -13,10 +13,14 @@ from genserve.worker.contract import lifetime
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Milliseconds for seconds."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Milliseconds for seconds, and the end of a thread for that of the process, which has failed."""
+    exits: list[int] = []
+    monkeypatch.setattr(lifetime, "os", SimpleNamespace(_exit=exits.append))
     monkeypatch.setattr(lifetime, "_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(lifetime, "_UNREACHABLE_S", 0.3)
+    yield
+    assert len(exits) == 1 and exits[0] != 0
 
 
 @contextmanager
@@ -36,8 +40,10 @@ def wait_seen(listener: socket.socket) -> None:
 
 def watched(address: str, start_timeout_s: float = 600.0) -> threading.Thread:
     """A thread that ends when the daemon has."""
-    thread = threading.Thread(target=lifetime._wait_for_end, args=(address, start_timeout_s), daemon=True)
-    thread.start()
+    before = {*threading.enumerate()}
+    lifetime.end_with_address.cache_clear()  # another test may have had the port
+    lifetime.end_with_address(address, start_timeout_s)
+    (thread,) = (each for each in {*threading.enumerate()} - before if each.name == "genserve-watch")
     return thread
 
 

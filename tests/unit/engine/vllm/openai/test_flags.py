@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import multiprocessing
 import os
 import socket
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -17,6 +19,7 @@ from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_fla
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.link import ServerPlace
 from genserve.engine.vllm.openai.moved import NAMES, moved
+from genserve.engine.vllm.openai.rust_server import RustServer
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import ClientPlace
 
@@ -95,13 +98,27 @@ def test_no_profiler_is_offered() -> None:
     assert made(*asked).profiler_config.profiler is None
 
 
-def test_the_server_in_rust_gets_the_same_flags() -> None:
+def begun(launch: Launch, at: ServerPlace, monkeypatch: pytest.MonkeyPatch) -> RustServer:
+    """What the process of a server begins with, which is not started."""
+    given: list[RustServer] = []
+
+    def process(*, args: tuple[RustServer], **_: object) -> SimpleNamespace:
+        given.extend(args)
+        return SimpleNamespace(start=lambda: None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(multiprocessing, "get_context", lambda _: SimpleNamespace(Process=process))
+        launch.start(at)
+    return given[0]
+
+
+def test_the_server_in_rust_gets_the_same_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the words of vLLM's RustFrontendProcessManager. Its sockets come later."""
     at, listener = ServerPlace.new(), socket.socket()
     try:
         place = ClientPlace(0, 2, at.requests, at.outputs, "tcp://127.0.0.1:7")
         launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", "a"), listener, place)
-        server = launch._rust(at)
+        server = begun(launch, at, monkeypatch)
     finally:
         listener.close()
         at.close()
@@ -119,13 +136,14 @@ def test_the_server_in_rust_gets_the_same_flags() -> None:
     ("keys", "variables", "in_command"), [(["a"], {"VLLM_API_KEY": "a"}, None), (["a", "b"], {}, ["a", "b"])]
 )
 def test_a_key_is_not_in_the_command_of_the_server_in_rust(
-    keys: list[str], variables: dict[str, str], in_command: list[str] | None
+    keys: list[str], variables: dict[str, str], in_command: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everybody could read it, unless it was in the daemon's too: the variable has one key."""
     at, listener = ServerPlace.new(), socket.socket()
     try:
         place = ClientPlace(0, 2, at.requests, at.outputs, None)
-        server = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", *keys), listener, place)._rust(at)
+        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", *keys), listener, place)
+        server = begun(launch, at, monkeypatch)
     finally:
         listener.close()
         at.close()

@@ -41,10 +41,10 @@ class Relayed:
         self.server = Server(self.relay.open())
 
 
-async def relayed(num_engines: int) -> AsyncIterator[Relayed]:
+async def relayed(num_engines: int, max_active: int = MAX_ACTIVE) -> AsyncIterator[Relayed]:
     """Whose server has joined."""
     engines, meter, tally = Engines(num_engines), Meter(), Tally()
-    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, MAX_ACTIVE, meter, "v2")
+    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, max_active, meter, "v2")
     running = asyncio.create_task(relay.run())
     both = Relayed(relay, engines, Server(relay.open()), meter, tally)
     assert {await both.server.ready() for _ in range(num_engines)} == {(identity(i), READY) for i in range(num_engines)}
@@ -230,18 +230,18 @@ async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames:
     assert await one.engines.taken() == (ADD, "a")
 
 
-async def test_many_requests_at_once_leave_everybody_their_turn(one: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_requests_at_once_leave_everybody_their_turn() -> None:
     """A flood over HTTP does not stop the streams of gRPC, whose turns are between two requests."""
-    monkeypatch.setattr(one.relay, "_max_active", 200)
-    for number in range(200):
-        await one.server.add(str(number))
-    stand_still(0.2)  # all of them wait in the daemon's socket now
-    num_taken = most_at_once = 0
-    while num_taken < 200:
-        await asyncio.sleep(0)
-        before, num_taken = num_taken, one.relay.num_requests
-        most_at_once = max(most_at_once, num_taken - before)
-    assert most_at_once == 1
+    async for one in relayed(1, max_active=200):
+        for number in range(200):
+            await one.server.add(str(number))
+        stand_still(0.2)  # all of them wait in the daemon's socket now
+        num_taken = most_at_once = 0
+        while num_taken < 200:
+            await asyncio.sleep(0)
+            before, num_taken = num_taken, one.relay.num_requests
+            most_at_once = max(most_at_once, num_taken - before)
+        assert most_at_once == 1
 
 
 async def test_many_steps_at_once_leave_everybody_their_turn(one: Relayed) -> None:

@@ -8,7 +8,7 @@ import pytest
 from genserve.engine.vllm.openai import server as module
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
-from tests.support.patience import until
+from tests.support.patience import turns, until
 from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
 from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files, stay
 
@@ -98,7 +98,8 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     processes = Processes(stay)
     server, running = await begun(processes, relay, said.append)
     await asyncio.sleep(0)
-    relay._break("it sings")
+    relay.why_broken = "it sings"
+    relay.broken.set()
     await until(lambda: len(processes.started) >= 2)
     assert said[0] == "openai: the server is ended: it sings"
     assert processes.started[0].exitcode < 0
@@ -109,13 +110,20 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     assert len(processes.started) == 2
 
 
-async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay) -> None:
+async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not silently: requests would not be answered any more."""
+    failing = asyncio.Event()
+
+    async def run(relay: Relay) -> None:
+        await failing.wait()
+        raise RuntimeError("no sockets")
+
+    monkeypatch.setattr(Relay, "run", run)
     server, running = await begun(Processes(stay), relay, print)
-    await asyncio.sleep(0)
-    assert server._relaying is not None
-    server._relaying.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    await turns()
+    assert not running.done()
+    failing.set()
+    with pytest.raises(RuntimeError, match="no sockets"):
         await running
     server.kill()
     await server.stop()

@@ -17,8 +17,7 @@ from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
-from genserve.worker.update import choice as update
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from tests.support import models
 
 
@@ -79,7 +78,7 @@ def test_every_replica_of_a_dense_model_knows_who_shares_its_hosts_memory(
     config = vllm_config.with_ranks_here(args, copy.copy(args).create_engine_config())
     replica = copy.deepcopy(config)
     replica.parallel_config.reconfigure_for_independent_dp_rank()  # as run_engine_core does
-    assert update._ranks_here(replica) == num_ranks
+    assert replica.additional_config[RANKS_HERE_KEY] == num_ranks
     assert args.additional_config == config.additional_config
     assert config.additional_config["x"] == 1
 
@@ -97,5 +96,5 @@ async def test_the_engine_is_started_with_that_number(tmp_path: Path, monkeypatc
     args = AsyncEngineArgs(model=str(models.tiny_qwen3(tmp_path)), data_parallel_size=3)
     with pytest.raises(EngineStartError, match="enough"):
         await vllm.VllmEngine.start(args, vllm.EngineOptions(IntakeLimits(8, 8), "inplace"))
-    assert update._ranks_here(started[0]) == 3
+    assert started[0].additional_config[RANKS_HERE_KEY] == 3
     assert started[0].additional_config[WEIGHT_UPDATE_KEY] == "inplace"
