@@ -101,8 +101,9 @@ async def test_a_checkpoint_with_other_tensors_is_refused(daemons: Start, tmp_pa
     daemon, client = await daemons()
     only_a = weights(1)["a"]
     write_safetensors(tmp_path / "model.safetensors", [only_a, StoredTensor("c", "U8", (1,), memoryview(b"c"))])
-    with pytest.raises(ManifestMismatchError, match="'c'"):
+    with refuses(ManifestMismatchError) as refused:
         await client.load_weights(tmp_path, version=1)
+    assert 'header.manifest.tensors["c"]' in [each.field for each in refused.value.violations]
     assert not daemon.registry.live
 
 
@@ -152,7 +153,7 @@ async def test_files_that_change_while_they_are_read_are_noticed(
         return read(fd, buffers, position)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(InvalidFieldError, match="has changed"):
+    with refuses(InvalidFieldError, field="checkpoint_path", says=str(path)):
         await client.load_weights(checkpoint, version=3, push_id="p")
     assert (daemon.engine.live, num_reads >= 6) == ({}, True)
     assert 0 < daemon.registry.report("p").push.received_bytes < TOTAL_BYTES
@@ -172,7 +173,7 @@ async def test_a_late_replica_gets_what_its_peer_serves(daemons: Start) -> None:
         await first.pull_weights(version=6)
     result = await late.load_weights(peers=[first_daemon.address])
     assert (result.state.weight_version, late_daemon.engine.live) == (7, content(7))
-    with pytest.raises(PeersFailedError, match="not 8"):
+    with refuses(PeersFailedError, says="not 8"):
         await late.load_weights(peers=[first_daemon.address], version=8)
     assert (await late.load_weights(peers=[first_daemon.address], force=True, action="stage")).push.state == "staged"
     assert (await first.get_weights()).push_id == pushed.push.push_id
@@ -213,7 +214,7 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
         await until_received(late, "p", TOTAL_BYTES)
     await until(lambda: not first.registry.find("p").num_attached)
     await client.discard_push("p", force=True)
-    with pytest.raises(PeersFailedError, match="NOT_FOUND"):
+    with refuses(PeersFailedError, says="NOT_FOUND"):
         await load
     assert late_daemon.engine.live == {}
     assert (await late.get_push("p")).push.state == "receiving"
@@ -308,6 +309,6 @@ async def test_the_frames_of_a_peer_are_bounded(daemons: Start) -> None:
             yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
 
     async with listening(Flooding(b"", "p")) as address:
-        with pytest.raises(PeersFailedError, match="no manifest"):
+        with refuses(PeersFailedError, says="no manifest"):
             await client.load_weights(peers=[address], timeout_s=60)
     assert not daemon.registry.live

@@ -10,6 +10,7 @@ from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError, UnsupportedError
 from tests.rpc.frames import DATA, END, header, refused
 from tests.rpc.segments import WEIGHTS, memory, segment
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, field_of, serving
 
 
@@ -49,7 +50,7 @@ async def test_the_client_sends_bytes_where_memory_cannot_be_had(
     monkeypatch.setattr("genserve.client.weights.calls.MIN_BYTES", 0)
     monkeypatch.setattr("genserve.memory.ring.NAME_PREFIX", "of another name")
     async with AsyncClient(daemon.address) as client:
-        with pytest.raises(InvalidFieldError, match=r"segment\.path"):
+        with refuses(InvalidFieldError, field="segment.path"):
             await client.push_weights(WEIGHTS, version=1, shared_memory=True)
         assert (await client.push_weights(WEIGHTS, version=1)).applied is not None
 

@@ -109,7 +109,7 @@ async def test_failed_step_changes_nothing(
 async def test_unknown_error_before_the_commit_is_a_rollback(rig: Rig, step: str) -> None:
     """The trainer gets ABORTED / PUSH_ROLLED_BACK with the text, not an internal error."""
     rig.engine.fails[step] = RuntimeError("size mismatch at layer 3")
-    with pytest.raises(PushRolledBackError, match="size mismatch at layer 3"):
+    with refuses(PushRolledBackError, says="size mismatch at layer 3"):
         await rig.push(header())
     await assert_unchanged(rig)
 
@@ -126,7 +126,7 @@ async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
     rig.engine.calls.clear()
     rig.engine.fails["commit_weights"] = failure
     rig.engine.live = {"a": b"mixed"}
-    with pytest.raises(PushRolledBackError, match=f"version {served} "):
+    with refuses(PushRolledBackError, says=f"version {served} "):
         await rig.push(header("failing", 5))
     assert rig.engine.live == tensors(served)
     assert rig.engine.weight_version == served
@@ -157,7 +157,7 @@ async def test_healing_that_fails_taints(rig: Rig) -> None:
     await gate.reached.wait()
     rig.engine.fails["prepare_weights"] = PushRolledBackError("no memory")
     gate.open.set()
-    with pytest.raises(EngineTaintedError, match="no memory"):
+    with refuses(EngineTaintedError, says="no memory"):
         await pushing
     assert rig.board.phase is Phase.TAINTED
     assert not rig.engine.running

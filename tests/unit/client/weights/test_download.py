@@ -101,7 +101,7 @@ async def test_a_pull_that_ends_early_returns_no_weights(ends_at: int, problem: 
     """The bytes that did not come would be zeros."""
     async with pullable() as (puller, client):
         puller.ends_at = ends_at
-        with pytest.raises(GenserveError, match=problem):  # the numbers of bytes
+        with refuses(GenserveError, says=problem):  # the numbers of bytes
             await client.pull_weights()
 
 

@@ -13,6 +13,7 @@ from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.errors import DeadlineError
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.engine.lockstep_cores import Cores
 
@@ -99,7 +100,7 @@ async def test_a_pause_that_is_given_up_ends_when_its_requests_do(
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    with pytest.raises(DeadlineError, match="kept the engine"):
+    with refuses(DeadlineError):
         await pause(pauses, PauseMode.KEEP, 0.05)
     await cores.until_steps(1)
     cores.finish()
