@@ -11,7 +11,6 @@ import pytest
 from genserve.cli import main
 from genserve.config import ServeConfig
 from genserve.doctor import start_checks
-from genserve.doctor.room.size import Memory
 from genserve.doctor.start_checks import CHECKS, Finding, Start, findings
 from genserve.worker.contract.placement import GIB
 from tests.support import models
@@ -87,9 +86,10 @@ def test_broken_files_of_a_model_are_named(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what doctor computes."""
-    monkeypatch.setattr(start_checks, "_memory", lambda: Memory(None, 64 * GIB))
+    monkeypatch.setattr(start_checks, "nvidia_driver", lambda: "")
+    monkeypatch.setattr(start_checks, "available_memory_bytes", lambda: 64 * GIB)
     assert found(OPEN, model, ["memory"])["memory"].is_ok
-    monkeypatch.setattr(start_checks, "_memory", lambda: Memory(None, GIB))
+    monkeypatch.setattr(start_checks, "available_memory_bytes", lambda: GIB)
     for config, says in (
         (OPEN, "the model and a push do not fit: 6.0 of 1.0 GiB are needed"),
         (ServeConfig(port=0, weight_update="inplace"), "--weight-update inplace does not fit"),

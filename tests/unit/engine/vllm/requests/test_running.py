@@ -1,17 +1,21 @@
 """Which requests an engine works on: those that it admits, until they end or are given up."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt, WeightSpan
+from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Output, Sampling, TokenPrompt
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
+from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
@@ -250,21 +254,63 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningR
     assert tally.told == (0, 0)
 
 
-async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequence_ends(
-    requests: RunningRequests, tally: ScriptedTally
-) -> None:
+class ProcessingLlm(ScriptedLlm):
+    """Whose outputs are processed as AsyncLLM does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output_processor: Any = OutputProcessor(None, log_stats=False)
+
+    async def add_request(self, request_id: str, prepared: Any, params: Any) -> Any:
+        """As vLLM's."""
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
+        core = EngineCoreRequest(
+            f"{request_id}-internal", [1, 1], None, params, None, 0.0, None, None, None, external_req_id=request_id
+        )
+        collector = RequestOutputCollector(params.output_kind, core.request_id)
+        self.output_processor.add_request(core, None, None, 0, collector)
+        return collector
+
+    def step(self, request_id: str, num_tokens: int, version: int, finish: VllmFinishReason | None = None) -> None:
+        """The engine has sampled so many tokens under a version."""
+        output = EngineCoreOutput(f"{request_id}-internal", [7] * num_tokens, finish_reason=finish)
+        self.output_processor.process_outputs([output], 0.0, None, weight_version=str(version))
+
+
+def processed(llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0) -> RunningRequests:
+    """Requests of an engine that serves this version."""
+    parts: Any = (llm, Liveness(), Codec(), Builder(), Loras())
+    limits = {"max_active": MAX_ACTIVE, "max_model_len": MAX_MODEL_LEN}
+    return RunningRequests(*parts, tally, lambda: weight_version, **limits)
+
+
+async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequence_ends(tally: ScriptedTally) -> None:
     """A sequence that saw two versions has tokens of both."""
-    requests._weight_version = lambda: 5
-    requests._count_served([WeightSpan(3, 0, 10), WeightSpan(5, 10, 14)])
+    llm = ProcessingLlm()
+    stream = await processed(llm, tally, weight_version=5).submit(replace(request(), output=Output(text=False)))
+    llm.step("r", 10, 3)
+    llm.step("r", 4, 5, VllmFinishReason.LENGTH)
+    assert stream.take() is not None
     assert tally.served_tokens == [(2, 10), (0, 4)]
 
 
-async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(requests: RunningRequests) -> None:
+async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(tally: ScriptedTally) -> None:
     """The engine aborts it too, if it came before the pause."""
-    before = await requests.submit(request("before"))
+    llm = ProcessingLlm()
+    requests = processed(llm, tally)
+
+    async def submit(request_id: str) -> VllmStream:
+        return await requests.submit(replace(request(request_id), output=Output(text=False)))
+
+    before = await submit("before")
     assert requests.pausing() == 1
-    during = await requests.submit(request("during"))
+    during = await submit("during")
     requests.paused()
-    after = await requests.submit(request("after"))
-    reasons = [stream._reason(VllmFinishReason.ABORT, None) for stream in (before, during, after)]
+    after = await submit("after")
+    reasons: list[FinishReason] = []
+    for stream in (before, during, after):
+        llm.step(stream.request_id, 1, 0, VllmFinishReason.ABORT)
+        update = stream.take()
+        assert update is not None and update.outputs[0].finish is not None
+        reasons.append(update.outputs[0].finish.reason)
     assert reasons == [FinishReason.PAUSED, FinishReason.PAUSED, FinishReason.ABORTED]
