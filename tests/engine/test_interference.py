@@ -13,12 +13,10 @@ import pytest
 from genserve.client import AsyncClient
 from tests.support import models
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.support.interference import Case, Cases, alone, differences, together
+from tests.support.interference import BATCH, Case, Cases, alone, differences, interferences
 
-NUM_CASES = int(os.environ.get("GENSERVE_INTERFERENCE_CASES", "500"))
+NUM_CASES = int(os.environ.get("GENSERVE_INTERFERENCE_CASES", "300"))
 SEED = int(os.environ.get("GENSERVE_INTERFERENCE_SEED", str(random.SystemRandom().randrange(1 << 31))))
-BATCH = 20
-NUM_BESIDE = 4
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +51,8 @@ async def client(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
 )
 async def test_no_answer_depends_on_other_requests(client: AsyncClient, num_cases: int) -> None:
     """Tokens, log-probabilities, alternatives and ends, also while the engine is paused and resumed."""
-    cases, found, num_tokens = Cases(SEED), list[str](), 0
-    for _ in range(0, num_cases, BATCH):
-        batch = cases.batch(BATCH)
-        expected = await alone(client, batch)
-        answers = await together(client, batch, [cases.poison() for _ in range(NUM_BESIDE)])
-        for case, one, other in zip(batch, expected, answers, strict=True):
-            found += differences(case, one, other)
-            num_tokens += sum(len(each.token_ids) for each in other.sequences)
-    print(f"seed {SEED}: {num_cases} requests, {num_tokens} tokens")
+    found = await interferences(client, Cases(SEED), num_cases)
     assert not found, f"seed {SEED}: {len(found)} differences, such as {found[:5]}"
-    assert num_tokens > num_cases
 
 
 async def test_a_difference_is_found(client: AsyncClient) -> None:

@@ -14,6 +14,8 @@ from genserve.errors import GenserveError
 VOCABULARY: Final = 500
 TOLERANCE: Final = 1e-3
 """Of log-probabilities: float32, computed in another order in a larger batch."""
+BATCH: Final = 20
+_NUM_BESIDE: Final = 4
 _FEW_TOKENS: Final = (1, 3, 8, 20)
 
 
@@ -109,6 +111,18 @@ async def together(client: AsyncClient, cases: Sequence[Case], beside: Sequence[
     finally:
         pausing.cancel()
         await asyncio.gather(pausing, *others, return_exceptions=True)
+
+
+async def interferences(client: AsyncClient, cases: Cases, count: int) -> list[str]:
+    """What differs when so many requests run together, in batches, instead of alone; nothing should."""
+    found: list[str] = []
+    for _ in range(0, count, BATCH):
+        batch = cases.batch(BATCH)
+        expected = await alone(client, batch)
+        answers = await together(client, batch, [cases.poison() for _ in range(_NUM_BESIDE)])
+        for case, one, other in zip(batch, expected, answers, strict=True):
+            found += differences(case, one, other)
+    return found
 
 
 def differences(case: Case, expected: Generation, found: Generation) -> list[str]:
