@@ -34,6 +34,7 @@ from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.openai.relay import Relay
+from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
@@ -71,8 +72,8 @@ class VllmEngine:
         """The requests of an OpenAI server."""
         if options.clients.with_openai:
             engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
-            runner = self._info.model_runner
-            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0), runner)
+            serving = refusals.Serving.of(config)
+            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0), serving)
         self._meter = LoadMeter(rows.rows())
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.

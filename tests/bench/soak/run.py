@@ -14,6 +14,7 @@ from tests.bench.soak.samples import Latencies, sample_forever
 from tests.bench.soak.traffic import Pushes, Streams
 from tests.support import models
 from tests.support.fault_proxy import FaultProxy
+from tests.support.interference import Cases, interferences
 from tests.support.oracle import OracleError
 from tests.support.subject import Subject, started
 
@@ -21,6 +22,7 @@ WRITE_TIMEOUT_S = 5.0
 NUM_SAMPLES = 720
 """In an hour one every five seconds; never more than one a second."""
 _MAX_TIMES = 4
+_NUM_INTERFERENCE_CASES = 40
 REST_S = 60.0
 """What may still run when everybody has gone: requests of slow readers, pushes whose trainer was killed."""
 
@@ -41,7 +43,7 @@ async def soak(load: Load, directory: Path, has_seen: Callable[[Report], bool] =
     report = Report(asdict(load), machine.facts())
     a = models.tiny_qwen3(directory / "a", seed=0)
     checkpoints = {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
-    flags = ("--write-timeout-s", str(WRITE_TIMEOUT_S), "--max-num-seqs", str(load.num_streams))
+    flags = ("--write-timeout-s", str(WRITE_TIMEOUT_S), "--max-num-seqs", str(load.num_streams), "--dtype", "float32")
     async with started(checkpoints, directory / "subject", *flags) as subject:
         async with _loaded(subject, load, report) as working:
             for _ in range(_MAX_TIMES):
@@ -61,6 +63,8 @@ async def soak(load: Load, directory: Path, has_seen: Callable[[Report], bool] =
             served = await subject.oracle.served_version()
             name = subject.oracle.committed.get(served, "a")
             await subject.oracle.holds((served, name))
+            if found := await interferences(subject.client, Cases(load.seed), _NUM_INTERFERENCE_CASES):
+                report.is_wrong(f"answers depend on other requests: {found[:3]}")
         except (OracleError, TimeoutError) as error:
             findings = error.findings if isinstance(error, OracleError) else {"rest": "requests still run"}
             report.findings.update(findings)

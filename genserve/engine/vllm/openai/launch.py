@@ -19,6 +19,7 @@ from genserve.engine.vllm.openai.python_server import PythonServer
 from genserve.engine.vllm.openai.rust_server import RustServer
 from genserve.engine.vllm.start.clients import ClientPlace
 
+_MAX_N_VARIABLE = "VLLM_MAX_N_SEQUENCES"
 _KEY_VARIABLE = "VLLM_API_KEY"  # of vLLM's servers, for one key
 _NOT_FOR_RUST = frozenset(
     {"api_server_count", "data_parallel_rank", "data_parallel_external_lb", "data_parallel_hybrid_lb"}
@@ -28,12 +29,13 @@ _NOT_FOR_RUST = frozenset(
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What each process of a server starts with. `flags`: as `vllm serve` would have parsed them; `place`: that of
-    the client of the engine that it is."""
+    the client of the engine that it is; `max_n`: the largest n of a request."""
 
     choice: ServerChoice
     flags: argparse.Namespace
     listener: socket.socket
     place: ClientPlace
+    max_n: int
 
     def start(self, at: ServerPlace) -> Any:
         """A process of multiprocessing, which has begun to start. Call it in the main thread."""
@@ -54,12 +56,14 @@ class Launch:
             "client_index": self.place.index,
             **({} if self.place.stats_address is None else {"stats_update_address": self.place.stats_address}),
         }
-        flags = pickle.dumps(self.flags)
-        return PythonServer(os.getpid(), self.listener, at.requests.socket, at.outputs.socket, client, flags)
+        flags, variables = pickle.dumps(self.flags), {_MAX_N_VARIABLE: str(self.max_n)}
+        requests, outputs = at.requests.socket, at.outputs.socket
+        return PythonServer(os.getpid(), self.listener, requests, outputs, client, flags, variables)
 
     def _rust(self, at: ServerPlace) -> RustServer:
         # internal: as vllm.v1.utils.RustFrontendProcessManager.
-        keys, variables, excluded = self.flags.api_key or [], {}, set(_NOT_FOR_RUST)
+        keys, excluded = self.flags.api_key or [], set(_NOT_FOR_RUST)
+        variables = {_MAX_N_VARIABLE: str(self.max_n)}
         if len(keys) == 1 and keys[0]:
             # Everybody on the machine can read a command line. Several keys have been on the daemon's already.
             variables[_KEY_VARIABLE] = keys[0]

@@ -6,7 +6,7 @@ message, its tensors above all, is not decoded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Final
 
 import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason, UtilityOutput
@@ -17,6 +17,8 @@ ADD = EngineCoreRequestType.ADD.value
 ABORT = EngineCoreRequestType.ABORT.value
 UTILITY = EngineCoreRequestType.UTILITY.value
 
+NIL: Final = msgspec.msgpack.encode(None)
+
 Frames = list[Any]
 """Buffers of one message."""
 
@@ -26,8 +28,7 @@ class Params(
     gc=False,
     rename={"all_stop_token_ids": "_all_stop_token_ids", "bad_words_token_ids": "_bad_words_token_ids"},
 ):
-    """What `runner_limits` reads of SamplingParams. `prompt_logprob_token_ids` is always None, so that no row
-    refuses it: the server's answers have a field for those scores."""
+    """What `requests.refusals` reads of SamplingParams, with vLLM's defaults."""
 
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
@@ -35,7 +36,10 @@ class Params(
     all_stop_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] | None = None
     seed: int | None = None
-    prompt_logprob_token_ids: ClassVar[None] = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    watermarking: bool | None = None
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
@@ -45,6 +49,9 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     prompt_token_ids: list[int] | None = None
     mm_features: msgspec.Raw = msgspec.Raw()
     sampling_params: Params | None = None
+    pooling_params: msgspec.Raw = msgspec.Raw()
+    arrival_time: float = 0.0
+    lora_request: msgspec.Raw = msgspec.Raw(NIL)
 
 
 class Call(msgspec.Struct, array_like=True, gc=False):

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from genserve.engine.vllm.openai.environment import allow_connections, of_server
@@ -24,7 +24,8 @@ _FURTHER_ROUTES: Final = ("/health", "/version", "/metrics", "/tokenize", "/deto
 @dataclass(frozen=True, slots=True)
 class PythonServer:
     """`listener`: of HTTP; `requests` and `outputs`: where it joins the engine; `client`: what else vLLM's clients are
-    told; `flags`: as `vllm serve` would have parsed them, pickled."""
+    told; `flags`: as `vllm serve` would have parsed them, pickled; `variables`: of its environment, besides the
+    daemon's."""
 
     daemon_pid: int
     listener: socket.socket
@@ -32,6 +33,7 @@ class PythonServer:
     outputs: socket.socket
     client: Mapping[str, Any]
     flags: bytes
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(server: PythonServer) -> None:
@@ -39,7 +41,7 @@ def run(server: PythonServer) -> None:
     end_with_process(server.daemon_pid)
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the daemon, which ends this process
     allow_connections()
-    environment = of_server(os.environ)
+    environment = of_server(os.environ) | dict(server.variables)
     os.environ.clear()
     os.environ.update(environment)
     import uvloop
@@ -63,6 +65,9 @@ async def _serve(server: PythonServer) -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
+    from genserve.engine.vllm.openai.checked import CheckedEngine
+    from genserve.engine.vllm.openai.versions import VersionsHeader
+
     flags = pickle.loads(server.flags)
     if flags.tool_parser_plugin:
         ToolParserManager.import_tool_parser(flags.tool_parser_plugin)
@@ -74,9 +79,9 @@ async def _serve(server: PythonServer) -> None:
         tasks = await engine.get_supported_tasks()
         app = build_app(flags, tasks, engine.model_config)
         app.router.routes[:] = [each for each in app.router.routes if _is_served(getattr(each, "path", ""))]
-        await init_app_state(engine, app.state, flags, tasks)
+        await init_app_state(CheckedEngine(engine), app.state, flags, tasks)
         config = uvicorn.Config(
-            app,
+            VersionsHeader(app),
             log_level="warning",
             access_log=False,
             timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,

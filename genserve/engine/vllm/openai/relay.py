@@ -26,7 +26,7 @@ from genserve.engine.vllm.clients.rows import ClientRow
 from genserve.engine.vllm.openai import messages
 from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
 from genserve.engine.vllm.openai.messages import Call, Frames
-from genserve.engine.vllm.requests import runner_limits
+from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.running import Tally
 from genserve.engine.vllm.start.clients import ClientPlace
 
@@ -58,7 +58,7 @@ class _Sequence:
 class Relay:
     """The client of the engine at `place`. `engines`: their identities on vLLM's sockets; `tally`: what all clients
     have admitted; `max_active`: unfinished sequences of all clients, above which new ones fail; `row`: gets the
-    statistics that EngineCore sends here; `runner`: the workers' model runner, v1 or v2."""
+    statistics that EngineCore sends here; `serving`: what decides which requests the engine takes."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Relay:
         tally: Tally,
         max_active: int,
         row: ClientRow,
-        runner: str,
+        serving: refusals.Serving,
     ) -> None:
         """Call it when the engines have started: waits until each has said so. Raises TimeoutError."""
         self.place = place
@@ -75,7 +75,7 @@ class Relay:
         self._tally = tally
         self._max_active = max_active
         self._row = row
-        self._runner = runner
+        self._serving = serving
         self._running: dict[str, _Sequence] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -220,10 +220,12 @@ class Relay:
         self._to_engines.send_multipart([engine, *frames], copy=False)
 
     def _is_refused(self, request: messages.Request) -> bool:
-        """Whether the model runner cannot serve it: vLLM's server does not check this, and the engine would end."""
-        if request.sampling_params is None:  # not a request for tokens
-            return False
-        refused = [f"{row.field} {row.message}" for row in runner_limits.refused(request.sampling_params, self._runner)]
+        """Whether the engine does not take it. The server has refused most of these before, with an answer that says
+        why; here it is known what words have become, and that the server is the one that it should be."""
+        refused = ["an adapter: only genserve loads these"] if bytes(request.lora_request) != messages.NIL else []
+        if request.sampling_params is not None:  # None: not a request for tokens
+            rows = refusals.refused(request.sampling_params, self._serving)
+            refused += [f"{row.parameter} {row.message}" for row in rows]
         if refused:
             log.warning("request %s on the OpenAI port ends with an error: %s", request.request_id, "; ".join(refused))
         return bool(refused)

@@ -30,7 +30,9 @@ class OpenAISetup:
 
     def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
         """The server of an engine that was started with `args`."""
-        launch = Launch(self.choice, server_flags(self.flags, args, self.config), self.listener, relay.place)
+        flags = server_flags(self.flags, args, self.config)
+        max_n = min(self.config.max_n, self.config.max_active_requests)
+        launch = Launch(self.choice, flags, self.listener, relay.place, max_n)
         return OpenAIServer(launch, relay, say)
 
 

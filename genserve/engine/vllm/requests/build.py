@@ -27,8 +27,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
-from genserve.engine.vllm.requests import runner_limits
-from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
+from genserve.engine.vllm.requests import refusals
+from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
 
@@ -37,8 +37,7 @@ _NUM_CHECK_THREADS = 2
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 _MAX_CACHE_SALT = 1024  # characters
 
-_FIELDS = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
-_TYPES = {**_FIELDS, "prompt_logprob_token_ids": list[list[int]] | None}  # vLLM turns it into an array
+_TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams)}
 _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
 """Parameters that are objects -> the names of their fields: the codec drops unknown fields."""
 
@@ -49,6 +48,7 @@ class RequestBuilder:
     def __init__(self, llm: AsyncLLM, info: EngineInfo, max_sequences: int) -> None:
         self._llm = llm
         self._info = info
+        self._serving = refusals.Serving.of(llm.vllm_config)
         self._max_sequences = max_sequences
         self.is_traced = llm.observability_config.otlp_traces_endpoint is not None
         """Whether vLLM exports spans."""
@@ -88,13 +88,13 @@ class RequestBuilder:
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
-            runner_limits.check(params, self._info.model_runner)
+            refusals.check(params, self._serving)
             built = await self._built(build, request)
             self._complete(built)
         except TimeoutError:
             raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
         except Exception as error:
-            raise translated(error) from error
+            raise translated(error, request) from error
         self._check_crossing(built)
         return built
 
@@ -109,7 +109,7 @@ class RequestBuilder:
         params = built.sampling_params
         if params is None:
             raise TypeError("vLLM made a request for tokens without sampling parameters")
-        runner_limits.check(params, self._info.model_runner)
+        refusals.check(params, self._serving)
         # No sequence is longer than the context. Model Runner V2 adds the prompt's length to these in 32 bits, and an
         # overflow would end the engine.
         limit = self._info.max_model_len
@@ -126,16 +126,9 @@ class RequestBuilder:
             raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
-        fields = sampling_fields(request, _FIELDS.keys())
+        fields = sampling_fields(request)
         for name in request.engine_params:
             fields[name] = _typed(name, fields[name])
-        chunked = self._llm.vllm_config.scheduler_config.enable_chunked_prefill
-        if "seed" in fields and chunked and self._info.device == "cpu":
-            # See engine.vllm.start.config.adapted: it would kill the engine.
-            raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
-        if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
-            # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
-            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be used on the CPU with --enable-lora")
         if request.constraint is not None:
             fields["structured_outputs"] = StructuredOutputsParams(
                 **{request.constraint.kind.value: request.constraint.value}
@@ -145,8 +138,8 @@ class RequestBuilder:
         return SamplingParams(output_kind=kind, skip_clone=True, **fields)
 
 
-def translated(error: Exception) -> GenserveError:
-    """The error for a client from an error that vLLM raised for its request."""
+def translated(error: Exception, request: GenerationRequest | None = None) -> GenserveError:
+    """The error for a client from an error that vLLM raised for its request, which helps to find the field."""
     if isinstance(error, GenserveError):
         return error
     if isinstance(error, VllmEngineDeadError):
@@ -154,7 +147,7 @@ def translated(error: Exception) -> GenserveError:
     if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):
         return QueueFullError(error.message, retry_after_s=1.0)
     if isinstance(error, VLLMValidationError):
-        return InvalidFieldError.of(_field_of(error), error.args[0])
+        return InvalidFieldError.of(_field_of(error, request), error.args[0])
     return InvalidFieldError.of("request", str(error) or type(error).__name__)
 
 
@@ -186,11 +179,16 @@ def _check_integers(path: str, value: object) -> None:
             raise InvalidFieldError.of(path, "contains a number that exceeds 32 bits")
 
 
-def _field_of(error: VLLMValidationError) -> str:
-    """Path of the field that vLLM's error is about; some of vLLM's errors only mention the subject."""
+def _field_of(error: VLLMValidationError, request: GenerationRequest | None) -> str:
+    """Path of the field that vLLM's error is about; many of vLLM's errors only mention it, or the subject."""
+    if error.parameter is not None:
+        return request_field(error.parameter)
     text = str(error).lower()
-    if error.parameter is None and "data_parallel_rank" in text:
+    if "data_parallel_rank" in text:
         return "data_parallel_rank"
-    if error.parameter is None and any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
+    if any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
         return "constraint"
-    return request_field(error.parameter)
+    named = [word for word in re.findall(r"\w+", text) if word in _TYPES]
+    asked = set() if request is None else asked_for(request)
+    # "n" and "stop" are words of English too.
+    return request_field(next((each for each in named if each in asked or (not asked and "_" in each)), None))

@@ -1,9 +1,8 @@
 """Converts a request to the fields of vLLM's SamplingParams, and vLLM's errors to fields of the request. Pure: knows
 the names, not the class."""
 
-from collections.abc import Set
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from genserve.engine.generation import GenerationRequest, Sampling
 from genserve.errors import InvalidFieldError
@@ -28,17 +27,39 @@ _REQUEST_FIELDS = {
 _OURS = frozenset({"output_kind", "flat_logprobs", "skip_clone", "extra_args", "output_text_buffer_length"})
 """Parameters that only this adapter sets."""
 
+ENGINE_PARAMS: Final = {
+    "repetition_detection": "",
+    "skip_reading_prefix_cache": "",
+    "spaces_between_special_tokens": "",
+    "thinking_token_budget": "",  # vLLM refuses it without --reasoning-parser or --reasoning-config
+    "trace_decode_token_ids": "",  # and this without --enable-trace-replay
+    "watermarking": "",
+    "logprob_token_ids": "answers have no field for the scores of chosen tokens: use output.logprobs",
+    "prompt_logprob_start": "it belongs to prompt_logprob_token_ids, which is not supported",
+    "prompt_logprob_token_ids": "answers have no field for the scores of chosen tokens of a prompt: use "
+    "output.prompt_logprobs",
+    "routed_experts_prompt_start": "answers have no field for the experts that tokens were routed to",
+}
+"""What else vLLM knows. "" = a client may set it: it changes this request's own answer and nothing else. Otherwise why
+not. A parameter without a row is refused: nobody has looked at what it does to other requests."""
+
 
 def request_field(parameter: str | None) -> str:
     """Path of the request's field behind one of vLLM's parameters."""
     return _REQUEST_FIELDS.get(parameter or "", f"engine_params.{parameter}" if parameter else "request")
 
 
-def sampling_fields(request: GenerationRequest, known: Set[str]) -> dict[str, Any]:
+def asked_for(request: GenerationRequest) -> set[str]:
+    """Names of the parameters that a request sets to something else than what holds without it."""
+    default = sampling_fields(GenerationRequest(request.request_id, request.prompt))
+    return {name for name, value in sampling_fields(request).items() if default.get(name) != value}
+
+
+def sampling_fields(request: GenerationRequest) -> dict[str, Any]:
     """Keyword arguments for SamplingParams, except output_kind and structured_outputs, which need vLLM's classes.
 
-    `known` are the public fields of SamplingParams. Raises InvalidFieldError for engine_params that are unknown, are
-    another field of the request, or are not for clients.
+    Raises InvalidFieldError for engine_params that are unknown, are another field of the request, or are not for
+    clients.
     """
     stop, output = request.stop, request.output
     chosen: dict[str, Any] = {
@@ -61,17 +82,19 @@ def sampling_fields(request: GenerationRequest, known: Set[str]) -> dict[str, An
     if output.stream_interval > 1:
         chosen["stream_interval"] = output.stream_interval
     for name, value in request.engine_params.items():
-        chosen[name] = _checked_engine_param(name, value, known)
+        _check_engine_param(name)
+        chosen[name] = value
     return chosen
 
 
-def _checked_engine_param(name: str, value: object, known: Set[str]) -> object:
+def _check_engine_param(name: str) -> None:
     path = f"engine_params.{name}"
     if name in _OURS:
         raise InvalidFieldError.of(path, "is set by the daemon")
     if name in _REQUEST_FIELDS:
         raise InvalidFieldError.of(path, f"is another field of the request: {_REQUEST_FIELDS[name]}")
-    if name not in known:
-        free = sorted(known - _OURS - _REQUEST_FIELDS.keys())
-        raise InvalidFieldError.of(path, f"is not a field of vLLM's SamplingParams; fields are {', '.join(free)}")
-    return value
+    if (reason := ENGINE_PARAMS.get(name)) is None:
+        free = ", ".join(sorted(each for each, closed in ENGINE_PARAMS.items() if not closed))
+        raise InvalidFieldError.of(path, f"is no parameter that requests may set; those are {free}")
+    if reason:
+        raise InvalidFieldError.of(path, f"is not supported, because {reason}")

@@ -117,7 +117,7 @@ def test_the_server_in_rust_gets_the_same_flags(monkeypatch: pytest.MonkeyPatch)
     at, listener = ServerPlace.new(), socket.socket()
     try:
         place = ClientPlace(0, 2, at.requests, at.outputs, "tcp://127.0.0.1:7")
-        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", "a"), listener, place)
+        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", "a"), listener, place, 4)
         server = begun(launch, at, monkeypatch)
     finally:
         listener.close()
@@ -142,12 +142,12 @@ def test_a_key_is_not_in_the_command_of_the_server_in_rust(
     at, listener = ServerPlace.new(), socket.socket()
     try:
         place = ClientPlace(0, 2, at.requests, at.outputs, None)
-        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", *keys), listener, place)
+        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", *keys), listener, place, 4)
         server = begun(launch, at, monkeypatch)
     finally:
         listener.close()
         at.close()
-    assert server.variables == variables
+    assert server.variables == {**variables, "VLLM_MAX_N_SEQUENCES": "4"}
     assert json.loads(server.command[-1]).get("api_key") == in_command
 
 

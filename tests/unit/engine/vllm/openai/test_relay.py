@@ -15,6 +15,7 @@ from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
+from genserve.engine.vllm.requests.refusals import Serving
 from tests.support.patience import stand_still, until
 from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
 from tests.unit.engine.vllm.openai.failing import no_more_files
@@ -44,7 +45,8 @@ class Relayed:
 async def relayed(num_engines: int, max_active: int = MAX_ACTIVE) -> AsyncIterator[Relayed]:
     """Whose server has joined."""
     engines, meter, tally = Engines(num_engines), Meter(), Tally()
-    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, max_active, meter, "v2")
+    ranks = [identity(rank) for rank in range(num_engines)]
+    relay = Relay(engines.place, ranks, tally, max_active, meter, Serving("v2"))
     running = asyncio.create_task(relay.run())
     both = Relayed(relay, engines, Server(relay.open()), meter, tally)
     assert {await both.server.ready() for _ in range(num_engines)} == {(identity(i), READY) for i in range(num_engines)}

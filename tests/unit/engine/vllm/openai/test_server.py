@@ -8,6 +8,7 @@ import pytest
 from genserve.engine.vllm.openai import server as module
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
+from genserve.engine.vllm.requests.refusals import Serving
 from tests.support.patience import turns, until
 from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
 from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files, stay
@@ -17,7 +18,7 @@ from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files
 async def relay() -> AsyncIterator[Relay]:
     """In front of an engine."""
     engines = Engines()
-    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter(), "v1")
+    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter(), Serving("v1"))
     yield relay
     relay.close()
     engines.close()

@@ -46,7 +46,7 @@ class Processing:
     def __init__(self, tokenizer: Any, request: GenerationRequest, *, lean: bool) -> None:
         self.processor = OutputProcessor(tokenizer, log_stats=False)
         kind = RequestOutputKind.FINAL_ONLY if request.output.stream_interval == 0 else RequestOutputKind.DELTA
-        fields = sampling_fields(request, set(SamplingParams.__struct_fields__))
+        fields = sampling_fields(request)
         params = SamplingParams(output_kind=kind, flat_logprobs=True, **fields)
         core = EngineCoreRequest(
             "r-internal", PROMPT, None, params, None, time.time(), None, None, None, external_req_id=request.request_id

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
@@ -13,8 +14,9 @@ from genserve.engine.generation import GenerationRequest, Sampling, Stop, TokenP
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
+from tests.support.refusals import refuses
 
-INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {}, model_runner="v2")
+INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
 LORA = LoRARequest("policy", 1, "/nowhere")
 
 
@@ -34,6 +36,14 @@ class InputProcessor:
         )  # fmt: skip
 
 
+CONFIG = SimpleNamespace(
+    use_v2_model_runner=True,
+    device_config=SimpleNamespace(device_type="cpu"),
+    lora_config=None,
+    scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
+    watermark_config=None,
+)
+SPECULATIVE = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
 TRACED, UNTRACED = (SimpleNamespace(otlp_traces_endpoint=each) for each in ("http://127.0.0.1:4317", None))
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
@@ -47,7 +57,7 @@ def llm_with(processor: InputProcessor, observability: Any = UNTRACED) -> Any:
     return SimpleNamespace(
         input_processor=processor,
         get_supported_tasks=supported_tasks,
-        vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(enable_chunked_prefill=False)),
+        vllm_config=CONFIG,
         observability_config=observability,
     )
 
@@ -84,7 +94,7 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm(observability:
 )
 def test_what_cannot_be_is_refused_before_the_prompt_is_read(fields: dict[str, Any], path: str) -> None:
     """And what just can be is not."""
-    builder = RequestBuilder(SimpleNamespace(observability_config=UNTRACED), INFO, 4)  # type: ignore[arg-type]
+    builder = RequestBuilder(llm_with(InputProcessor()), INFO, 4)
     builder.check_early(GenerationRequest("r", TokenPrompt([1]), Sampling(n=4, seed=2**63 - 4), cache_salt="x" * 1024))
     with pytest.raises(InvalidFieldError) as caught:
         builder.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
@@ -136,3 +146,33 @@ async def test_what_the_model_runner_cannot_serve_is_refused(asked: dict[str, An
         await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
     builder.close()
     assert [each.field for each in caught.value.violations] == [field]
+
+
+class Refuses(InputProcessor):
+    """Refuses each request, in words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self._words = words
+
+    def process_inputs(self, request_id: str, prompt: Any, params: SamplingParams, **asked: Any) -> EngineCoreRequest:
+        raise VLLMValidationError(self._words)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "field"),
+    [
+        ("n must be 1 when using greedy sampling, got 3.", {"sampling": Sampling(temperature=0.0, n=3)}, "sampling.n"),
+        (SPECULATIVE, {"sampling": Sampling(logit_bias={1: 2.0})}, "sampling.logit_bias"),
+        (SPECULATIVE, {"sampling": Sampling(min_p=0.5)}, "sampling.min_p"),
+        ("stop it", {"sampling": Sampling(min_p=0.5)}, "request"),
+    ],
+)
+async def test_a_refusal_of_vllm_names_the_field_that_it_mentions(
+    words: str, asked: dict[str, Any], field: str
+) -> None:
+    """The one that the request has set."""
+    builder = RequestBuilder(llm_with(Refuses(words)), INFO, 4)
+    with refuses(InvalidFieldError, field=field):
+        await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
+    builder.close()

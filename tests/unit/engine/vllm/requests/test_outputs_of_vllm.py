@@ -4,9 +4,11 @@ import asyncio
 from copy import copy
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.outputs import RequestOutput
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as VllmFinishReason
 
 from genserve.client.generation.results import Logprobs
@@ -156,3 +158,28 @@ def test_what_is_read_is_what_vllm_would_have_made(
     assert updates[-1].usage.num_output_tokens == sum(len(each["ids"]) for each in expected(outputs, request))
     if request.output.stream_interval == 0:
         assert len(updates) == 1
+
+
+# Why nothing of an answer has it. All else that vLLM's engine returns is told.
+NOT_TOLD = {
+    "pooling_output": "the daemon does not start with --runner pooling",
+    "events": "they become vLLM's metrics",
+    "prefill_stats": "they become PromptInfo's number of cached tokens, and vLLM's metrics",
+    "spec_decode_metrics": "they become vLLM's metrics",
+    "trace_headers": "they are for vLLM's spans",
+    "kv_transfer_params": "no request can set its side of them: extra_args are the daemon's",
+    "ec_transfer_params": "no request can set its side of them: extra_args are the daemon's",
+    "routed_experts": "the daemon does not start with --enable-return-routed-experts",
+    "new_sampling_mask": "the daemon does not start with --return-sampling-mask",
+    "num_nans_in_logits": "VLLM_COMPUTE_NANS_IN_LOGITS, a variable for debugging vLLM, makes them a metric",
+    "mm_cache_miss_hashes": "requests have no images",
+    "prompt_token_id_logprobs": "engine_params.prompt_logprob_token_ids is refused",
+}
+TOLD = {
+    *("request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors", "finish_reason", "stop_reason"),
+}
+
+
+def test_each_part_of_vllms_output_is_told_or_cannot_be_there() -> None:
+    """A new vLLM's new part fails here: what is dropped in silence is missed by somebody."""
+    assert {each.name for each in msgspec.structs.fields(EngineCoreOutput)} == TOLD | NOT_TOLD.keys()

@@ -1,0 +1,191 @@
+"""The requests that the engine does not take, whatever entrance they come through: gRPC, a front end or HTTP.
+
+vLLM checks most fields of a request, and not these. TABLE says of each what it would do: end the engine for everybody,
+or put wrong numbers into answers, even into those of others. Rows about Model Runner V2 are about its fixed tables: it
+raises an error in the middle of a step, which ends its engine. docs/runner.md has the table for users.
+
+A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
+changes no answer.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm import envs
+
+from genserve.engine.vllm.requests.sampling import request_field
+from genserve.errors import InvalidFieldError
+from genserve.worker.contract.runners import V1, V2, runner_of
+
+Params = Any
+"""vLLM's SamplingParams, or an object with the attributes that rows read."""
+
+MAX_ALLOWED_TOKEN_IDS: Final = 1024
+MAX_LOGIT_BIASES: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 128
+"""internal: sizes of V2's tables in v1/worker/gpu/sample/logit_bias.py. A test compares them."""
+
+MAX_SEED: Final = 2**63 - 1
+"""V2 has seeds in an array of signed integers. vLLM adds a sequence's index to its request's seed without a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU."""
+
+    runner: str
+    is_cpu: bool = False
+    has_adapters: bool = False
+    chunks_prefills: bool = False
+    has_watermark: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> "Serving":
+        """That of vLLM's configuration, which every process with a client of the engine has."""
+        return cls(
+            runner=runner_of(config),
+            is_cpu=config.device_config.device_type == "cpu",
+            has_adapters=config.lora_config is not None,
+            chunks_prefills=config.scheduler_config.enable_chunked_prefill,
+            has_watermark=config.watermark_config is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A field of a request that some engines cannot serve. `parameter` is its name in SamplingParams. `where` names
+    those engines for people, and `serves` says whether one is among them. `applies` says whether parameters ask for it.
+    `problem` goes on after the name of the field, `reason` is a clause after "because"."""
+
+    parameter: str
+    where: str
+    serves: Callable[[Serving], bool]
+    applies: Callable[[Params], bool]
+    problem: str
+    reason: str
+
+    @property
+    def field(self) -> str:
+        """Its path in GenerateRequest."""
+        return request_field(self.parameter)
+
+    @property
+    def message(self) -> str:
+        """What a client reads after the field's name."""
+        return f"{self.problem}, because {self.reason}"
+
+
+def check(params: Params, serving: Serving) -> None:
+    """Raises InvalidFieldError if the engine cannot serve a request with these parameters. Call it before vLLM
+    completes them, so that its own checks do not recommend the other runner, and again afterwards, when stop tokens and
+    bad words are token ids."""
+    for row in refused(params, serving):
+        raise InvalidFieldError.of(row.field, row.message)
+
+
+def refused(params: Params, serving: Serving) -> Iterator[Row]:
+    """The rows that apply."""
+    return (row for row in TABLE if row.serves(serving) and row.applies(params))
+
+
+def _v1(serving: Serving) -> bool:
+    return serving.runner == V1
+
+
+def _v2(serving: Serving) -> bool:
+    return serving.runner == V2
+
+
+_V2_IS_FULL: Final = "vLLM's Model Runner V2 holds no more"
+
+
+def _num_bad_word_tokens(params: Params) -> int:
+    return sum(map(len, params.bad_words_token_ids or ()))
+
+
+TABLE: Final = (
+    Row(
+        parameter="logprob_token_ids",
+        where="v1",
+        serves=_v1,
+        applies=lambda params: params.logprob_token_ids is not None,
+        problem="is not supported",
+        reason="all other requests of a step would lose their alternatives: use logprobs",
+    ),
+    Row(
+        parameter="skip_reading_prefix_cache",
+        where="all",
+        serves=lambda _: True,
+        applies=lambda params: params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False,
+        problem="must not be false for prompt_logprobs",
+        reason="nothing computes those of tokens that are found in the cache, and uninitialised memory would be "
+        "answered: leave it out",
+    ),
+    Row(
+        parameter="prompt_logprobs",
+        where="CPU with --enable-lora",
+        serves=lambda serving: serving.is_cpu and serving.has_adapters,
+        applies=lambda params: params.prompt_logprobs is not None,
+        problem="cannot be used on the CPU with --enable-lora",
+        reason="vLLM takes the prompt's tokens for the batch's requests there, and its engine ends",
+    ),
+    Row(
+        parameter="seed",
+        where="CPU with --enable-chunked-prefill",
+        serves=lambda serving: serving.is_cpu and serving.chunks_prefills,
+        applies=lambda params: params.seed is not None,
+        problem="cannot be used on the CPU with --enable-chunked-prefill",
+        reason="vLLM ends its engine there when a prompt with a seed is computed in pieces",
+    ),
+    Row(
+        parameter="watermarking",
+        where="without --watermark-config",
+        serves=lambda serving: not serving.has_watermark,
+        applies=lambda params: params.watermarking is True,
+        problem="needs --watermark-config",
+        reason="the engine has no watermark to apply",
+    ),
+    Row(
+        parameter="allowed_token_ids",
+        where="v2",
+        serves=_v2,
+        applies=lambda params: len(params.allowed_token_ids or ()) > MAX_ALLOWED_TOKEN_IDS,
+        problem=f"must have at most {MAX_ALLOWED_TOKEN_IDS} entries",
+        reason=_V2_IS_FULL,
+    ),
+    Row(
+        parameter="logit_bias",
+        where="v2",
+        serves=_v2,
+        applies=lambda params: len(params.logit_bias or ()) > MAX_LOGIT_BIASES,
+        problem=f"must have at most {MAX_LOGIT_BIASES} entries",
+        reason=_V2_IS_FULL,
+    ),
+    Row(
+        parameter="bad_words",
+        where="v2",
+        serves=_v2,
+        applies=lambda params: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+        problem="must not be longer than VLLM_MAX_BAD_WORDS_TOTAL_TOKENS tokens together (1024 by default)",
+        reason=_V2_IS_FULL,
+    ),
+    Row(
+        parameter="stop_token_ids",
+        where="v2",
+        serves=_v2,
+        applies=lambda params: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
+        problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries, the model's EOS tokens included, if stop.min_tokens "
+        "is set",
+        reason=_V2_IS_FULL,
+    ),
+    Row(
+        parameter="seed",
+        where="v2",
+        serves=_v2,
+        applies=lambda params: params.seed is not None and params.seed > MAX_SEED,
+        problem="must not exceed 64 bits as seed + n - 1",
+        reason="vLLM's Model Runner V2 holds no more",
+    ),
+)
+"""The order in which a request is checked."""

@@ -1,0 +1,83 @@
+"""What the engine does not take is refused over gRPC and over HTTP alike, and harms nobody."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import InvalidFieldError
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.refusals import refuses
+
+PROMPT = [5, 6, 7, 8]
+FLAGS = ("--openai-port", "0", "--served-model-name", "policy", "--max-n", "4", "--enable-lora")
+# On a CPU, vLLM's engine dies of the first two.
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "prompt-logprobs": ({"prompt_logprobs": 1}, "output.prompt_logprobs", "prompt_logprobs"),
+    "seed": ({"seed": 7}, "sampling.seed", "seed"),
+    "n": ({"n": 5}, "sampling.n", "n"),
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """With all entrances, and with flags that make ordinary requests dangerous on a CPU."""
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, *FLAGS, "--enable-chunked-prefill"]
+    process = DaemonProcess(flags, tmp_path_factory.mktemp("door") / "stderr")
+    try:
+        yield process.wait_serving()
+    finally:
+        process.end()
+
+
+@pytest.fixture
+async def grpc(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon."""
+    async with AsyncClient(daemon.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(daemon: DaemonProcess) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of its OpenAI port."""
+    url = next(line for line in daemon.stderr.splitlines() if "openai: http" in line).split("openai: ")[1]
+    async with httpx.AsyncClient(base_url=url.split(",")[0], timeout=60) as client:
+        yield client
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """Of a completion."""
+    return {"model": "policy", "prompt": PROMPT, "max_tokens": 2, **changes}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_does_not_take_is_refused_by_both(
+    grpc: AsyncClient, http: httpx.AsyncClient, name: str, stream: bool
+) -> None:
+    """With the field's name, and both go on to serve."""
+    asked, field, parameter = REFUSED[name]
+    with refuses(InvalidFieldError, field=field):
+        await grpc.generate(PROMPT, max_tokens=2, **asked)
+    answer = await http.post("/v1/completions", json=body(stream=stream, **asked))
+    assert answer.status_code == 400, answer.text
+    assert parameter in answer.json()["error"]["message"]
+    assert (await http.post("/v1/completions", json=body())).status_code == 200
+    assert (await grpc.generate(PROMPT, max_tokens=2)).sequences[0].token_ids
+
+
+async def test_a_whole_answer_over_http_names_the_versions_that_sampled_it(
+    daemon: DaemonProcess, grpc: AsyncClient, http: httpx.AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """All of them, of all choices; an answer that is streamed has its headers before it is known."""
+    answer = await http.post("/v1/completions", json=body(n=2))
+    assert answer.headers["genserve-weight-versions"] == "0"
+    await grpc.push_weights(checkpoints["b"], version=7)
+    assert (await http.post("/v1/completions", json=body())).headers["genserve-weight-versions"] == "7"
+    chat = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert (await http.post("/v1/chat/completions", json=chat)).headers["genserve-weight-versions"] == "7"
+    for other in (await http.post("/v1/completions", json=body(stream=True)), await http.get("/v1/models")):
+        assert other.status_code == 200 and "genserve-weight-versions" not in other.headers

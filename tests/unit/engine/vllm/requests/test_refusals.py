@@ -1,0 +1,142 @@
+"""Requests that an engine does not take: the table, and vLLM's Model Runner V2 itself."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from vllm import envs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.sample import logit_bias
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+
+from genserve.engine.vllm.openai.messages import Params
+from genserve.engine.vllm.requests import refusals
+from genserve.engine.vllm.requests.refusals import TABLE, Serving, check, refused
+from genserve.engine.vllm.requests.sampling import request_field
+from genserve.errors import InvalidFieldError
+from genserve.worker.contract.runners import V1, V2, runner_of
+
+Make = Callable[[int], SamplingParams]
+
+
+def with_bad_words(num_tokens: int) -> SamplingParams:
+    """As vLLM completes parameters: with token ids."""
+    params = SamplingParams(bad_words=["x"])
+    params._bad_words_token_ids = [[7] * num_tokens]
+    return params
+
+
+# By parameter: parameters with so much of it, and how much V2 takes.
+LIMITS: dict[str, tuple[Make, int]] = {
+    "allowed_token_ids": (lambda num: SamplingParams(allowed_token_ids=[*range(num)]), 1024),
+    "logit_bias": (lambda num: SamplingParams(logit_bias=dict.fromkeys(range(num), 1.0)), 1024),
+    "bad_words": (with_bad_words, 1024),
+    "seed": (lambda seed: SamplingParams(seed=seed), 2**63 - 1),
+    "stop_token_ids": (lambda num: SamplingParams(min_tokens=1, stop_token_ids=[*range(num)]), 128),
+}
+IN_V1, IN_V2 = Serving(V1), Serving(V2)
+# By parameter: what asks for it, an engine that refuses it, engines that take it, and what everyone takes instead.
+OTHERS: dict[str, tuple[SamplingParams, Serving, list[Serving], SamplingParams]] = {
+    "logprob_token_ids": (
+        SamplingParams(logprobs=1, logprob_token_ids=[3]), IN_V1, [IN_V2], SamplingParams(logprobs=1),
+    ),
+    "skip_reading_prefix_cache": (
+        SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=False), IN_V2, [],
+        SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=True),
+    ),
+    "prompt_logprobs": (
+        SamplingParams(prompt_logprobs=0), Serving(V1, is_cpu=True, has_adapters=True),
+        [Serving(V1, is_cpu=True), Serving(V1, has_adapters=True)], SamplingParams(logprobs=0),
+    ),
+    "seed": (
+        SamplingParams(seed=0), Serving(V1, is_cpu=True, chunks_prefills=True),
+        [Serving(V1, is_cpu=True), Serving(V1, chunks_prefills=True)], SamplingParams(),
+    ),
+    "watermarking": (
+        SamplingParams(watermarking=True), IN_V2, [Serving(V2, has_watermark=True)], SamplingParams(watermarking=False),
+    ),
+}  # fmt: skip
+
+
+def names(params: SamplingParams, serving: Serving) -> list[str]:
+    """The parameters that are refused."""
+    return [row.parameter for row in refused(params, serving)]
+
+
+def test_the_table_is_whole() -> None:
+    """Every row has a test."""
+    assert sorted(row.parameter for row in TABLE) == sorted([*LIMITS, *OTHERS])
+
+
+def test_ordinary_parameters_are_served_by_all() -> None:
+    """Also stop tokens without a least number of tokens, which V2 does not have to hold."""
+    for params in (SamplingParams(), SamplingParams(stop_token_ids=[*range(500)]), SamplingParams(min_tokens=9)):
+        assert names(params, IN_V1) == names(params, IN_V2) == []
+
+
+@pytest.mark.parametrize("parameter", OTHERS)
+def test_what_would_end_the_engine_or_spoil_an_answer_is_refused_where_it_does(parameter: str) -> None:
+    """And nothing else is."""
+    asks, refuses, takes, instead = OTHERS[parameter]
+    assert names(asks, refuses) == [parameter]
+    assert [names(asks, each) for each in takes] == [[]] * len(takes)
+    assert names(instead, refuses) == []
+
+
+@pytest.mark.parametrize(("asks", "serving"), [(asks, serving) for asks, serving, _, _ in OTHERS.values()])
+def test_what_comes_over_http_is_read_as_vllm_encodes_it(asks: SamplingParams, serving: Serving) -> None:
+    """The relay decodes no more of SamplingParams than rows read."""
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(asks), type=Params)
+    assert names(read, serving) == names(asks, serving) != []
+    default = msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams()), type=Params)
+    assert names(default, serving) == []
+
+
+def test_an_engines_configuration_says_what_rows_ask() -> None:
+    """A daemon, a front end and a server over HTTP have the same one."""
+    config = SimpleNamespace(
+        use_v2_model_runner=False, device_config=SimpleNamespace(device_type="cpu"), lora_config=object(),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True), watermark_config=object(),
+    )  # fmt: skip
+    assert Serving.of(config) == Serving(V1, is_cpu=True, has_adapters=True, chunks_prefills=True, has_watermark=True)
+
+
+@pytest.mark.parametrize("parameter", LIMITS)
+def test_more_than_v2_holds_is_refused_there_and_served_by_v1(parameter: str) -> None:
+    """As much as it holds is served."""
+    make, most = LIMITS[parameter]
+    check(make(most), IN_V2)
+    check(make(most + 1), IN_V1)
+    with pytest.raises(InvalidFieldError) as caught:
+        check(make(most + 1), IN_V2)
+    (violation,) = caught.value.violations
+    assert violation.field == request_field(parameter)
+    assert "Model Runner V2" in violation.description
+
+
+def test_the_limits_are_those_of_vllm() -> None:
+    """V2 raises an error for more of them in the middle of a step."""
+    sources = {each: inspect.getsource(each.add_request) for each in (LogitBiasState, BadWordsState)}
+    assert [source.count('"Too many ') for source in sources.values()] == [3, 2], "more of them, or fewer"
+    assert refusals.MAX_ALLOWED_TOKEN_IDS == logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
+    assert refusals.MAX_LOGIT_BIASES == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
+    assert refusals.MAX_STOP_TOKEN_IDS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
+    assert envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS == 1024
+
+
+@pytest.mark.parametrize(("uses_v2", "runner"), [(True, V2), (False, V1)])
+def test_the_runner_is_the_one_that_vllm_has_resolved(uses_v2: bool, runner: str) -> None:
+    """Its configuration and its worker say it under one name."""
+    assert runner_of(SimpleNamespace(use_v2_model_runner=uses_v2)) == runner
+
+
+def test_the_documentation_has_every_row() -> None:
+    """docs/runner.md tells users before an answer does."""
+    page = Path(__file__).parents[5] / "docs" / "runner.md"
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    documented = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert documented == [[f"`{row.field}`", row.where, row.problem, row.reason] for row in TABLE]
