@@ -12,6 +12,7 @@ from typing import Any
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
+from genserve.weights.checkpoint.rewriting import one_cause
 
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
@@ -78,13 +79,16 @@ class CheckpointIndex:
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
     """The differences between a manifest and a checkpoint: unknown tensors, then missing ones. `bounded` limits their
-    number.
+    number. Where one thing explains all unknown names, it is the only issue (`rewriting.one_cause`).
 
     Floating-point types of 16 bits and more may differ, because values are cast on load. FP8 values may not: other
     tensors of the checkpoint scale them, and a cast would change their meaning.
     """
     too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
     if not too_many:
+        cause = one_cause({spec.name for spec in manifest.tensors}, checkpoint.tensors.keys() | checkpoint.tied.keys())
+        if cause:
+            return [PushIssue("", cause)]
         return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
     # Among this many tensors some are unknown or occur twice; the first ones show it.
     return too_many + bounded(_foreign_issues(manifest.tensors[: checkpoint.max_tensors + 1], checkpoint))
