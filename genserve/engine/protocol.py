@@ -92,8 +92,9 @@ class Loras(Protocol):
         """Loads an adapter on every rank while generation runs; later requests that name it use it. Closes `files` when
         they are not needed any more.
 
-        Raises StagingFullError if the workers hold as many adapters as they can, and PushRolledBackError with vLLM's
-        error. After these errors, and after DeadlineError, the previous adapter is still loaded.
+        Raises StagingFullError if the workers hold as many adapters as they can, PushRolledBackError with vLLM's error,
+        and ManifestMismatchError if a part of the adapter reached no layer. After these errors, and after
+        DeadlineError, the previous adapter is still loaded.
         """
 
     def unload(self, name: str) -> LoadedLora:

@@ -9,6 +9,7 @@ from vllm.lora.request import LoRARequest
 from genserve.log_lines import write_log_lines
 from genserve.worker.contract.calls import (
     Ack,
+    AddedLora,
     AddLora,
     Attach,
     Attached,
@@ -21,6 +22,7 @@ from genserve.worker.contract.calls import (
     Transfer,
 )
 from genserve.worker.contract.lifetime import end_with_daemon
+from genserve.worker.model.adapters import without_layer
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
@@ -102,11 +104,16 @@ class WeightExchangeExtension:
         return acknowledged(self._genserve.rank, request.nonce, lambda: transfer(self, request)).to_wire()
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """AddLora -> Ack."""
-        request = AddLora.from_wire(wire)
-        lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
-        add = self.add_lora  # type: ignore[attr-defined]
-        return acknowledged(self._genserve.rank, request.nonce, lambda: add(lora)).to_wire()
+        """AddLora -> AddedLora."""
+        request, unused = AddLora.from_wire(wire), list[str]()
+
+        def add() -> None:
+            lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
+            self.add_lora(lora)  # type: ignore[attr-defined]
+            unused.extend(without_layer(self, request.lora_id))
+
+        ack = acknowledged(self._genserve.rank, request.nonce, add)
+        return AddedLora(ack.rank, ack.nonce, ack.error, unused).to_wire()
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """RemoveLora -> Ack."""

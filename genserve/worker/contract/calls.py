@@ -136,6 +136,14 @@ class Ack(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AddedLora(Ack):
+    """A worker's answer to AddLora. `without_layer`: the modules of the adapter, by vLLM's names, that no layer of this
+    worker takes."""
+
+    without_layer: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress(_Message):
     """Progress of a worker's background work on a version. `arena_path` is where a worker stored the bytes that it
     fetched. `error` is empty unless it is done and failed."""
@@ -196,7 +204,7 @@ class WeightWorker(Protocol):
         """Transfer -> Ack. All but init only while nothing is scheduled."""
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """AddLora -> Ack. Nothing is scheduled meanwhile."""
+        """AddLora -> AddedLora. Nothing is scheduled meanwhile."""
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """RemoveLora -> Ack. Does nothing for an unknown adapter."""
