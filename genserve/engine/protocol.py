@@ -225,5 +225,9 @@ class Engine(GeneratingEngine, Protocol):
     def loras(self) -> Loras:
         """Its LoRA adapters, if `info.max_loras` is not 0."""
 
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        """The names of those tensors of the checkpoint that no rank loads, without which a version is complete. Call it
+        before anything is served."""
+
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""

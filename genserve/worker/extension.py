@@ -13,6 +13,7 @@ from genserve.worker.contract.calls import (
     AddLora,
     Attach,
     Attached,
+    Described,
     Digests,
     Fetch,
     Prepare,
@@ -20,9 +21,11 @@ from genserve.worker.contract.calls import (
     Sleep,
     Step,
     Transfer,
+    Unused,
 )
 from genserve.worker.contract.lifetime import end_with_daemon
 from genserve.worker.model.adapters import without_layer
+from genserve.worker.update.unused import unused_tensors
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
@@ -51,6 +54,12 @@ class WeightExchangeExtension:
 
         ack = acknowledged(rank, "", attach)
         return (Attached(rank, ack.error) if ack.error else self._genserve.attached()).to_wire()
+
+    def genserve_unused(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Described -> Unused."""
+        request, names = Described.from_wire(wire), list[str]()
+        ack = acknowledged(self._genserve.rank, "", lambda: names.extend(unused_tensors(self, request.tensors)))
+        return Unused(ack.rank, ack.nonce, ack.error, names).to_wire()
 
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack."""

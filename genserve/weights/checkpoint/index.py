@@ -38,10 +38,12 @@ class CheckpointTensor:
 @dataclass(frozen=True)
 class CheckpointIndex:
     """Names, types and shapes of a checkpoint. `tied` names tensors that equal another one, and may be pushed or left
-    out: {"lm_head.weight": "model.embed_tokens.weight"}."""
+    out: {"lm_head.weight": "model.embed_tokens.weight"}. `unused` names tensors that the engine does not load, and that
+    may be left out, too."""
 
     tensors: Mapping[str, CheckpointTensor]
     tied: Mapping[str, str] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, files: CheckpointFiles) -> "CheckpointIndex":
@@ -97,7 +99,7 @@ def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[P
 def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
     names = {spec.name for spec in manifest.tensors}
     if not manifest.partial:
-        for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys()):
+        for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys() - checkpoint.unused):
             yield PushIssue(name, "is missing")
     for name in sorted(names & checkpoint.tied.keys()):
         # vLLM would skip it, and the push would silently change nothing.
