@@ -49,7 +49,7 @@ def _unwrapped(module: Any) -> tuple[str, Any]:
     while True:
         children = dict(module.named_children())
         wrapped = next(iter(_WRAPPED & children.keys()), None)
-        base = children.get("base_model")
+        base: Any = children.get("base_model")
         if wrapped is not None:
             module = children[wrapped]
         elif children.keys() == {"module"} and not any(True for _ in module.named_parameters(recurse=False)):

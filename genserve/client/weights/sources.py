@@ -173,7 +173,10 @@ def _dtype_of(name: str, dtype: str) -> str:
 
 
 def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
-    """An identity that is equal for tensors with the same bytes in the same order; None for tensors without bytes."""
+    """An identity that is equal for tensors with the same bytes in the same order; None for what has no bytes, or is no
+    tensor."""
+    if not isinstance(tensor, sys.modules["torch"].Tensor):
+        return None
     if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
         return None
     if hasattr(tensor, "full_tensor"):

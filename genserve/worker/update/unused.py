@@ -42,14 +42,14 @@ def unused_tensors(worker: Any, tensors: Described) -> list[str]:
 
 
 def _touched(config: VllmConfig, model_config: ModelConfig, tensors: Described) -> set[str]:
-    config = with_own_registries(config)
+    config, touches = with_own_registries(config), _Touches()
     with (
         torch.no_grad(),
         set_current_vllm_config(config),
         set_default_torch_dtype(model_config.dtype),
         _META,
         disable_mtp_completeness_check(),
-        _Touches() as touches,
+        touches,
     ):
         model = initialize_model(vllm_config=config, model_config=model_config)
         model.load_weights(touches.of(tensors))

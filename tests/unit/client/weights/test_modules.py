@@ -169,6 +169,17 @@ def test_a_layer_that_was_trained_as_a_whole_comes_from_where_it_was_trained() -
     assert contents(model) == before
 
 
+def test_what_is_no_tensor_in_a_module_is_refused_by_name() -> None:
+    """Such as the extra state of some layers."""
+
+    class Scaled(Model):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"scale": 1}
+
+    with pytest.raises(TypeError, match=r"^_extra_state: dict"):
+        tensor_sources(Scaled())
+
+
 def test_names_are_rewritten_by_a_mapping_or_a_function() -> None:
     """A mapping keeps what it does not have; a module is unwrapped first."""
     tensors = {"policy.a": torch.zeros(1), "b": torch.ones(1)}
