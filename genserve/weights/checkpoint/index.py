@@ -88,7 +88,7 @@ def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[P
     """
     too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
     if not too_many:
-        cause = one_cause({spec.name for spec in manifest.tensors}, checkpoint.tensors.keys() | checkpoint.tied.keys())
+        cause = one_cause([spec.name for spec in manifest.tensors], checkpoint.tensors.keys() | checkpoint.tied.keys())
         if cause:
             return [PushIssue("", cause)]
         return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))

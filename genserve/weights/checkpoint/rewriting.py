@@ -1,6 +1,7 @@
 """Finds the one difference between the names that a trainer has and those of the checkpoint, where one explains all:
 what a wrapper puts into every name. Pure."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import partial
 from typing import Final
@@ -25,16 +26,18 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
     if adapter is not None:
         return f"has tensors of an adapter, such as {adapter[:256]!r}: push it with push_lora, or merge it first"
     for rewrite, says in _rewritings(foreign, known):
-        renamed = {name if name in known else rewrite(name) for name in names}
-        if len(renamed) == len(names) and renamed <= known:
-            return says
+        # Most of what is tried fails at the first name: a manifest of 100,000 costs little.
+        if all(rewrite(name) in known for name in foreign):
+            renamed = {name if name in known else rewrite(name) for name in names}
+            return says if len(renamed) == len(names) else ""
     return ""
 
 
 def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Callable[[str], str], str]]:
     """What may make known names of foreign ones, and how to say it."""
     tried = foreign[:: -(-len(foreign) // _NUM_TRIED)]
-    for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, known)):
+    ends = sorted(name.split(".")[::-1] for name in known)
+    for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, ends)):
         every = "every name" if all(name.startswith(old) for name in foreign) else "names"
         if not old:
             says = f"begins no name with {new!r}, as the checkpoint does: {_REMEDY}"
@@ -44,22 +47,31 @@ def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Calla
             inside = _INSIDE.get(old.removesuffix("."))
             says = f"begins {every} with {old!r}: {_REMEDY}{f', or push {inside}' if inside else ''}"
         yield partial(_begun, old, new), says
-    parts = [part for part in _PARTS if any(part in name.split(".") for name in foreign)]
+    parts = [part for part in _PARTS if any(f"{part}." in name for name in foreign)]
     for left_out in [*([part] for part in parts), *([parts] if parts else [])]:
         shown = " and ".join(repr(f"{part}.") for part in left_out)
         yield partial(_without, frozenset(left_out)), f"has {shown} in names: {_REMEDY}, or push the module"
 
 
-def _beginnings(name: str, known: Set[str]) -> list[tuple[str, str]]:
-    """How the name begins, and how known names begin that end like it from there on: those with the longest end in
-    common, a few of them."""
-    parts = name.split(".")
-    for start in range(len(parts)):
-        end = ".".join(parts[start:])
-        alike = [each for each in known if each.endswith(end) and each.removesuffix(end)[-1:] in ("", ".")]
-        if alike:
-            return [(name.removesuffix(end), each.removesuffix(end)) for each in alike[:_NUM_TRIED]]
-    return []
+def _beginnings(name: str, ends: Sequence[list[str]]) -> Iterator[tuple[str, str]]:
+    """How the name begins, and how a few known names begin that have the longest end in common with it. `ends`: the
+    parts of the known names from the last to the first, sorted, so that names with the same end are neighbours."""
+    parts = name.split(".")[::-1]
+    place = bisect_left(ends, parts)
+    near = ends[max(0, place - _NUM_TRIED) : place + _NUM_TRIED]
+    common = {tuple(each): _num_common(parts, each) for each in near}
+    most = max(common.values(), default=0)
+    for each, num_common in common.items():
+        if num_common == most > 0:
+            yield _beginning(parts[most:]), _beginning(each[most:])
+
+
+def _num_common(one: Sequence[str], other: Sequence[str]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _beginning(parts: Sequence[str]) -> str:
+    return "".join(f"{part}." for part in reversed(parts))
 
 
 def _begun(old: str, new: str, name: str) -> str:
