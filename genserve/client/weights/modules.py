@@ -76,6 +76,8 @@ def _adapted(module: Any) -> Iterator[tuple[str, _Adapted]]:
         path = ".".join(part for part in name.split(".") if part not in _WRAPPED)
         if "base_layer" in children and hasattr(layer, "merged"):
             yield path, _Adapted(("base_layer",), bool(layer.merged))
+        elif "token_adapter" in children:  # PEFT's trainable_token_indices
+            yield path, _Adapted(("token_adapter",), is_merged=True)
         elif {"original_module", "modules_to_save"} <= children.keys():
             active = getattr(layer, "active_adapter", None)
             active = next(iter(active), None) if isinstance(active, list) else active

@@ -1,5 +1,5 @@
 """A module is pushed under the names of its checkpoint, whatever wraps it. PEFT is not installed here: its layers are
-imitated by modules that hold what those hold, under the same names."""
+imitated by modules that hold what those hold, under the same names (those of PEFT 0.21)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -167,6 +167,20 @@ def test_a_layer_that_was_trained_as_a_whole_comes_from_where_it_was_trained() -
     }
     layer.up_proj.disable_adapters = True
     assert contents(model) == before
+
+
+def test_single_rows_that_were_trained_are_those_of_the_merged_embedding() -> None:
+    """PEFT holds them in an adapter inside a wrapper (trainable_token_indices)."""
+    model = Model()
+    before = contents(model)
+    wrapper: Any = torch.nn.Module()
+    wrapper.token_adapter = Tuned(torch.nn.Embedding.from_pretrained(torch.ones(4, 2)), merged=True)
+    model.embed_tokens = wrapper
+    trained = torch.ones(4, 2).numpy().tobytes()
+    found = contents(model)
+    assert found.pop("embed_tokens.weight") == trained
+    assert found.pop("lm_head.weight") == before["embed_tokens.weight"]
+    assert found == {name: data for name, data in before.items() if name != "embed_tokens.weight"}
 
 
 def test_what_is_no_tensor_in_a_module_is_refused_by_name() -> None:
