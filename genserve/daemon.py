@@ -58,6 +58,7 @@ from genserve.signals import Stopped, stopped_by_signal, unless_stopped
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
+    loaded_index,
     local_directory,
     open_checkpoint,
     opened_as_loaded,
@@ -299,7 +300,7 @@ async def _build_parts(
 ) -> ServerParts:
     """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
     pauses = PauseController(engine, leases, board)
-    checkpoint = opened.index if opened is not None else None
+    checkpoint = await loaded_index(opened, engine)
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
     resident = resident_store(opened, load_format, say, enabled=not config.no_resident_weights)
     applier = PushApplier(engine, pauses, board, resident)

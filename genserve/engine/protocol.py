@@ -92,8 +92,9 @@ class Loras(Protocol):
         """Loads an adapter on every rank while generation runs; later requests that name it use it. Closes `files` when
         they are not needed any more.
 
-        Raises StagingFullError if the workers hold as many adapters as they can, and PushRolledBackError with vLLM's
-        error. After these errors, and after DeadlineError, the previous adapter is still loaded.
+        Raises StagingFullError if the workers hold as many adapters as they can, PushRolledBackError with vLLM's error,
+        and ManifestMismatchError if a part of the adapter reached no layer. After these errors, and after
+        DeadlineError, the previous adapter is still loaded.
         """
 
     def unload(self, name: str) -> LoadedLora:
@@ -223,6 +224,10 @@ class Engine(GeneratingEngine, Protocol):
     @property
     def loras(self) -> Loras:
         """Its LoRA adapters, if `info.max_loras` is not 0."""
+
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        """The names of those tensors of the checkpoint that no rank loads, without which a version is complete. Call it
+        before anything is served."""
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""

@@ -9,9 +9,11 @@ from vllm.lora.request import LoRARequest
 from genserve.log_lines import write_log_lines
 from genserve.worker.contract.calls import (
     Ack,
+    AddedLora,
     AddLora,
     Attach,
     Attached,
+    Described,
     Digests,
     Fetch,
     Prepare,
@@ -19,8 +21,11 @@ from genserve.worker.contract.calls import (
     Sleep,
     Step,
     Transfer,
+    Unused,
 )
 from genserve.worker.contract.lifetime import end_with_daemon
+from genserve.worker.model.adapters import without_layer
+from genserve.worker.update.unused import unused_tensors
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
@@ -49,6 +54,12 @@ class WeightExchangeExtension:
 
         ack = acknowledged(rank, "", attach)
         return (Attached(rank, ack.error) if ack.error else self._genserve.attached()).to_wire()
+
+    def genserve_unused(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Described -> Unused."""
+        request, names = Described.from_wire(wire), list[str]()
+        ack = acknowledged(self._genserve.rank, "", lambda: names.extend(unused_tensors(self, request.tensors)))
+        return Unused(ack.rank, ack.nonce, ack.error, names).to_wire()
 
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack."""
@@ -102,11 +113,16 @@ class WeightExchangeExtension:
         return acknowledged(self._genserve.rank, request.nonce, lambda: transfer(self, request)).to_wire()
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """AddLora -> Ack."""
-        request = AddLora.from_wire(wire)
-        lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
-        add = self.add_lora  # type: ignore[attr-defined]
-        return acknowledged(self._genserve.rank, request.nonce, lambda: add(lora)).to_wire()
+        """AddLora -> AddedLora."""
+        request, unused = AddLora.from_wire(wire), list[str]()
+
+        def add() -> None:
+            lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
+            self.add_lora(lora)  # type: ignore[attr-defined]
+            unused.extend(without_layer(self, request.lora_id))
+
+        ack = acknowledged(self._genserve.rank, request.nonce, add)
+        return AddedLora(ack.rank, ack.nonce, ack.error, unused).to_wire()
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """RemoveLora -> Ack."""

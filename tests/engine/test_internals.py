@@ -10,6 +10,7 @@ from vllm.config import CompilationConfig
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
+from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.ops.torch_ops import lora_ops
 from vllm.lora.punica_wrapper import punica_cpu
@@ -136,6 +137,19 @@ def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
         re.findall(r"self\.(\w+)", inspect.getsource(LoRAModelManager))
     )
     assert "self._adapter_manager.activate_adapter" in inspect.getsource(LRUCacheWorkerLoRAManager.add_adapter)
+
+
+def test_layers_still_take_the_modules_of_an_adapter_that_have_their_names() -> None:
+    """worker.model.adapters tells by these names which of them no layer has taken."""
+    activating = inspect.getsource(LoRAModelManager.activate_adapter)
+    assert "for module_name, module in self.modules.items():" in activating
+    assert "module_lora = self._get_lora_layer_weights(lora_model, module_name)" in activating
+    found = inspect.getsource(LoRAModelManager._get_lora_layer_weights)
+    assert 'module_name.removeprefix("model.")' in found
+    assert "return lora_model.get_lora(org_module_name)" in found
+    assert "self.loras.get(module_name, None)" in inspect.getsource(LoRAModel.get_lora)
+    assert 'lora_model, module_name + ".base_layer"' in inspect.getsource(LoRAModelManager._stack_moe_lora_weights)
+    assert "self._registered_adapters.get(adapter_id)" in inspect.getsource(LoRAModelManager.get_adapter)
 
 
 def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:

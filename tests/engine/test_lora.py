@@ -195,6 +195,24 @@ async def test_from_a_directory(client: AsyncClient, checkpoints: dict[str, Path
         await client.load_lora("disk", "saved")
 
 
+@pytest.mark.parametrize("wrong", ["model.language_model.", "_orig_mod.model.", "model.model.", "transformer."])
+async def test_an_adapter_that_reaches_no_layer_is_refused(
+    client: AsyncClient, checkpoints: dict[str, Path], tmp_path: Path, wrong: str
+) -> None:
+    """vLLM would load it, list it, and answer as the base model does. The error names modules, and nothing changes."""
+    good = adapter(checkpoints["a"], seed=1)
+    await client.push_lora("policy", good, CONFIG)
+    before = await scores(client, "policy")
+    renamed = {name.replace("base_model.model.model.", f"base_model.model.{wrong}"): t for name, t in good.items()}
+    for name in ("policy", "other"):
+        with refuses(ManifestMismatchError, field="header.manifest", says="layers.0.mlp.gate_proj"):
+            await client.push_lora(name, renamed, CONFIG)
+    with refuses(InvalidFieldError, field="path", says="layers.0.mlp.gate_proj"):
+        await client.load_lora("other", saved(renamed, tmp_path / "saved"))
+    assert [lora.name for lora in await client.list_loras()] == ["policy"]
+    assert await scores(client, "policy") == before
+
+
 async def test_what_does_not_fit_changes_nothing(
     client: AsyncClient, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -208,7 +226,7 @@ async def test_what_does_not_fit_changes_nothing(
         "has rank 4, and its B 3": good | {b: good[b][:, :3]},
         "columns": good | {name: torch.cat([tensor, tensor], 1)},
         "does not have": good | {key.replace("layers.0", "layers.7"): value.clone() for key, value in good.items()},
-        "not a tensor of an adapter": good | {"model.norm.weight": torch.zeros(128)},
+        "modules_to_save": good | {"model.norm.weight": torch.zeros(128)},
     }
     for words, tensors in bad_tensors.items():
         with pytest.raises(ManifestMismatchError, match=words):

@@ -53,6 +53,18 @@ async def test_the_ten_lines_train_what_is_served(
     assert not any(torch.equal(untrained[name], tensor) for name, tensor in trained.items())
 
 
+async def test_a_dict_with_other_names_is_pushed_by_renaming_them(
+    learner_daemon: DaemonProcess, learner_client: AsyncClient, names: dict[str, Any]
+) -> None:
+    """The daemon serves the trainer's weights."""
+    with torch.no_grad():
+        for parameter in names["model"].parameters():
+            parameter.mul_(1.5)
+    await run(learner_daemon, "rename=", names)
+    served = (await learner_client.pull_weights()).state_dict()
+    assert all(torch.equal(tensor, names["model"].state_dict()[name]) for name, tensor in served.items())
+
+
 async def test_the_loss_is_over_the_sampled_log_probabilities(
     learner_daemon: DaemonProcess, learner_client: AsyncClient, names: dict[str, Any]
 ) -> None:

@@ -25,6 +25,9 @@ from tests.support.matrix import KINDS, Kind
 _ELSEWHERE = frozenset({"dense", "dense-with-biases", "fp8-online", "gpt-oss-triton"})
 """Kinds whose checkpoints tests of the CPU push, or which another kind has as well."""
 
+INV_FREQ = "model.layers.0.self_attn.rotary_emb.inv_freq"
+"""A tensor that loaders leave alone."""
+
 Digests = dict[str, str]
 
 CHECKED = tuple(kind for kind in KINDS if kind.name not in _ELSEWHERE)
@@ -96,8 +99,22 @@ def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
                 yield f"{way}, {checkpoint.name} leaves {wrong[:4]} ({len(wrong)} in all)"
             if bool(calls) != (number < 2):
                 yield f"{way}, push {number} calls vLLM's loader {len(calls)} times"
+    yield from _unused(workers[a], models.load_tensors(a))
     if drafts:
         yield from _without_what_drafts(workers[a], cold[a], cold[b], models.load_tensors(b))
+
+
+def _unused(worker: Any, tensors: dict[str, Any]) -> Iterator[str]:
+    """Which tensors of the checkpoint count as not loaded: none but one that no model has."""
+    from genserve.tensors.dtypes import SAFETENSORS_NAMES
+    from genserve.worker.update.unused import unused_tensors
+
+    described = [
+        (name, SAFETENSORS_NAMES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+        for name, tensor in [*tensors.items(), (INV_FREQ, tensors[next(iter(tensors))])]
+    ]
+    if (found := unused_tensors(worker, described)) != [INV_FREQ]:
+        yield f"as not loaded count {found[:4]} ({len(found)} in all)"
 
 
 def _without_what_drafts(worker: Any, a: Digests, b: Digests, tensors: dict[str, Any]) -> Iterator[str]:

@@ -291,6 +291,9 @@ class ScriptedEngine:
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         raise NotImplementedError
 
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        return frozenset()
+
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         raise NotImplementedError
 

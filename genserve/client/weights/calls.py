@@ -1,5 +1,6 @@
 """The calls of WeightService."""
 
+import asyncio
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from genserve.client.transport import push_channels
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
 from genserve.client.weights.download import Download, PulledWeights
+from genserve.client.weights.finite import check_finite
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import (
     MIB,
@@ -51,9 +53,9 @@ class WeightCalls(ServiceCalls):
         """Streams weights into the daemon, which applies all of them or nothing. `PushOptions` documents the options.
 
         `weights`: a mapping of checkpoint names to torch tensors or numpy arrays of any shape and type that safetensors
-        has a name for, a torch module, or the path of a .safetensors file or checkpoint directory; see
-        `sources.tensor_sources`. They must not change until this returns. `version` must be above the served one unless
-        `force`.
+        has a name for, a torch module, also one that is wrapped or has a merged adapter, or the path of a .safetensors
+        file or checkpoint directory; see `sources.tensor_sources`. They must not change until this returns. `version`
+        must be above the served one unless `force`.
 
         Several ranks of a trainer make one push together, under the same `push_id`, and all get the outcome. Nothing is
         applied before every byte has arrived. With DTensors (FSDP's fully_shard, tensor parallelism) every rank calls
@@ -73,7 +75,7 @@ class WeightCalls(ServiceCalls):
             raise TypeError("weights must not be a PulledWeights: pass its `.tensors`, or its `.state_dict()`")
         header = push_header(version, options)
         # Part of a checkpoint is what its names say: a value that is shared by some of them is the value of each.
-        sources = tensor_sources(weights, tied_once=not header.manifest.partial)
+        sources = tensor_sources(weights, tied_once=not header.manifest.partial, rename=options.get("rename"))
         return await self._send(sources, header, options, timeout_s)
 
     async def _send(
@@ -84,6 +86,8 @@ class WeightCalls(ServiceCalls):
         timeout_s: Timeout,
     ) -> PushResult:
         """Sends tensors under a header whose manifest, and id if it has none, are added here."""
+        if options.get("finite"):
+            await asyncio.to_thread(check_finite, sources)
         callers = options.get("callers")
         delivery = Delivery.of(options, num_ranks(sources) if callers is None else callers)
         several = delivery.num_callers > 1

@@ -80,7 +80,7 @@ class LoraCalls(WeightCalls):
             encoded = json.dumps(config, default=_plain)
         adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
         header = build(weights_pb2.PushHeader, {"push_id": options.get("push_id"), "lora": adapter})
-        sources = tensor_sources(tensors, tied_once=False)
+        sources = tensor_sources(tensors, tied_once=False, rename=options.get("rename"))
         return await self._send(sources, header, cast(PushOptions, options), timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:

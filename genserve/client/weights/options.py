@@ -1,7 +1,7 @@
 """Keyword arguments of a push: into the header of the push, and into how it is sent. Every option is declared once."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Final, Self, TypedDict
@@ -45,6 +45,12 @@ class SendOptions(TypedDict, total=False):
     """Whether bytes are written to memory from which a daemon on this host copies them, which is several times faster
     than a socket and takes 16 MiB per stream until the client is closed. Default None: where it can be done. True
     raises UnsupportedError or InvalidFieldError where it cannot."""
+    rename: Mapping[str, str] | Callable[[str], str] | None
+    """From the names that tensors have here to those of the checkpoint: a function, or a mapping, which keeps the names
+    that are not in it. Default None: the names are the checkpoint's."""
+    finite: bool
+    """Whether to look for NaN and infinity first, and to raise ValueError naming the first tensor that has one, before
+    anything is sent. It reads all tensors once more. Default False."""
     progress: Callable[[PushProgress], None] | None
     """Called after each chunk, on the event loop; `Client` calls it in the thread that pushes."""
 

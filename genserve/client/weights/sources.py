@@ -15,7 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from genserve.client.weights.dtensor import MAX_PIECES, Share, shared_out
+from genserve.client.transport.fields import naming
+from genserve.client.weights.dtensor import MAX_PIECES, Cut, Share, shared_out
+from genserve.client.weights.modules import is_module, module_tensors
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 
@@ -37,6 +39,8 @@ class TensorSource:
     """The part that is sent from here, if several ranks share the tensor; None = all of it."""
     copies: bool = True
     """Whether `read` may copy. Otherwise it takes no time and needs no thread."""
+    tensor: Any = None
+    """The torch tensor that `read` reads, on its device; None of what is not torch's."""
 
     @property
     def size_bytes(self) -> int:
@@ -49,19 +53,41 @@ class TensorSource:
         return ((0, self.size_bytes),) if self.share is None else self.share.ranges
 
 
-def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource]:
-    """The tensors of `weights`.
+Rename = Mapping[str, str] | Callable[[str], str]
+"""From a trainer's name to the checkpoint's. A mapping keeps names that it does not have."""
 
-    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
-    .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
-    are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False. Of a DTensor
-    each rank has its share; of whatever lies beside DTensors and is none, every rank has the same, and the first one
-    sends it. The bytes are read while they are sent: do not train on them meanwhile.
+
+def tensor_sources(weights: Any, *, tied_once: bool = True, rename: Rename | None = None) -> list[TensorSource]:
+    """The tensors of `weights`, under the names that `rename` gives them.
+
+    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (`modules.module_tensors`), the
+    path of a .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch
+    tensors that are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False.
+    Of a DTensor each rank has its share; of whatever lies beside DTensors and is none, every rank has the same, and the
+    first one sends it. The bytes are read while they are sent: do not train on them meanwhile.
 
     Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
     for files; ValueError for a DTensor whose share cannot be sent as it lies (`dtensor.shared_out`), or only in too
-    many pieces.
+    many pieces, and for a module with an adapter that is not merged; InvalidFieldError for `rename`.
     """
+    sources = _sources(weights, tied_once=tied_once)
+    if rename is None:
+        return sources
+    with naming("rename"):
+        return [replace(each, name=_renamed(each.name, rename)) for each in sources]
+
+
+def _renamed(name: str, rename: Rename) -> str:
+    """Raises TypeError for what gives no name."""
+    if not isinstance(rename, Mapping) and not callable(rename):
+        raise TypeError(f"must be a mapping or a function, not {type(rename).__name__}")
+    renamed = rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
+    if not isinstance(renamed, str):
+        raise TypeError(f"gives a {type(renamed).__name__} for {name}, not a name")
+    return renamed
+
+
+def _sources(weights: Any, *, tied_once: bool) -> list[TensorSource]:
     if isinstance(weights, str | os.PathLike):
         stored = read_checkpoint(Path(weights))
         return [
@@ -69,15 +95,17 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
             for each in stored
         ]
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(weights, torch.nn.Module):
-        weights = weights.state_dict()
+    if is_module(weights):
+        weights = module_tensors(weights, _torch_identity if tied_once else lambda _: None)
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights must be a mapping of tensors, a torch module or a path, not {type(weights).__name__}")
 
     sources = []
     seen: set[tuple[object, ...]] = set()
     for name, tensor in weights.items():
-        if isinstance(tensor, StoredTensor):
+        if isinstance(tensor, Cut):
+            sources.append(_torch_source(name, tensor))
+        elif isinstance(tensor, StoredTensor):
             sources.append(
                 TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data), copies=False)
             )
@@ -145,7 +173,10 @@ def _dtype_of(name: str, dtype: str) -> str:
 
 
 def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
-    """An identity that is equal for tensors with the same bytes in the same order; None for tensors without bytes."""
+    """An identity that is equal for tensors with the same bytes in the same order; None for what has no bytes, or is no
+    tensor."""
+    if not isinstance(tensor, sys.modules["torch"].Tensor):
+        return None
     if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
         return None
     if hasattr(tensor, "full_tensor"):
@@ -159,13 +190,13 @@ def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
 def _torch_source(name: str, tensor: Any) -> TensorSource:
     if hasattr(tensor, "local_shards"):
         raise TypeError(f"{name}: a ShardedTensor; give FSDP a device_mesh, or use fully_shard, to have DTensors")
-    is_shard = hasattr(tensor, "full_tensor")
+    is_shard = isinstance(tensor, Cut) or hasattr(tensor, "full_tensor")
     local, share = shared_out(name, tensor) if is_shard else (tensor.detach(), None)
     if local.is_meta or local.layout != sys.modules["torch"].strided:
         raise TypeError(f"{name}: a {'meta' if local.is_meta else local.layout} tensor has no bytes to send")
     dtype = _dtype_of(name, str(tensor.dtype).removeprefix("torch."))
     copies = local.device.type != "cpu" or not local.is_contiguous() or local.is_conj() or local.is_neg()
-    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share, copies)
+    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share, copies, local)
 
 
 def _read_torch(tensor: Any) -> memoryview:

@@ -315,6 +315,10 @@ class VllmEngine:
         """Frees the version that is not live."""
         await self._weights.discard(nonce, timeout_s)
 
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        """The names of those tensors that no rank loads."""
+        return await self._weights.unused_tensors(tensors, timeout_s)
+
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""
         return await self._weights.digests(timeout_s)

@@ -10,19 +10,27 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from genserve.engine.protocol import LoraDirectory
 from genserve.engine.types import LoadedLora, UsedAdapter
 from genserve.engine.vllm.workers import WorkerError, Workers
-from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
-from genserve.worker.contract.calls import AddLora, RemoveLora
+from genserve.errors import (
+    EngineDeadError,
+    FieldViolation,
+    LoraNotFoundError,
+    ManifestMismatchError,
+    PushRolledBackError,
+    StagingFullError,
+)
+from genserve.worker.contract.calls import AddedLora, AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
 # of it.
 _SETTLE_S = 0.5
+_MAX_NAMED = 3
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +74,8 @@ class LiveLoras:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
-        """Loads an adapter on every rank."""
+        """Loads an adapter on every rank, and refuses one of which a part reached no layer on any of them: vLLM would
+        leave it out without a word."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
         while len(self._held) >= self._capacity and self._removals and time.monotonic() < deadline_s:
@@ -82,7 +91,8 @@ class LiveLoras:
         request = AddLora(uuid.uuid4().hex, lora.lora_id, lora.unique_name, files.directory)
         try:
             remaining_s = max(0.0, deadline_s - time.monotonic())
-            await self._workers.step("genserve_add_lora", request.to_wire(), timeout_s=remaining_s)
+            added = await self._workers.acks(AddedLora, "genserve_add_lora", request.to_wire(), timeout_s=remaining_s)
+            _refuse_unused(name, added)
         except BaseException as error:
             self._start_removal(lora)  # some ranks may have it, or may still load it
             if isinstance(error, WorkerError):
@@ -158,3 +168,20 @@ class LiveLoras:
             return
         self._held.discard(lora)
         await asyncio.to_thread(lora.files.close)
+
+
+def _refuse_unused(name: str, added: Sequence[AddedLora]) -> None:
+    """Raises ManifestMismatchError for modules that no layer of any rank takes. A rank of pipeline parallelism has some
+    of the layers."""
+    unused = sorted(set.intersection(*(set(each.without_layer) for each in added)))
+    if not unused:
+        return
+    more = f" and {len(unused) - _MAX_NAMED} more" if len(unused) > _MAX_NAMED else ""
+    description = (
+        f"no layer of the served model takes an adapter of {', '.join(map(repr, unused[:_MAX_NAMED]))}{more}: name its "
+        "tensors as PEFT does for the served checkpoint, and leave out modules that vLLM has no adapters for"
+    )
+    raise ManifestMismatchError(
+        f"adapter {name!r} does not match the model: {description}",
+        violations=[FieldViolation("header.manifest", description)],
+    )

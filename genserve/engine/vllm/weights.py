@@ -4,6 +4,7 @@ vLLM's own transfer over them is `transfer`'s.
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -21,8 +22,10 @@ from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, 
 from genserve.memory.host import ProcessIdentity
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
-from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
+from genserve.worker.contract.calls import Attach, Attached, Described, Digests, Fetch, Prepare, Sleep, Step, Unused
 from genserve.worker.contract.runners import runner_of
+
+log = logging.getLogger(__name__)
 
 _ROLLBACK_TIMEOUT_S = 30.0
 GRACE_S = 10.0
@@ -87,6 +90,16 @@ class LiveWeights:
             model_memory=dict(sum((Counter(each.model_memory) for each in attached), Counter())),
             model_runner=runner,
         )
+
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        """The names of those tensors that no rank loads; none if a rank cannot tell."""
+        request = Described([(each.name, each.dtype, each.shape) for each in tensors])
+        try:
+            answers = await self._workers.acks(Unused, "genserve_unused", request.to_wire(), timeout_s=timeout_s)
+        except WorkerError as error:
+            log.info("pushes must bring all tensors of the checkpoint, as it is not known which are loaded: %s", error)
+            return frozenset()
+        return frozenset[str].intersection(*(frozenset(each.names) for each in answers))
 
     def close(self) -> None:
         """Stops listening to workers."""

@@ -5,11 +5,13 @@ import json
 import socket
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.worker.contract.calls import Ack, Prepare, Progress, Step
+
+AckT = TypeVar("AckT", bound=Ack)
 
 _MAX_REPORT_BYTES = 64 << 10
 _FIRST_POLL_S = 0.02
@@ -75,8 +77,13 @@ class Workers:
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
         """Like `call`, for methods that answer with an Ack. Raises WorkerError unless all ranks succeed."""
-        answers = await self.call(method, message, timeout_s=timeout_s)
-        self._require([Ack.from_wire(answer) for answer in answers], message.get("nonce", ""))
+        await self.acks(Ack, method, message, timeout_s=timeout_s)
+
+    async def acks(self, kind: type[AckT], method: str, message: dict[str, Any], *, timeout_s: float) -> list[AckT]:
+        """Like `step`, for methods whose answers say more. Returns those of all ranks."""
+        acks = [kind.from_wire(each) for each in await self.call(method, message, timeout_s=timeout_s)]
+        self._require(acks, message.get("nonce", ""))
+        return acks
 
     async def prepare(self, request: Prepare, *, timeout_s: float) -> None:
         """`genserve_prepare` on every rank: returns when every rank has reported the end of its background work. Raises

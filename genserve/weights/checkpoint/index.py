@@ -12,6 +12,7 @@ from typing import Any
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
+from genserve.weights.checkpoint.rewriting import one_cause
 
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
@@ -37,10 +38,12 @@ class CheckpointTensor:
 @dataclass(frozen=True)
 class CheckpointIndex:
     """Names, types and shapes of a checkpoint. `tied` names tensors that equal another one, and may be pushed or left
-    out: {"lm_head.weight": "model.embed_tokens.weight"}."""
+    out: {"lm_head.weight": "model.embed_tokens.weight"}. `unused` names tensors that the engine does not load, and that
+    may be left out, too."""
 
     tensors: Mapping[str, CheckpointTensor]
     tied: Mapping[str, str] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, files: CheckpointFiles) -> "CheckpointIndex":
@@ -78,13 +81,16 @@ class CheckpointIndex:
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
     """The differences between a manifest and a checkpoint: unknown tensors, then missing ones. `bounded` limits their
-    number.
+    number. Where one thing explains all unknown names, it is the only issue (`rewriting.one_cause`).
 
     Floating-point types of 16 bits and more may differ, because values are cast on load. FP8 values may not: other
     tensors of the checkpoint scale them, and a cast would change their meaning.
     """
     too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
     if not too_many:
+        cause = one_cause([spec.name for spec in manifest.tensors], checkpoint.tensors.keys() | checkpoint.tied.keys())
+        if cause:
+            return [PushIssue("", cause)]
         return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
     # Among this many tensors some are unknown or occur twice; the first ones show it.
     return too_many + bounded(_foreign_issues(manifest.tensors[: checkpoint.max_tensors + 1], checkpoint))
@@ -93,7 +99,7 @@ def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[P
 def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
     names = {spec.name for spec in manifest.tensors}
     if not manifest.partial:
-        for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys()):
+        for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys() - checkpoint.unused):
             yield PushIssue(name, "is missing")
     for name in sorted(names & checkpoint.tied.keys()):
         # vLLM would skip it, and the push would silently change nothing.

@@ -2,15 +2,18 @@
 resident."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
+from genserve.engine.protocol import Engine
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint.files import CheckpointFiles
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.resident import ResidentStore, ResidentVersion
 
+_UNUSED_TIMEOUT_S: Final = 300.0
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
 _LOAD_SAFETENSORS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
 
@@ -52,6 +55,15 @@ def opened_as_loaded(
         say("the checkpoint's files are not on this host: the names of pushed tensors cannot be checked early")
         return None
     return open_checkpoint(loaded, say)
+
+
+async def loaded_index(opened: OpenedCheckpoint | None, engine: Engine) -> CheckpointIndex | None:
+    """The index of a checkpoint, with what the engine has loaded of it: the measure of whether a push is complete. Call
+    it before anything is served."""
+    if opened is None:
+        return None
+    unused = await engine.unused_tensors(opened.index.as_manifest().tensors, _UNUSED_TIMEOUT_S)
+    return replace(opened.index, unused=unused)
 
 
 def resident_store(

@@ -17,6 +17,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."
+_INSTEAD = "train without it, or merge the adapter and push the weights"
 # PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
 _STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
@@ -83,7 +84,10 @@ def _issues(
         a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
             if not name.endswith(_SAVED_MODULES):
-                yield PushIssue(name, "is not a tensor of an adapter: PEFT's names have .lora_A. or .lora_B. in them")
+                yield PushIssue(name, _what_else(name))
+            continue
+        if a == ".lora_A." and (last := name.partition(a if a in name else b)[2]) != "weight":
+            yield PushIssue(name, _what_half(last))
             continue
         is_a = a in name
         other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
@@ -95,6 +99,24 @@ def _issues(
             yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
         elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _what_else(name: str) -> str:
+    """What a tensor is that PEFT trains, and vLLM's adapters do not have."""
+    if ".lora_magnitude_vector" in name:
+        return f"is of DoRA (use_dora), which vLLM does not have: {_INSTEAD}"
+    if name.endswith(".bias"):
+        return f"is a bias, which PEFT trains beside an adapter (bias): vLLM has no adapters with one: {_INSTEAD}"
+    if name.endswith(".weight"):
+        return f"is a whole layer, which PEFT trains beside an adapter (modules_to_save): vLLM takes none: {_INSTEAD}"
+    return "is not a tensor of an adapter: PEFT's names have .lora_A. or .lora_B. in them"
+
+
+def _what_half(last: str) -> str:
+    """What a half of an adapter is whose name does not end with `weight`."""
+    if last == "bias":
+        return f"is a bias of an adapter (lora_bias), which vLLM does not have: {_INSTEAD}"
+    return f"has {last[:256]!r} after its half, not 'weight': push what peft.get_peft_model_state_dict returns"
 
 
 def _is_of_rank(name: str, rank: int, ranks: frozenset[int]) -> bool:

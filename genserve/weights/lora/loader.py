@@ -13,7 +13,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import LoadedLora
-from genserve.errors import UnsupportedError
+from genserve.errors import InvalidFieldError, ManifestMismatchError, UnsupportedError
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
@@ -72,7 +72,10 @@ class LoraLoader:
         check_timeout(timeout_s)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
-        loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
+        try:
+            loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
+        except ManifestMismatchError as error:  # of a push; what does not match lies at the path here
+            raise InvalidFieldError.of("path", error.message) from error
         return loaded
 
     def unload(self, name: str) -> LoadedLora:

@@ -136,6 +136,28 @@ class Ack(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AddedLora(Ack):
+    """A worker's answer to AddLora. `without_layer`: the modules of the adapter, by vLLM's names, that no layer of this
+    worker takes."""
+
+    without_layer: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Described(_Message):
+    """The tensors of a checkpoint: (name, safetensors dtype, shape)."""
+
+    tensors: Sequence[tuple[str, str, Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unused(Ack):
+    """A worker's answer to Described. `names`: of the tensors that it does not load."""
+
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress(_Message):
     """Progress of a worker's background work on a version. `arena_path` is where a worker stored the bytes that it
     fetched. `error` is empty unless it is done and failed."""
@@ -161,6 +183,9 @@ class WeightWorker(Protocol):
 
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Attach -> Attached. Once, before anything is served."""
+
+    def genserve_unused(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Described -> Unused. Before anything is served."""
 
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack at once: this worker takes calls."""
@@ -196,7 +221,7 @@ class WeightWorker(Protocol):
         """Transfer -> Ack. All but init only while nothing is scheduled."""
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """AddLora -> Ack. Nothing is scheduled meanwhile."""
+        """AddLora -> AddedLora. Nothing is scheduled meanwhile."""
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """RemoveLora -> Ack. Does nothing for an unknown adapter."""

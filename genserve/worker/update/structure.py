@@ -85,7 +85,7 @@ class Structure:
         """Builds the structure of `live` at `place`. `model_config`: of the live model, if it is not `config`'s.
 
         Call it while nothing is served: it sets torch's default dtype, which is global to the process."""
-        config = _with_own_registries(config)
+        config = with_own_registries(config)
         model_config = config.model_config if model_config is None else model_config
         with set_default_torch_dtype(model_config.dtype), place:
             model = initialize_model(vllm_config=config, model_config=model_config).eval()
@@ -159,7 +159,7 @@ def _take_views(slots: Iterable[Slot], modules: Iterable[tuple[nn.Module, Attrib
                 attributes["_buffers"][key] = value.new_empty(0)
 
 
-def _with_own_registries(config: VllmConfig) -> VllmConfig:
+def with_own_registries(config: VllmConfig) -> VllmConfig:
     """A copy of the config. Layers register themselves in it by name, and the live model's are registered already."""
     apart = copy.copy(config)
     apart.compilation_config = copy.copy(config.compilation_config)

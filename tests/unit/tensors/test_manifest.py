@@ -148,16 +148,17 @@ def test_one_tensor_too_many_is_named() -> None:
 
 
 def test_unknown_and_missing_tensors_are_both_named() -> None:
-    """As when a wrapper has put a prefix before every name: the first twenty of either kind, and how many there are."""
+    """As of another model: the first twenty of either kind, and how many there are."""
     names = [f"layers.{number:03}" for number in range(50)]
     checkpoint = CheckpointIndex(dict.fromkeys(names, CheckpointTensor("F32", (1,), 4)))
-    prefixed = CheckpointIndex({f"module.{n}": t for n, t in checkpoint.tensors.items()}).as_manifest()
-    issues = examine(prefixed, "", checkpoint)[1]
-    assert [issue.tensor for issue in issues] == [*(f"module.{name}" for name in names[:20]), "", *names[:20], ""]
+    others = CheckpointIndex({f"blocks.{n[7:]}x": t for n, t in checkpoint.tensors.items()}).as_manifest()
+    issues = examine(others, "", checkpoint)[1]
+    foreign = [spec.name for spec in others.tensors]
+    assert [issue.tensor for issue in issues] == [*foreign[:20], "", *names[:20], ""]
     assert all(" 30 " in issue.description for issue in issues if issue.tensor == "")
     with refuses(ManifestMismatchError) as raised:
         refuse_issues(issues)
-    for each in ("'module.layers.000'", "'layers.000'", " 98 "):
+    for each in ("'blocks.000x'", "'layers.000'", " 98 "):
         assert each in raised.value.message
     assert raised.value.metadata == {"num_violations": "100"}
 

@@ -120,6 +120,20 @@ def test_far_more_tensors_than_there_are_can_be_named() -> None:
     assert {issue.tensor for issue in others if issue.tensor} <= set(names)
 
 
+def test_what_the_engine_does_not_load_may_be_left_out() -> None:
+    """Of the rest each is named; and what may be left out has to fit where it comes."""
+    tensors = dict.fromkeys("abc", CheckpointTensor("U8", (1,), 1))
+    index = CheckpointIndex(tensors, unused=frozenset("bc"))
+
+    def issues(**shapes: tuple[int, ...]) -> list[tuple[str, str]]:
+        pushed = Manifest.end_to_end((name, "U8", shape, 1) for name, shape in shapes.items())
+        return [(issue.tensor, issue.description) for issue in checkpoint_issues(pushed, index)]
+
+    assert issues(a=(1,)) == issues(a=(1,), b=(1,)) == []
+    assert issues(b=(1,)) == [("a", "is missing")]
+    assert [name for name, _ in issues(a=(1,), b=(1, 1))] == ["b"]
+
+
 def test_tensors_that_do_not_fit_are_told_with_both_sides() -> None:
     """Unknown, of another shape, or of a type that a cast would change the meaning of."""
     index = CheckpointIndex({"a": CheckpointTensor("F8_E4M3", (2,), 2), "b": CheckpointTensor("F32", (2,), 8)})

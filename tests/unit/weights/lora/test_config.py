@@ -142,6 +142,27 @@ def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
     assert lora_issues(one, None, parsed(r=1)) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (f"{MODULE}.lora_magnitude_vector", "DoRA (use_dora)"),
+        (f"{MODULE}.lora_magnitude_vector.default.weight", "DoRA (use_dora)"),
+        (f"{MODULE}.bias", "a bias, which PEFT trains beside an adapter (bias)"),
+        (f"{MODULE}.base_layer.bias", "a bias, which PEFT trains beside an adapter (bias)"),
+        ("base_model.model.lm_head.weight", "a whole layer, which PEFT trains beside an adapter (modules_to_save)"),
+        ("base_model.model.lm_head.modules_to_save.default.weight", "(modules_to_save)"),
+        (f"{MODULE}.lora_B.bias", "a bias of an adapter (lora_bias)"),
+        (f"{MODULE}.lora_A.default.weight", "get_peft_model_state_dict"),
+        (f"{MODULE}.lora_E", "is not a tensor of an adapter"),
+    ],
+)
+def test_what_peft_trains_beside_an_adapter_is_said_by_its_option(name: str, says: str) -> None:
+    """vLLM has none of it; the error says what it is, and what to do instead."""
+    halves = {f"{MODULE}.lora_A.weight": (2, 4), f"{MODULE}.lora_B.weight": (6, 2)}
+    (issue,) = lora_issues(manifest_of(halves | {name: (6,)}), CHECKPOINT, parsed())
+    assert issue.tensor == name and says in issue.description
+
+
 def test_both_halves_of_a_module_fit_it_and_each_other() -> None:
     """A has its columns, B its rows, and both the rank."""
     assert issues(lora_A=(2, 4), lora_B=(6, 2)) == []

@@ -1,0 +1,82 @@
+"""Finds the one difference between the names that a trainer has and those of the checkpoint, where one explains all:
+what a wrapper puts into every name. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from functools import partial
+from typing import Final
+
+_REMEDY: Final = "pass rename=..."
+_INSIDE: Final = {"_orig_mod": "model._orig_mod", "module": "model.module"}
+"""What torch.compile and data parallelism put into names, and how to reach the module that they wrap."""
+_PARTS: Final = (*_INSIDE, "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
+"""What is put into the middle of names: by those, by FSDP1, activation checkpointing and PEFT."""
+_ADAPTER: Final = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B", ".lora_magnitude_vector")
+_NUM_TRIED: Final = 8
+"""Foreign names for which a counterpart is looked for: some may have none."""
+
+
+def one_cause(names: Collection[str], known: Set[str]) -> str:
+    """Why names are not among the `known` ones, if it is one thing for all of them, and what to do about it: said of
+    the manifest, in an error message. Otherwise ""."""
+    foreign = [name for name in names if name not in known]
+    if not foreign:
+        return ""
+    adapter = next((name for name in foreign if any(part in name for part in _ADAPTER)), None)
+    if adapter is not None:
+        return f"has tensors of an adapter, such as {adapter[:256]!r}: push it with push_lora, or merge it first"
+    for rewrite, says in _rewritings(foreign, known):
+        # Most of what is tried fails at the first name: a manifest of 100,000 costs little.
+        if all(rewrite(name) in known for name in foreign):
+            renamed = {name if name in known else rewrite(name) for name in names}
+            return says if len(renamed) == len(names) else ""
+    return ""
+
+
+def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Callable[[str], str], str]]:
+    """What may make known names of foreign ones, and how to say it."""
+    tried = foreign[:: -(-len(foreign) // _NUM_TRIED)]
+    ends = sorted(name.split(".")[::-1] for name in known)
+    for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, ends)):
+        every = "every name" if all(name.startswith(old) for name in foreign) else "names"
+        if not old:
+            says = f"begins no name with {new!r}, as the checkpoint does: {_REMEDY}"
+        elif new:
+            says = f"begins {every} with {old!r} where the checkpoint has {new!r}: {_REMEDY}"
+        else:
+            inside = _INSIDE.get(old.removesuffix("."))
+            says = f"begins {every} with {old!r}: {_REMEDY}{f', or push {inside}' if inside else ''}"
+        yield partial(_begun, old, new), says
+    parts = [part for part in _PARTS if any(f"{part}." in name for name in foreign)]
+    for left_out in [*([part] for part in parts), *([parts] if parts else [])]:
+        shown = " and ".join(repr(f"{part}.") for part in left_out)
+        yield partial(_without, frozenset(left_out)), f"has {shown} in names: {_REMEDY}, or push the module"
+
+
+def _beginnings(name: str, ends: Sequence[list[str]]) -> Iterator[tuple[str, str]]:
+    """How the name begins, and how a few known names begin that have the longest end in common with it. `ends`: the
+    parts of the known names from the last to the first, sorted, so that names with the same end are neighbours."""
+    parts = name.split(".")[::-1]
+    place = bisect_left(ends, parts)
+    near = ends[max(0, place - _NUM_TRIED) : place + _NUM_TRIED]
+    common = {tuple(each): _num_common(parts, each) for each in near}
+    most = max(common.values(), default=0)
+    for each, num_common in common.items():
+        if num_common == most > 0:
+            yield _beginning(parts[most:]), _beginning(each[most:])
+
+
+def _num_common(one: Sequence[str], other: Sequence[str]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _beginning(parts: Sequence[str]) -> str:
+    return "".join(f"{part}." for part in reversed(parts))
+
+
+def _begun(old: str, new: str, name: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def _without(left_out: frozenset[str], name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in left_out)

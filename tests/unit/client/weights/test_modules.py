@@ -1,0 +1,209 @@
+"""A module is pushed under the names of its checkpoint, whatever wraps it. PEFT is not installed here: its layers are
+imitated by modules that hold what those hold, under the same names (those of PEFT 0.21)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from genserve.client.weights.sources import tensor_sources
+from genserve.errors import InvalidFieldError
+from tests.support.refusals import refuses
+
+
+class Layer(torch.nn.Module):
+    """A part of a model that is wrapped by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = torch.nn.Linear(2, 2, bias=False)
+        self.up_proj = torch.nn.Linear(2, 3)
+
+
+class Model(torch.nn.Module):
+    """Two layers, an embedding, and a head that is tied to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(4, 2)
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.lm_head = torch.nn.Linear(2, 4, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+
+NAMES = [name for name in Model().state_dict() if name != "lm_head.weight"]
+
+
+def contents(weights: Any, **options: Any) -> dict[str, bytes]:
+    return {each.name: bytes(each.read()) for each in tensor_sources(weights, **options)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group() -> Iterator[None]:
+    """This process is the only rank."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _layers(model: Model, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Model:
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = wrap(layer)
+    return model
+
+
+def _sharded(model: torch.nn.Module) -> torch.nn.Module:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+WRAPPERS: dict[str, Callable[[Model], torch.nn.Module]] = {
+    "compile": torch.compile,
+    "compiled layers": lambda model: _layers(model, torch.compile),
+    "compiled in place": lambda model: model.compile() or model,
+    "data parallel": DataParallel,
+    "ddp": DistributedDataParallel,
+    "compiled ddp": lambda model: torch.compile(DistributedDataParallel(model)),
+    "ddp of compiled": lambda model: DistributedDataParallel(torch.compile(model)),
+    "fsdp": lambda model: FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu")),
+    "fsdp2": _sharded,
+    "fsdp2 of compiled layers": lambda model: _sharded(_layers(model, torch.compile)),
+    "checkpointing": lambda model: _layers(model, checkpoint_wrapper),
+    "compiled checkpointing": lambda model: _layers(model, lambda layer: torch.compile(checkpoint_wrapper(layer))),
+    "all of them": lambda model: DistributedDataParallel(
+        torch.compile(_layers(model, lambda layer: checkpoint_wrapper(torch.compile(layer))))
+    ),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapped_module_has_the_names_and_the_values_of_the_one_inside(wrapper: str) -> None:
+    """And its tied head once, apart from FSDP1, which copies what it holds."""
+    model = Model()
+    expected = contents(model)
+    assert list(expected) == NAMES
+    if wrapper == "fsdp":
+        expected["lm_head.weight"] = expected["embed_tokens.weight"]
+    assert contents(WRAPPERS[wrapper](model)) == expected
+
+
+class Tuned(torch.nn.Module):
+    """A layer of PEFT: the one that it replaces, and two small matrices."""
+
+    def __init__(self, base_layer: torch.nn.Module, *, merged: bool) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 1, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(1, 2, bias=False)})
+        self.merged = merged
+
+
+class Saved(torch.nn.Module):
+    """A whole layer that PEFT trains beside adapters (modules_to_save)."""
+
+    def __init__(self, layer: torch.nn.Module, trained: torch.nn.Module) -> None:
+        super().__init__()
+        self.original_module = layer
+        self.modules_to_save = torch.nn.ModuleDict({"default": trained})
+        self.active_adapter = "default"
+        self.disable_adapters = False
+
+
+class Tuner(torch.nn.Module):
+    """LoraModel of PEFT, and PeftModel around it."""
+
+    def __init__(self, name: str, inside: torch.nn.Module) -> None:
+        super().__init__()
+        self.add_module(name, inside)
+        self.peft_config: dict[str, object] = {}
+
+
+def peft(model: Model, *, merged: bool) -> torch.nn.Module:
+    """The model with an adapter."""
+    layer: Any = model.layers[0]
+    layer.q_proj = Tuned(layer.q_proj, merged=merged)
+    return Tuner("base_model", Tuner("model", model))
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, torch.compile, DistributedDataParallel])
+def test_a_merged_adapter_is_left_out(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    """The weights have it in them, under the names of the model without one."""
+    model = Model()
+    expected = contents(model)
+    assert contents(wrap(peft(model, merged=True))) == expected
+
+
+def test_an_adapter_inside_an_adapter_is_left_out_too() -> None:
+    """As of two layers of PEFT around one."""
+    model = Model()
+    expected = contents(model)
+    layer: Any = model.layers[1]
+    layer.q_proj = Tuned(Tuned(layer.q_proj, merged=True), merged=True)
+    assert contents(model) == expected
+
+
+def test_an_adapter_that_is_not_merged_is_refused() -> None:
+    """Its model would be pushed without it. The error says what to do, and names the layer."""
+    with pytest.raises(ValueError, match=r"layers\.0\.q_proj\.lora_A.*push_lora, or merge it first"):
+        tensor_sources(peft(Model(), merged=False))
+
+
+def test_a_layer_that_was_trained_as_a_whole_comes_from_where_it_was_trained() -> None:
+    """Unless it is switched off."""
+    model = Model()
+    trained = torch.nn.Linear(2, 3)
+    layer: Any = model.layers[0]
+    before = contents(model)
+    layer.up_proj = Saved(layer.up_proj, trained)
+    found = contents(Tuner("base_model", Tuner("model", model)))
+    assert found == before | {
+        f"layers.0.up_proj.{name}": value for name, value in contents(dict(trained.state_dict())).items()
+    }
+    layer.up_proj.disable_adapters = True
+    assert contents(model) == before
+
+
+def test_single_rows_that_were_trained_are_those_of_the_merged_embedding() -> None:
+    """PEFT holds them in an adapter inside a wrapper (trainable_token_indices)."""
+    model = Model()
+    before = contents(model)
+    wrapper: Any = torch.nn.Module()
+    wrapper.token_adapter = Tuned(torch.nn.Embedding.from_pretrained(torch.ones(4, 2)), merged=True)
+    model.embed_tokens = wrapper
+    trained = torch.ones(4, 2).numpy().tobytes()
+    found = contents(model)
+    assert found.pop("embed_tokens.weight") == trained
+    assert found.pop("lm_head.weight") == before["embed_tokens.weight"]
+    assert found == {name: data for name, data in before.items() if name != "embed_tokens.weight"}
+
+
+def test_what_is_no_tensor_in_a_module_is_refused_by_name() -> None:
+    """Such as the extra state of some layers."""
+
+    class Scaled(Model):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"scale": 1}
+
+    with pytest.raises(TypeError, match=r"^_extra_state: dict"):
+        tensor_sources(Scaled())
+
+
+def test_names_are_rewritten_by_a_mapping_or_a_function() -> None:
+    """A mapping keeps what it does not have; a module is unwrapped first."""
+    tensors = {"policy.a": torch.zeros(1), "b": torch.ones(1)}
+    assert list(contents(tensors, rename=lambda name: name.removeprefix("policy."))) == ["a", "b"]
+    assert list(contents(tensors, rename={"policy.a": "c", "other": "d"})) == ["c", "b"]
+    assert "layers.0.w" in contents(torch.compile(Model()), rename={"layers.0.q_proj.weight": "layers.0.w"})
+
+
+@pytest.mark.parametrize("rename", [3, "x", lambda _: None, {"a": 5}])
+def test_what_gives_no_name_is_refused(rename: Any) -> None:
+    """As any other option with a wrong value."""
+    with refuses(InvalidFieldError, field="rename"):
+        tensor_sources({"a": torch.zeros(1)}, rename=rename)

@@ -1,0 +1,82 @@
+"""An adapter counts as loaded only if all of it reached a layer, on one rank or another."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.workers import Workers
+from genserve.errors import ManifestMismatchError
+from genserve.worker.contract.calls import Ack, AddedLora
+from tests.support.patience import until
+from tests.support.refusals import refuses
+
+
+class ScriptedCore:
+    """vLLM's client of its engine, with two ranks. `without_layer`: the modules that each of them takes none of."""
+
+    def __init__(self) -> None:
+        self.without_layer: list[list[str]] = [[], []]
+        self.loaded: set[int] = set()
+
+    async def call_utility_all_async(self, name: str, method: str, *args: Any) -> list[list[dict[str, Any]]]:
+        """As vLLM's."""
+        request = args[1][0]
+        if method == "genserve_remove_lora":
+            self.loaded.discard(request["lora_id"])
+            return [[Ack(rank, request["nonce"], "").to_wire() for rank in ("pp0", "pp1")]]
+        self.loaded.add(request["lora_id"])
+        of_ranks = zip(("pp0", "pp1"), self.without_layer, strict=True)
+        return [[AddedLora(rank, request["nonce"], "", unused).to_wire() for rank, unused in of_ranks]]
+
+
+class Files:
+    """What an adapter is loaded from."""
+
+    rank, size_bytes, source, directory = 1, 1, "", ""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def core() -> ScriptedCore:
+    return ScriptedCore()
+
+
+@pytest.fixture
+async def loras(core: ScriptedCore) -> AsyncIterator[LiveLoras]:
+    workers = Workers(core, Liveness(lambda: None), 2)
+    yield LiveLoras(workers, 4)
+    workers.close()
+
+
+async def test_what_no_rank_has_a_layer_for_is_refused_and_removed(loras: LiveLoras, core: ScriptedCore) -> None:
+    """The adapter before it stays."""
+    await loras.load("policy", Files(), 5.0)
+    core.without_layer = [["model.x.q_proj", "model.layers.1.q_proj"], ["model.layers.0.q_proj", "model.x.q_proj"]]
+    files = Files()
+    with refuses(ManifestMismatchError, field="header.manifest", says="model.x.q_proj"):
+        await loras.load("policy", files, 5.0)
+    await until(lambda: files.is_closed)
+    assert core.loaded == {1}
+    assert [each.name for each in loras.loaded()] == ["policy"]
+
+
+async def test_layers_of_other_ranks_are_no_reason(loras: LiveLoras, core: ScriptedCore) -> None:
+    """Each rank of pipeline parallelism has some of them."""
+    core.without_layer = [["model.layers.1.q_proj"], ["model.layers.0.q_proj"]]
+    assert (await loras.load("policy", Files(), 5.0)).name == "policy"
+
+
+async def test_many_modules_are_counted(loras: LiveLoras, core: ScriptedCore) -> None:
+    """An error message stays readable."""
+    names = [f"x.{number}" for number in range(10)]
+    core.without_layer = [names, names]
+    with refuses(ManifestMismatchError, says="and 7 more"):
+        await loras.load("policy", Files(), 5.0)
