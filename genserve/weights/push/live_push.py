@@ -65,6 +65,7 @@ class LivePush:
         self._contents = Contents(staging, self.arrived)
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
+        self._is_to_wait = False
         self._error: GenserveError | None = None
         self._clock = clock
         self._touched_s = clock()
@@ -246,6 +247,7 @@ class LivePush:
         """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
+        self._is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
 
     def unprepare(self) -> None:
         """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
@@ -265,7 +267,10 @@ class LivePush:
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Nothing changed, and the bytes stay."""
+        """Nothing changed. The bytes of a push that was sent to wait for a commit wait on, if nothing was tried; others
+        are kept only until they are in the way."""
+        if self._is_to_wait and not self.lifecycle.is_busy:
+            return
         self.lifecycle.failed()
         self.issues = (PushIssue("", str(error)),)
 
