@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 
 from genserve.addresses import is_local
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.engine.types import WeightDigest
@@ -41,6 +40,7 @@ from genserve.trace import step
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.digests import LiveDigests
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
@@ -53,7 +53,6 @@ from genserve.wire import manifest_message
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-DIGESTS_TIMEOUT_S = 300.0
 PULL_WRITE_TIMEOUT_S = 60.0
 _MIN_HEADER_BYTES = 256 << 10
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -80,8 +79,7 @@ class WeightServicer(WeightServiceServicer):
         self._resident = resident
         self._transfers = transfers
         self._engine = engine
-        self._pauses = pauses
-        self._board = board
+        self._digests = LiveDigests(engine, pauses, board)
         self._answer = Answers(board.state)
         self._processes = processes
         self._peers = peers
@@ -187,10 +185,7 @@ class WeightServicer(WeightServiceServicer):
         digests: Sequence[WeightDigest] = ()
         weight_version = self._engine.weight_version
         if request.include_digests:
-            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
-                check_whole(self._board.asleep.weights_lost)
-                digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
-                weight_version = self._engine.weight_version
+            weight_version, digests = await self._digests.read()
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
