@@ -5,6 +5,8 @@ go on in between, and so do pushes and pauses.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +21,9 @@ from genserve.errors import DeadlineError
 DIGESTS_TIMEOUT_S: Final = 300.0
 _STEPS_PER_PART: Final = 9.0
 """How much longer steps run than the part of a reading before them took, while requests wait for them."""
+_INTERVAL_S: Final = 0.1
+"""How long a reading begins after the last one while requests run: an answer that is known costs time of this process,
+in which tokens pass, and whoever asks in a loop asks at once again."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,7 @@ class LiveDigests:
         self._pauses = pauses
         self._board = board
         self._reading: _Reading | None = None
+        self._read_at_s = -math.inf
 
     async def read(self) -> tuple[int, Sequence[WeightDigest]]:
         """The version that is live, and its digests: of every tensor on every rank. Waits for a reading that has begun,
@@ -65,13 +71,21 @@ class LiveDigests:
                     self._reading = None
 
     async def _read(self) -> tuple[int, Sequence[WeightDigest]]:
+        wait_s = self._read_at_s + _INTERVAL_S - time.monotonic()
         while True:
+            if wait_s > 0 and self._steps_run:
+                await asyncio.sleep(wait_s)
             # A commit that waited for it for long would look as if it hangs; nothing that changes weights may come
             # between the last part and the version.
             async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
                 check_whole(self._board.asleep.weights_lost)
                 part = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 if part.digests is not None:
+                    self._read_at_s = time.monotonic()
                     return self._engine.weight_version, part.digests
-                steps_run = self._engine.load().running > 0 and not self._pauses.standstill.is_on
-            await asyncio.sleep(_STEPS_PER_PART * part.spent_s if steps_run else 0.0)
+            wait_s = _STEPS_PER_PART * part.spent_s
+            await asyncio.sleep(0)
+
+    @property
+    def _steps_run(self) -> bool:
+        return self._engine.load().running > 0 and not self._pauses.standstill.is_on

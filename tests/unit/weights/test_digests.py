@@ -96,6 +96,18 @@ async def test_steps_have_nine_tenths_of_the_time_while_they_run(
     assert num_parts(rig) == 2
 
 
+async def test_who_asks_in_a_loop_is_answered_ten_times_a_second_while_steps_run(
+    rig: Rig, digests: LiveDigests
+) -> None:
+    """What is known costs the engine nothing, but the process in which tokens pass."""
+    await digests.read()
+    with advanced_clock() as clock:
+        again = asyncio.create_task(digests.read())
+        await clock.advance(0.09)
+        assert not again.done()
+        await after(clock, 0.02, again)
+
+
 async def test_a_reading_that_does_not_come_to_its_end_says_when_to_ask_again(rig: Rig, digests: LiveDigests) -> None:
     """It has ended then."""
     rig.engine.num_unread_parts, rig.engine.part_s = MANY, DIGESTS_TIMEOUT_S
