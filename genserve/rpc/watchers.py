@@ -17,14 +17,18 @@ _RANKS: Final = ("of callers without a role", *(f"of callers with the role {role
 """From the least to the most important. Whoever has several roles, as a router has, counts with the highest one."""
 
 
+def budgets(limit: int) -> tuple[int, ...]:
+    """The streams of callers of each rank and those below it, where rollout workers have `limit`."""
+    return (limit // 2, limit, limit + RESERVE, limit + 2 * RESERVE)
+
+
 class Watchers:
-    """Counts the streams of one method, each of which takes memory and wakes up at every change. Callers with the role
-    generate and those without one may have `limit` streams together, those without one half of them; trainers
-    `RESERVE` more, and operators twice as many more. `instead`: what a caller can do that meets its limit."""
+    """Counts the streams of one method, each of which takes memory and wakes up at every change. They are within the
+    `budgets` of `limit`. `instead`: what a caller can do that meets its own."""
 
     def __init__(self, what: str, instead: str, limit: int = MAX_WATCHERS) -> None:
         self._what = what
-        self._limits = (limit // 2, limit, limit + RESERVE, limit + 2 * RESERVE)
+        self._limits = budgets(limit)
         self._instead = instead
         self._counts: Counter[int] = Counter()
 
