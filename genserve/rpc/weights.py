@@ -84,7 +84,8 @@ class WeightServicer(WeightServiceServicer):
         self._processes = processes
         self._peers = peers
         self._takes_segments = takes_segments
-        self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
+        # Once: to make the message of a large model takes long, and who asks for it is anybody.
+        self._manifest = manifest_message(checkpoint.as_manifest()) if checkpoint is not None else None
         self._loader = WeightLoader(pushes, self._peer)
 
     @property
@@ -94,7 +95,7 @@ class WeightServicer(WeightServiceServicer):
             return None
         # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
         # other layouts, an unknown tensor or two that deserve a proper answer.
-        return _MIN_HEADER_BYTES + 4 * manifest_message(self._manifest).ByteSize()
+        return _MIN_HEADER_BYTES + 4 * self._manifest.ByteSize()
 
     async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
@@ -189,7 +190,7 @@ class WeightServicer(WeightServiceServicer):
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
-            manifest=None if self._manifest is None or request.omit_manifest else manifest_message(self._manifest),
+            manifest=None if request.omit_manifest else self._manifest,
             digests=to_digests(digests),
             resident=self._resident.served is not None,
             push_id=self._resident.push_id,
