@@ -77,6 +77,34 @@ def test_what_was_read_is_forgotten_when_the_weights_change(*, ended: bool) -> N
     assert found is not None and found["large"] == plain(torch.zeros(4))
 
 
+class Packed(nn.Module):
+    """A linear layer as vLLM packs one on the CPU: its weight is where only a product reads it."""
+
+    input_size = 150
+
+    def __init__(self) -> None:
+        super().__init__()
+        packed = nn.Parameter(torch.arange(float(3 * self.input_size)).view(self.input_size, 3))
+        self.weight = nn.Parameter(torch.empty(0))
+
+        def cpu_linear(x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
+            assert not torch.is_grad_enabled(), "the weights would be kept for a gradient"
+            return x @ packed
+
+        self.cpu_linear = cpu_linear
+
+
+def test_a_packed_weight_is_read_back_a_few_rows_at_a_time() -> None:
+    """It is what its product with the identity is."""
+    model = nn.ModuleDict({"layer": Packed()})
+    live = LiveDigests(lambda: digesting(model))
+    num_stops = 0
+    while (found := live.read_on(0.0)) is None:
+        num_stops += 1
+    assert num_stops == 1 + 3  # the empty parameter, and 64 rows at a time
+    assert found["layer.cpu_linear"] == plain(torch.arange(float(3 * Packed.input_size)))
+
+
 def test_what_runs_between_two_parts_may_have_gradients() -> None:
     """As it may without a reading."""
     live = LiveDigests(lambda: digesting(Model()))
