@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -27,7 +27,10 @@ class Reflection:
     ) -> None:
         """Answers questions about services."""
         with self._streams.joined():
-            async with aclosing(self._servicer.ServerReflectionInfo(requests, context)) as answers:
+            answering: Any = self._servicer.ServerReflectionInfo(
+                requests, context
+            )  # whose stubs do not know generators
+            async with aclosing(answering) as answers:
                 async for answer in answers:
                     await context.write(answer)
 

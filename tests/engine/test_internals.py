@@ -2,9 +2,7 @@
 
 import inspect
 import re
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import vllm
@@ -44,7 +42,7 @@ from genserve.engine.vllm.start import config as vllm_config
 from genserve.installed_engine import OLDEST
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.worker import cpu_lora
-from genserve.worker.contract.calls import CHANGING, Step, WeightWorker
+from genserve.worker.contract.calls import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
 from genserve.worker.update.reserving import ReservingWorker
 from tests.support.signatures import parameters
@@ -291,17 +289,6 @@ def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms
     assert not ours & set(dir(Worker))
     for name in calls:
         assert parameters(getattr(WeightExchangeExtension, name)) == parameters(getattr(WeightWorker, name))
-
-
-@pytest.mark.parametrize("name", sorted(CHANGING))
-def test_a_call_that_changes_weights_forgets_what_was_read_of_them(name: str) -> None:
-    """Also where it fails. Digests of another version, or of weights that a fault has changed, are told to nobody."""
-    forgotten: list[str] = []
-    digests = SimpleNamespace(forget=lambda: forgotten.append(name))
-    worker = SimpleNamespace(_genserve=SimpleNamespace(rank="r", live_digests=digests, after_wake_up=lambda: None))
-    with suppress(TypeError):  # it is not the call's message
-        getattr(WeightExchangeExtension, name)(worker, Step("n").to_wire())
-    assert forgotten
 
 
 def test_an_update_that_is_open_is_still_known_by_these_names() -> None:

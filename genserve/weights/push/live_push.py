@@ -132,8 +132,9 @@ class LivePush:
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
         PushConflictError for a stream of another attempt than the one that is here.
         """
-        if self.lifecycle.is_busy or self._is_prepared_by(header):
-            return self.attempt  # its bytes are compared, and it gets the outcome
+        asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
+        if self.lifecycle.is_busy or (asks_again and self.lifecycle.state is State.PREPARED):
+            return self.attempt  # its bytes are compared, and it gets the outcome, or what it was told before
         if self.attempt.is_live:
             if self.meets_other(header):
                 raise PushConflictError(
@@ -147,11 +148,6 @@ class LivePush:
             self.staging.begin_anew()
         self._begin(header)
         return self.attempt
-
-    def _is_prepared_by(self, header: PushHeader) -> bool:
-        """Whether the header asks again for what its attempt was told."""
-        asks = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
-        return asks and self.lifecycle.state is State.PREPARED
 
     @property
     def may_conflict(self) -> bool:
@@ -269,10 +265,9 @@ class LivePush:
     def fail(self, error: Exception) -> None:
         """Nothing changed. The bytes of a push that was sent to wait for a commit wait on, if nothing was tried; others
         are kept only until they are in the way."""
-        if self._is_to_wait and not self.lifecycle.is_busy:
-            return
-        self.lifecycle.failed()
-        self.issues = (PushIssue("", str(error)),)
+        if self.lifecycle.is_busy or not self._is_to_wait:
+            self.lifecycle.failed()
+            self.issues = (PushIssue("", str(error)),)
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""
