@@ -57,6 +57,8 @@ class LivePush:
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
+        self.is_to_wait = False
+        """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.is_checked = False
@@ -65,7 +67,6 @@ class LivePush:
         self._contents = Contents(staging, self.arrived)
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
-        self._is_to_wait = False
         self._error: GenserveError | None = None
         self._clock = clock
         self._touched_s = clock()
@@ -243,7 +244,7 @@ class LivePush:
         """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
-        self._is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
+        self.is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
 
     def unprepare(self) -> None:
         """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
@@ -265,7 +266,7 @@ class LivePush:
     def fail(self, error: Exception) -> None:
         """Nothing changed. The bytes of a push that was sent to wait for a commit wait on, if nothing was tried; others
         are kept only until they are in the way."""
-        if self.lifecycle.is_busy or not self._is_to_wait:
+        if self.lifecycle.is_busy or not self.is_to_wait:
             self.lifecycle.failed()
             self.issues = (PushIssue("", str(error)),)
 

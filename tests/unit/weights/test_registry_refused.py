@@ -51,6 +51,15 @@ async def test_a_push_that_is_refused_at_its_end_gives_way_to_the_next_one(
         assert list(rig.registry.live) == []
 
 
+async def test_a_refused_push_gives_way_also_after_a_repeat_that_broke_off(tmp_path: Path) -> None:
+    """Its bytes were checked once, which is no reason to keep them."""
+    async with open_rig(tmp_path, max_staging_bytes=2 * SIZE_BYTES - 1) as rig:
+        await meets_a_sleep(rig)
+        (await rig.registry.open(header(attempt="a"))).detach()
+        await rig.push(header("p3", 3))
+        assert rig.engine.live == tensors(3)
+
+
 async def test_a_push_that_met_a_sleep_is_repeated_without_its_bytes(rig: Rig) -> None:
     """By the same attempt, as any push that has failed."""
     await meets_a_sleep(rig)
