@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
+from genserve.weights.push.types import PushKind
 from tests.rpc.served import weights
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
@@ -52,7 +53,10 @@ async def test_the_answer_that_was_lost_is_told_and_not_what_became_known_after_
 async def test_a_push_that_is_applied_does_not_fail_for_want_of_its_answer(daemon: Daemon) -> None:
     """What GetPush says has to do then."""
     async with lost_answer(daemon, timeout_s=30.0) as push:
-        applied = daemon.registry._outcomes._applied  # a repeat is refused from here on
-        applied["p1"] = replace(applied["p1"], identity=replace(applied["p1"].identity, weight_version=9))
+        applied = daemon.registry._outcomes._applied
+        known = applied.get("p1")
+        assert known is not None
+        other = replace(known, identity=replace(known.identity, weight_version=9))  # a repeat is refused from here on
+        applied.add(PushKind.WEIGHTS, "p1", other)
     async with AsyncClient(daemon.address) as client:
         assert push.result().applied == (await client.get_push("p1")).applied
