@@ -177,7 +177,7 @@ class StagingFullError(GenserveError):
 
 
 class QueueFullError(GenserveError):
-    """Too many requests are waiting."""
+    """Too many requests wait, or too many streams watch."""
 
     reason = "QUEUE_FULL"
 

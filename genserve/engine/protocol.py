@@ -9,6 +9,7 @@ from typing import Protocol
 from genserve.engine.generation import ChatPrompt, GenerationRequest, GenerationUpdate, TextPrompt
 from genserve.engine.types import (
     ArenaRef,
+    DigestedWeights,
     EngineInfo,
     KvPolicy,
     Load,
@@ -16,7 +17,6 @@ from genserve.engine.types import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    WeightDigest,
 )
 from genserve.tensors.manifest import TensorSpec
 
@@ -229,5 +229,6 @@ class Engine(GeneratingEngine, Protocol):
         """The names of those tensors of the checkpoint that no rank loads, without which a version is complete. Call it
         before anything is served."""
 
-    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
-        """Digests of every live tensor on every rank."""
+    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
+        """Reads on in the live weights for a moment, between two steps. Call it until all are read; what was read
+        before they changed does not count. From then on it answers at once, until they or the adapters change."""

@@ -2,7 +2,7 @@
 behaviour."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -140,6 +140,15 @@ class WeightDigest:
     rank: str
     name: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class DigestedWeights:
+    """How far the live weights are read: `digests` of every tensor on every rank when they are, None before. `spent_s`:
+    how long the last part kept the engine from its next step."""
+
+    digests: Sequence[WeightDigest] | None
+    spent_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from typing import Any, Final, Never, Protocol
 
 import grpc
@@ -13,8 +13,9 @@ from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedErr
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import to_status
 from genserve.security.access import MAX_TOKEN_CHARS, Principal
+from genserve.security.calling import calling, tell_calling
 from genserve.security.rate import Rate
-from genserve.security.roles import METHODS, Role
+from genserve.security.roles import FIELDS, METHODS, Role
 
 SansOf = Callable[[Context], Iterable[str]]
 
@@ -64,6 +65,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._methods = methods
         self._sans_of = sans_of
         self._checked = WrappedHandlers(self._checking)
+        self._by_field = WrappedHandlers(_checking_fields)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -71,16 +73,29 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """The handler of a method, or one that refuses."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None or method in self._open:
+        if handler is None:
+            return None
+        metadata = handler_call_details.invocation_metadata
+        if method in self._open:
+            tell_calling(self._known(metadata))
             return handler
+        if method in FIELDS:
+            handler = self._by_field.of(handler, method)
         try:
-            token = bearer_token(handler_call_details.invocation_metadata)
+            token = bearer_token(metadata)
             if token is None and self._callers.has_certificates:
                 return self._checked.of(handler, method)
             self._admit(self._of_token(token), method)
         except GenserveError as error:
             return _refusing(error)
         return handler
+
+    def _known(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
+        """Who calls what needs no role, if a token says so."""
+        try:
+            return self._of_token(bearer_token(metadata))
+        except UnauthenticatedError:
+            return None
 
     def _of_token(self, token: str | None) -> Principal:
         if token is None:
@@ -91,27 +106,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return principal
 
     def _admit(self, principal: Principal, method: str) -> None:
-        name = method.rpartition("/")[2]
-        allowed = self._methods.get(method, frozenset())
-        roles = [role for role in Role if role in principal.roles and role in allowed]
-        if not roles:
-            needed = " or ".join(role.value for role in Role if role in allowed)
-            has = ", ".join(role.value for role in Role if role in principal.roles)
-            raise PermissionDeniedError(
-                f"{name} needs the role {needed}, and {principal.name} has {has}"
-                if needed
-                else f"{name} is for nobody",
-                metadata={"caller": principal.name, "roles": has, "needed": needed},
-            )
+        roles = _roles_for(principal, method.rpartition("/")[2], self._methods.get(method, frozenset()))
         rate = self._rates.get(roles[0])
         if rate is not None and (wait_s := rate.take(time.monotonic())):
             raise RateLimitedError(
                 f"the callers with the role {roles[0].value} make more than {rate.per_s:g} calls per second",
                 retry_after_s=wait_s,
             )
+        tell_calling(principal)
 
     def _checking(self, handler: Handler, method: str) -> Handler:
-        return _checked_handler(handler, lambda context: self._check(context, method))
+        return _checked_handler(handler, lambda _, context: self._check(context, method))
 
     def _check(self, context: Context, method: str) -> None:
         principal = self._callers.of_certificate(self._sans_of(context))
@@ -142,13 +147,44 @@ def _refusing(error: GenserveError) -> Handler:
     return handler
 
 
-def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Handler:
-    """The handler, with a check of each call before it."""
+def _roles_for(principal: Principal, what: str, allowed: Container[Role]) -> list[Role]:
+    """The roles with which somebody may do this. Raises PermissionDeniedError if there is none."""
+    roles = [role for role in Role if role in principal.roles and role in allowed]
+    if not roles:
+        needed = " or ".join(role.value for role in Role if role in allowed)
+        has = ", ".join(role.value for role in Role if role in principal.roles)
+        raise PermissionDeniedError(
+            f"{what} needs the role {needed}, and {principal.name} has {has}" if needed else f"{what} is for nobody",
+            metadata={"caller": principal.name, "roles": has, "needed": needed},
+        )
+    return roles
+
+
+def _checking_fields(handler: Handler, method: str) -> Handler:
+    """The handler of a method of which some fields are not for all who may call it."""
+
+    def check(request: Any, _: Context) -> None:
+        for field, roles in FIELDS[method].items():
+            if getattr(request, field, False):  # what is no message is refused later
+                _roles_for(_who_calls(), f"{method.rpartition('/')[2]} with {field}", roles)
+
+    return _checked_handler(handler, check)
+
+
+def _who_calls() -> Principal:
+    caller = calling()
+    if caller is None or caller.principal is None:
+        raise UnauthenticatedError("it is not known who calls")
+    return caller.principal
+
+
+def _checked_handler(handler: Handler, check: Callable[[Any, Context], None]) -> Handler:
+    """The handler, with a check of each call before it: of its request, or of the stream of them, and its context."""
     behavior = behavior_of(handler)
 
-    async def admitted(context: Context) -> None:
+    async def admitted(request: Any, context: Context) -> None:
         try:
-            check(context)
+            check(request, context)
         except GenserveError as error:
             status = to_status(error)
         else:
@@ -156,11 +192,11 @@ def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Hand
         await context.abort_with_status(status)
 
     async def checked(request: Any, context: Context) -> Any:
-        await admitted(context)
+        await admitted(request, context)
         return await behavior(request, context)
 
     async def checked_stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        await admitted(context)
+        await admitted(request, context)
         async for response in behavior(request, context):
             yield response
 

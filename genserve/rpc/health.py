@@ -35,7 +35,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def __init__(self, board: Serving, service_names: Iterable[str]) -> None:
         self._board = board
         self._service_names = frozenset(service_names) | {""}
-        self._watchers = Watchers("health")
+        self._watchers = Watchers("health", "end some that nobody reads, or ask Check from time to time")
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]"

@@ -23,7 +23,7 @@ Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Ends calls whose handler raised with the status of the error. Only for handlers that are coroutines: those of
-    reflection are not, and raise nothing."""
+    gRPC's own services that are not raise nothing."""
 
     def __init__(self) -> None:
         self._guarded = WrappedHandlers(_guarded_handler)

@@ -23,7 +23,7 @@ class StatusAnswers:
     def __init__(self, board: StateBoard, in_flight: Callable[[], tuple[PushInFlight, ...]] = tuple) -> None:
         self._board = board
         self._in_flight = in_flight
-        self._watchers = Watchers("the status")
+        self._watchers = Watchers("the status", "end some that nobody reads, or ask GetStatus from time to time")
 
     def tell_in_flight(self, in_flight: Callable[[], tuple[PushInFlight, ...]]) -> None:
         """From now on these are the pushes on their way, also for who watches already."""

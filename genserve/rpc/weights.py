@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 
 from genserve.addresses import is_local
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.engine.types import WeightDigest
@@ -41,6 +40,7 @@ from genserve.trace import step
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.digests import LiveDigests
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
@@ -53,7 +53,6 @@ from genserve.wire import manifest_message
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-DIGESTS_TIMEOUT_S = 300.0
 PULL_WRITE_TIMEOUT_S = 60.0
 _MIN_HEADER_BYTES = 256 << 10
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -80,13 +79,13 @@ class WeightServicer(WeightServiceServicer):
         self._resident = resident
         self._transfers = transfers
         self._engine = engine
-        self._pauses = pauses
-        self._board = board
+        self._digests = LiveDigests(engine, pauses, board)
         self._answer = Answers(board.state)
         self._processes = processes
         self._peers = peers
         self._takes_segments = takes_segments
-        self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
+        # Once: to make the message of a large model takes long, and who asks for it is anybody.
+        self._manifest = manifest_message(checkpoint.as_manifest()) if checkpoint is not None else None
         self._loader = WeightLoader(pushes, self._peer)
 
     @property
@@ -96,7 +95,7 @@ class WeightServicer(WeightServiceServicer):
             return None
         # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
         # other layouts, an unknown tensor or two that deserve a proper answer.
-        return _MIN_HEADER_BYTES + 4 * manifest_message(self._manifest).ByteSize()
+        return _MIN_HEADER_BYTES + 4 * self._manifest.ByteSize()
 
     async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
@@ -187,14 +186,11 @@ class WeightServicer(WeightServiceServicer):
         digests: Sequence[WeightDigest] = ()
         weight_version = self._engine.weight_version
         if request.include_digests:
-            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
-                check_whole(self._board.asleep.weights_lost)
-                digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
-                weight_version = self._engine.weight_version
+            weight_version, digests = await self._digests.read()
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
-            manifest=None if self._manifest is None or request.omit_manifest else manifest_message(self._manifest),
+            manifest=None if request.omit_manifest else self._manifest,
             digests=to_digests(digests),
             resident=self._resident.served is not None,
             push_id=self._resident.push_id,

@@ -98,6 +98,12 @@ METHODS: Final[Mapping[str, frozenset[Role]]] = MappingProxyType(
 )
 """The roles that may call a method, by its full name as gRPC writes it."""
 
+FIELDS: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = MappingProxyType(
+    {"/genserve.v1.WeightService/GetWeights": {"include_digests": _STEER}}
+)
+"""Fields of requests, by method, that only these of its roles may set: they cost the engine more than the rest of the
+call."""
+
 
 def methods_of(openable: Iterable[str]) -> frozenset[str]:
     """The methods of services by their names in OPENABLE."""

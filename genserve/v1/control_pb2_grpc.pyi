@@ -54,7 +54,7 @@ class ControlServiceStub:
     WatchStatus: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch.
     """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]
     """What the daemon serves and can do."""
@@ -114,7 +114,7 @@ class ControlServiceAsyncStub(ControlServiceStub):
     WatchStatus: _aio.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]  # type: ignore[assignment]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch.
     """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What the daemon serves and can do."""
@@ -201,7 +201,7 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchStatusResponse], _abc.AsyncIterator[_control_pb2.WatchStatusResponse]]:
         """The same, first at once and then on every change.
 
-        Errors: QUEUE_FULL if too many watch.
+        Errors: QUEUE_FULL if too many with the caller's role watch.
         """
 
     @_abc_1.abstractmethod

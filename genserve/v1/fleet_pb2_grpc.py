@@ -80,7 +80,7 @@ class FleetServiceServicer:
     def WatchReplicas(self, request, context):
         """The same, first at once and then on every change.
 
-        Errors: QUEUE_FULL if too many watch.
+        Errors: QUEUE_FULL if too many with the caller's role watch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class FleetServiceStub:
     WatchReplicas: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchReplicasRequest, _fleet_pb2.WatchReplicasResponse]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch.
     """
     AddReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AddReplicaRequest, _fleet_pb2.AddReplicaResponse]
     """Adds a replica. It gets requests when it serves the version of the fleet.
@@ -72,7 +72,7 @@ class FleetServiceAsyncStub(FleetServiceStub):
     WatchReplicas: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchReplicasRequest, _fleet_pb2.WatchReplicasResponse]  # type: ignore[assignment]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch.
     """
     AddReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AddReplicaRequest, _fleet_pb2.AddReplicaResponse]  # type: ignore[assignment]
     """Adds a replica. It gets requests when it serves the version of the fleet.
@@ -112,7 +112,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchReplicasResponse], _abc.AsyncIterator[_fleet_pb2.WatchReplicasResponse]]:
         """The same, first at once and then on every change.
 
-        Errors: QUEUE_FULL if too many watch.
+        Errors: QUEUE_FULL if too many with the caller's role watch.
         """
 
     @_abc_1.abstractmethod

@@ -1197,7 +1197,9 @@ class GetWeightsRequest(_message.Message):
     INCLUDE_DIGESTS_FIELD_NUMBER: _builtins.int
     OMIT_MANIFEST_FIELD_NUMBER: _builtins.int
     include_digests: _builtins.bool
-    """Adds digests of every live tensor on every rank. Takes seconds: every byte is read."""
+    """Adds digests of every live tensor on every rank; not for the role generate. Takes seconds or, beside requests, a
+    minute: every byte is read between steps, once for all who ask, and again after a push, an adapter or a sleep.
+    """
     omit_manifest: _builtins.bool
     """Leaves the manifest out, which is large."""
     def __init__(

@@ -152,7 +152,8 @@ class WeightServiceServicer:
     def GetWeights(self, request, context):
         """The version that is served, its tensors and, on request, digests of the live weights.
 
-        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+        Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+        weights are not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -69,7 +69,8 @@ class WeightServiceStub:
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
     """The version that is served, its tensors and, on request, digests of the live weights.
 
-    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+    weights are not there.
     """
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
@@ -142,7 +143,8 @@ class WeightServiceAsyncStub(WeightServiceStub):
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """The version that is served, its tensors and, on request, digests of the live weights.
 
-    Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+    Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+    weights are not there.
     """
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
     """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
@@ -248,7 +250,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.GetWeightsResponse, _abc.Awaitable[_weights_pb2.GetWeightsResponse]]:
         """The version that is served, its tensors and, on request, digests of the live weights.
 
-        Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+        Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+        weights are not there.
         """
 
     @_abc_1.abstractmethod

@@ -149,14 +149,14 @@ class Completion:
 
     def _settle(self, push: LivePush, applied: Applied | None = None, error: Exception | None = None) -> None:
         """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also
-        when the engine could not be resumed; a push of which nothing was tried stays staged."""
+        when the engine could not be resumed."""
         record, measures = None, self._outcomes.measures
         if applied is not None or push.is_served:
             push.lifecycle.applied()
             served = self._resident.served if push.is_served else None
             record = self._outcomes.add_applied(push, PushOutcome(push.report(), applied), served)
             push.compare_served = partial(self._outcomes.compare, record)
-        elif error is not None and push.lifecycle.is_busy:
+        elif error is not None:
             push.fail(error)
         if applied is not None:
             measures.applied(push.header.kind, applied)

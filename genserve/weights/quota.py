@@ -13,7 +13,6 @@ from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore
 
-_KEPT = (State.STAGED, State.PREPARED)
 _MAX_NAMED = 3
 _MARGIN_BYTES = 256 << 20
 _BYTES_OF_UNKNOWN_MODEL = 64 << 30
@@ -77,16 +76,15 @@ def plan_evictions(
 ) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
-    An idle push is freed unless it is staged or prepared. One that is preemptible then gives way to a push that is to
-    replace the weights, and to no other: it may be about to be committed. Raises ApplyInProgressError while another
-    push is in progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
+    An idle push is freed unless it is staged or prepared, and was sent for that. One that is preemptible then gives way
+    to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
+    ApplyInProgressError while another push is in progress, and StagingFullError, which names pushes that have the
+    memory, if nothing helps.
     """
     for push in pushes:
         if push.is_held:
             raise push.in_progress()
-    leftovers = tuple(
-        push for push in pushes if push.lifecycle.state not in _KEPT or (replaces_weights and push.header.preemptible)
-    )
+    leftovers = tuple(push for push in pushes if not _is_kept(push) or (replaces_weights and push.header.preemptible))
     staged = [push for push in pushes if push not in leftovers]
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes
@@ -96,6 +94,10 @@ def plan_evictions(
         freed_bytes += resident.held_bytes - resident.served_bytes
     require_memory(size_bytes, freed_bytes)
     return evicted
+
+
+def _is_kept(push: LivePush) -> bool:
+    return push.is_to_wait and push.lifecycle.state in (State.STAGED, State.PREPARED)
 
 
 def _plan(

@@ -1,6 +1,7 @@
 """The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
 import multiprocessing
+import time
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from genserve.worker.contract.calls import (
     Digests,
     Fetch,
     Prepare,
+    ReadDigests,
     RemoveLora,
     Sleep,
     Step,
@@ -76,7 +78,7 @@ class WeightExchangeExtension:
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once, and another one to the report socket when it is done."""
-        versions, request = self._genserve, Prepare.from_wire(wire)
+        versions, request = _changing(self), Prepare.from_wire(wire)
         return acknowledged(versions.rank, request.nonce, lambda: versions.prepare(request)).to_wire()
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
@@ -85,56 +87,67 @@ class WeightExchangeExtension:
 
     def genserve_commit(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack."""
-        versions, step = self._genserve, Step.from_wire(wire)
+        versions, step = _changing(self), Step.from_wire(wire)
         return acknowledged(versions.rank, step.nonce, lambda: versions.commit(step.nonce)).to_wire()
 
     def genserve_rollback(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack."""
-        versions, step = self._genserve, Step.from_wire(wire)
+        versions, step = _changing(self), Step.from_wire(wire)
         return acknowledged(versions.rank, step.nonce, lambda: versions.rollback(step.nonce)).to_wire()
 
     def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack."""
-        versions, step = self._genserve, Step.from_wire(wire)
+        versions, step = _changing(self), Step.from_wire(wire)
         return acknowledged(versions.rank, step.nonce, lambda: versions.discard(step.nonce)).to_wire()
 
     def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Sleep -> Ack."""
-        versions, request = self._genserve, Sleep.from_wire(wire)
+        versions, request = _changing(self), Sleep.from_wire(wire)
         return acknowledged(versions.rank, request.nonce, lambda: versions.before_sleep(request.level)).to_wire()
 
     def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack."""
-        return acknowledged(self._genserve.rank, "", self._genserve.after_wake_up).to_wire()
+        versions = _changing(self)
+        return acknowledged(versions.rank, "", versions.after_wake_up).to_wire()
 
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack."""
-        request = Transfer.from_wire(wire)
-        return acknowledged(self._genserve.rank, request.nonce, lambda: transfer(self, request)).to_wire()
+        versions, request = _changing(self), Transfer.from_wire(wire)
+        return acknowledged(versions.rank, request.nonce, lambda: transfer(self, request)).to_wire()
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """AddLora -> AddedLora."""
-        request, unused = AddLora.from_wire(wire), list[str]()
+        versions, request, unused = _changing(self), AddLora.from_wire(wire), list[str]()
 
         def add() -> None:
             lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
             self.add_lora(lora)  # type: ignore[attr-defined]
             unused.extend(without_layer(self, request.lora_id))
 
-        ack = acknowledged(self._genserve.rank, request.nonce, add)
+        ack = acknowledged(versions.rank, request.nonce, add)
         return AddedLora(ack.rank, ack.nonce, ack.error, unused).to_wire()
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """RemoveLora -> Ack."""
-        request = RemoveLora.from_wire(wire)
+        versions, request = _changing(self), RemoveLora.from_wire(wire)
         remove = self.remove_lora  # type: ignore[attr-defined]
-        return acknowledged(self._genserve.rank, request.nonce, lambda: remove(request.lora_id)).to_wire()
+        return acknowledged(versions.rank, request.nonce, lambda: remove(request.lora_id)).to_wire()
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Nothing -> Digests."""
-        versions, found = self._genserve, dict[str, str]()
-        ack = acknowledged(versions.rank, "", lambda: found.update(versions.digests()))
-        return Digests(ack.rank, found, ack.error).to_wire()
+        """ReadDigests -> Digests."""
+        versions, request, began_s = self._genserve, ReadDigests.from_wire(wire), time.perf_counter()
+        found: list[dict[str, str] | None] = []
+        ack = acknowledged(versions.rank, "", lambda: found.append(versions.live_digests.read_on(request.budget_s)))
+        digests = found[0] if found else None
+        spent_s = time.perf_counter() - began_s
+        return Digests(ack.rank, digests or {}, digests is not None, spent_s, ack.error).to_wire()
+
+
+def _changing(worker: WeightExchangeExtension) -> Versions:
+    """For the calls in `CHANGING`: what was read of the live weights is not known any more."""
+    versions = worker._genserve
+    versions.live_digests.forget()
+    return versions
 
 
 # Even before Attach: a daemon may be ended while its engine starts. A process that was spawned does this from its

@@ -20,7 +20,7 @@ from genserve.worker.background import Background
 from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
 from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.contract.runners import runner_of
-from genserve.worker.model.digests import weight_digests
+from genserve.worker.model.digests import Digesting, LiveDigests, digesting
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
 from genserve.worker.update.choice import make_update
@@ -50,6 +50,7 @@ class Versions:
         self._constants = self._update.audit().paths
         self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
+        self.live_digests = LiveDigests(self._digesting)
         # vLLM binds a worker to some of the CPUs that its parent may use.
         self._background = Background(sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus)
         self._fetched: FetchedBytes | None = None
@@ -140,10 +141,10 @@ class Versions:
         if was_prepared:
             self._background.do(self._release)
 
-    def digests(self) -> dict[str, str]:
-        """SHA-256 (hex) of every live weight that pushes exchange, by name. Raises RuntimeError for one that cannot be
-        read."""
-        return weight_digests(self._worker.model_runner.get_model(), self._constants) | self._update.draft_digests()
+    def _digesting(self) -> Digesting:
+        """Reads every live weight that pushes exchange."""
+        served = yield from digesting(self._worker.model_runner.get_model(), self._constants)
+        return served | (yield from self._update.draft_digests())
 
     def before_sleep(self, level: int) -> None:
         """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to

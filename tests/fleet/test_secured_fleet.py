@@ -94,6 +94,7 @@ async def test_each_role_does_its_own_through_the_router(tmp_path: Path) -> None
             for refused in (
                 worker.push_weights(weights(1), version=1),
                 worker.pause(ttl_s=60.0),
+                worker.get_weights(include_digests=True),
                 worker.sleep(),
                 worker.add_replica("127.0.0.1:1"),
                 trainer.remove_replica(fleet.links[0].address),

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +13,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from genserve.security import watched_files
 from genserve.security.roles import METHODS, ROLE_NAMES, Role
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from tests.rpc.guarded import Guarded, guarded
 from tests.rpc.served import weights
 from tests.support.answers import answer_of
-from tests.support.credentials import Callers, one_each
+from tests.support.credentials import one_each
 from tests.support.patience import STEP_S
-from tests.support.scripted_daemon import Daemon, reason_of, serving
+from tests.support.scripted_daemon import reason_of
 
 SERVICES = {
     service.full_name: service
     for file in (generation_pb2, weights_pb2, control_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
-
-
-@dataclass
-class Guarded:
-    """A daemon with a caller for each role."""
-
-    daemon: Daemon
-    callers: Callers
-
-    def client(self, name: str) -> AsyncClient:
-        return AsyncClient(self.daemon.address, token=self.callers.tokens[name])
-
-
-@asynccontextmanager
-async def guarded(directory: Path, **settings: Any) -> AsyncIterator[Guarded]:
-    callers = one_each(directory)
-    async with serving(ServeConfig(port=0, auth_file=callers.auth_file, **settings)) as daemon:
-        yield Guarded(daemon, callers)
 
 
 @pytest.fixture
@@ -109,6 +89,19 @@ async def test_a_refusal_says_who_needs_what(served: Guarded) -> None:
             await client.pause(ttl_s=60.0)
     assert raised.value.metadata["caller"] == "generate"
     assert served.callers.tokens["generate"] not in repr(raised.value)
+
+
+async def test_digests_are_for_those_who_push_or_operate(served: Guarded) -> None:
+    """Every live byte is read for them; the weights' version and manifest are for all. The refusal says so."""
+    for role in ROLE_NAMES:
+        async with served.client(role) as client:
+            assert (await client.get_weights()).weight_version == 0
+            if role != "generate":
+                assert (await client.get_weights(include_digests=True)).digests
+                continue
+            with pytest.raises(PermissionDeniedError, match="include_digests needs the role trainer or operator"):
+                await client.get_weights(include_digests=True)
+            assert served.daemon.engine.calls == []
 
 
 async def test_a_push_of_a_rollout_worker_is_refused_before_its_bytes(served: Guarded) -> None:

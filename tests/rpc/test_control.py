@@ -15,17 +15,14 @@ import genserve
 from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.control.sleep import SleepController
-from genserve.errors import QueueFullError
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
-from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
 from tests.rpc.conftest import busier
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase
-from tests.support.refusals import refuses
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
@@ -193,15 +190,6 @@ async def test_watching_ends_when_the_daemon_has_drained(daemon: Daemon) -> None
     daemon.board.end()
     assert await watch.read() is grpc.aio.EOF
     assert await health.read() is grpc.aio.EOF
-
-
-def test_watchers_are_bounded() -> None:
-    """One more is QUEUE_FULL; one that goes makes room."""
-    watchers = Watchers("the status", limit=2)
-    with watchers.joined(), watchers.joined(), refuses(QueueFullError):
-        watchers.joined().__enter__()
-    with watchers.joined():
-        pass
 
 
 async def test_a_call_with_too_much_metadata_is_refused_and_the_others_go_on(daemon: Daemon) -> None:

@@ -19,8 +19,10 @@ from genserve.config import ServeConfig
 from genserve.flags import flag_of, settings_of
 from genserve.fleet.config import RouteConfig
 from genserve.listen_config import ListenConfig
+from genserve.rpc.reflection import MAX_STREAMS
+from genserve.rpc.watchers import MAX_WATCHERS, budgets
 from genserve.security.access import parse_file
-from genserve.security.roles import METHODS, Role
+from genserve.security.roles import FIELDS, METHODS, Role
 from tests.support.scripted_daemon import Daemon, serving
 
 ROOT = Path(__file__).parents[2]
@@ -91,19 +93,31 @@ def test_the_example_of_a_list_is_valid() -> None:
 
 
 def test_the_table_of_roles_is_that_of_the_code() -> None:
-    """Method by method."""
-    told = {
-        f"/{service.strip('`')}/{method}": {role for role, may in zip(Role, columns, strict=True) if may == "yes"}
-        for service, methods, *columns in rows("Roles")
-        for method in re.findall(r"`(\w+)`", methods)
-    }
+    """Method by method, and the fields that not all who may call a method may set."""
+    told: dict[str, set[Role]] = {}
+    told_of_fields: dict[str, dict[str, set[Role]]] = {}
+    for service, methods, *columns in rows("Roles"):
+        roles = {role for role, may in zip(Role, columns, strict=True) if may == "yes"}
+        names = [f"/{service.strip('`')}/{name}" for name in re.findall(r"`(\w+)`", methods.partition(" with ")[0])]
+        if fields := re.findall(r"`(\w+)`", methods.partition(" with ")[2]):
+            told_of_fields |= {name: dict.fromkeys(fields, roles) for name in names}
+        else:
+            told |= dict.fromkeys(names, roles)
     assert told == METHODS
+    assert told_of_fields == FIELDS
+
+
+def test_the_budgets_of_streams_are_those_of_the_code() -> None:
+    """Of each role, for what it watches and for reflection."""
+    table = PAGE.partition("| callers |")[2].partition("\n\n")[0].splitlines()[2:]
+    told = [tuple(map(int, re.findall(r"\d+", row))) for row in table]
+    assert told == list(zip(budgets(MAX_WATCHERS), budgets(MAX_STREAMS), strict=True))
 
 
 def test_the_limits_are_those_of_the_code() -> None:
     """Each with its default."""
     defaults = {flag_of(each.name): str(each.default) for each in settings_of(ServeConfig) if "max_" in each.name}
-    told = {flag.strip("`"): default for flag, default, _ in rows("Limits")}
+    told = {flag.strip("`"): default for flag, default, _ in rows("Limits") if flag.startswith("`--")}
     assert told == {**defaults, "--max-staging-bytes": "twice the checkpoint + 256 MiB"}
     assert str(RouteConfig().max_message_bytes) in PAGE
 

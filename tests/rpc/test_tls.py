@@ -88,6 +88,9 @@ async def test_a_certificate_has_the_role_of_its_name(authority: Authority, tmp_
             for _ in range(5):
                 with pytest.raises(PermissionDeniedError):
                     await client.push_weights(weights(1), version=1)
+            assert (await client.get_weights()).weight_version == 0
+            with pytest.raises(PermissionDeniedError):
+                await client.get_weights(include_digests=True)
         unlisted = own(authority.issue("one.example"))
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, **unlisted) as client:  # type: ignore[arg-type]
             with refuses(UnauthenticatedError, says="certificate"):

@@ -156,11 +156,11 @@ def loaded_worker(config: Any, checkpoint: Path) -> Any:
 
 def digests_of(worker: Any) -> Digests:
     """Of all live tensors of a worker, those that draft included."""
-    from genserve.worker.model.digests import weight_digests
+    from genserve.worker.model.digests import weight_digests, whole
     from genserve.worker.model.draft import draft_digests, draft_of
 
     draft = draft_of(worker)
-    return weight_digests(worker.model_runner.get_model()) | (draft_digests(draft) if draft is not None else {})
+    return weight_digests(worker.model_runner.get_model()) | (whole(draft_digests(draft)) if draft is not None else {})
 
 
 def _named(kind: Kind, directory: Path) -> Iterator[str]:

@@ -65,7 +65,7 @@ async def describe(checkpoint: str, prompts: list[list[int]], tensor_parallel_si
     daemon = asdict(ProcessIdentity.own())
     attach = {"report_socket": "\0unused", "cpus": sorted(os.sched_getaffinity(0)), "daemon": daemon}
     await llm.collective_rpc("genserve_attach", args=(attach,))
-    digests = await llm.collective_rpc("genserve_digests", args=({},))
+    digests = await llm.collective_rpc("genserve_digests", args=({"budget_s": 3600.0},))
     checksums = await llm.compute_weight_checksums()
     llm.shutdown()
     return {

@@ -24,7 +24,7 @@ from genserve.engine.generation import (
     TextPrompt,
     Usage,
 )
-from genserve.engine.types import Load, WeightDigest
+from genserve.engine.types import Load
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.observed import CallObserver
@@ -144,10 +144,6 @@ class GeneratingEngine(ScriptedEngine):
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return bytes(i for i in token_ids if i or not skip_special_tokens).decode()
-
-    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
-        await self.step("weight_digests", "weight_digests", timeout_s)
-        return [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")]
 
 
 @dataclass

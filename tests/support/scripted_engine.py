@@ -14,6 +14,7 @@ from genserve.engine.protocol import GenerationStream, LoraDirectory
 from genserve.engine.types import (
     MEMORY_TAGS,
     ArenaRef,
+    DigestedWeights,
     EngineInfo,
     KvPolicy,
     Load,
@@ -134,7 +135,8 @@ class ScriptedInterruption:
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
     Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
-    `timeouts_s` has what each step was last given.
+    `timeouts_s` has what each step was last given. A reading of the weights takes `num_unread_parts` parts of `part_s`
+    and a last one.
     `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
@@ -161,6 +163,7 @@ class ScriptedEngine:
         self.hangs: set[str] = set()
         self.gates: dict[str, Gate] = {}
         self.timeouts_s: dict[str, float] = {}
+        self.num_unread_parts, self.part_s = 0, 0.0
         self.interruption = ScriptedInterruption()
         self._committing = False
 
@@ -294,8 +297,12 @@ class ScriptedEngine:
     async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
         return frozenset()
 
-    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
-        raise NotImplementedError
+    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
+        await self.step("weight_digests", "weight_digests", timeout_s)
+        if self.num_unread_parts:
+            self.num_unread_parts -= 1
+            return DigestedWeights(None, self.part_s)
+        return DigestedWeights([WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], self.part_s)
 
 
 def _names(tags: Set[SleepTag]) -> str:

@@ -162,7 +162,7 @@ export class StagingFullError extends GenserveError {
   static override readonly reason = "STAGING_FULL";
 }
 
-/** Too many requests are waiting. */
+/** Too many requests wait, or too many streams watch. */
 export class QueueFullError extends GenserveError {
   static override readonly reason = "QUEUE_FULL";
 }

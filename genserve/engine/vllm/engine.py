@@ -15,6 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.engine.types import (
     ArenaRef,
+    DigestedWeights,
     EngineInfo,
     KvPolicy,
     Load,
@@ -22,7 +23,6 @@ from genserve.engine.types import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    WeightDigest,
 )
 from genserve.engine.vllm.activity import Processes
 from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
@@ -319,6 +319,6 @@ class VllmEngine:
         """The names of those tensors that no rank loads."""
         return await self._weights.unused_tensors(tensors, timeout_s)
 
-    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
-        """Digests of every live tensor on every rank."""
+    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
+        """Reads on in the live weights."""
         return await self._weights.digests(timeout_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.types import ArenaRef, WeightDigest
+from genserve.engine.types import ArenaRef, DigestedWeights, WeightDigest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
@@ -22,12 +22,25 @@ from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, 
 from genserve.memory.host import ProcessIdentity
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
-from genserve.worker.contract.calls import Attach, Attached, Described, Digests, Fetch, Prepare, Sleep, Step, Unused
+from genserve.worker.contract.calls import (
+    Attach,
+    Attached,
+    Described,
+    Digests,
+    Fetch,
+    Prepare,
+    ReadDigests,
+    Sleep,
+    Step,
+    Unused,
+)
 from genserve.worker.contract.runners import runner_of
 
 log = logging.getLogger(__name__)
 
 _ROLLBACK_TIMEOUT_S = 30.0
+# How long each part of a reading keeps the engine from its next step.
+_READING_S = 0.01
 GRACE_S = 10.0
 """A rank that is late by less than this is waited for; one that hangs for longer is given up."""
 
@@ -45,6 +58,8 @@ class LiveWeights:
         self._address = address
         self._caller = asdict(peers)
         self._can_roll_back = True
+        self._digests: tuple[int, Sequence[WeightDigest]] | None = None
+        """Those of the live weights, after so many changes."""
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
@@ -200,13 +215,23 @@ class LiveWeights:
         """Frees the version that is not live."""
         await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
 
-    async def digests(self, timeout_s: float) -> list[WeightDigest]:
-        """Digests of every live tensor."""
-        answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
+    async def digests(self, timeout_s: float) -> DigestedWeights:
+        """Reads on in the live weights of every rank. Workers answer in the order of calls: when all have read
+        everything, all have read the same version."""
+        if self._digests is not None and self._digests[0] == self._workers.num_changes:
+            return DigestedWeights(self._digests[1], 0.0)
+        of_change, read_on = self._workers.num_changes, ReadDigests(_READING_S).to_wire()
+        wires = await self._workers.call("genserve_digests", read_on, timeout_s=timeout_s)
+        answers = [Digests.from_wire(wire) for wire in wires]
         for answer in answers:
             if answer.error:
                 raise GenserveError(f"{answer.rank} could not read its weights: {answer.error}")
-        return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+        spent_s = max(answer.spent_s for answer in answers)
+        if not all(answer.done for answer in answers):
+            return DigestedWeights(None, spent_s)
+        found = [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+        self._digests = of_change, found
+        return DigestedWeights(found, spent_s)
 
 
 def _by_host(attached: Sequence[Attached]) -> dict[str, list[str]]:

@@ -36,7 +36,7 @@ class FleetControl(ControlServiceServicer):
         self._stop = stop
         self._fleet = router.fleet
         self._pauses = FleetPauses(router.fleet)
-        self._watchers = Watchers("the status")
+        self._watchers = Watchers("the status", "end some that nobody reads, or ask GetStatus from time to time")
 
     async def Pause(
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"

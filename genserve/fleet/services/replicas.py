@@ -33,7 +33,7 @@ class FleetReplicas(FleetServiceServicer):
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._watchers = Watchers("the replicas")
+        self._watchers = Watchers("the replicas", "end some that nobody reads, or ask ListReplicas from time to time")
         self._told = fleet_pb2.WatchReplicasResponse()
         self._told_before: asyncio.Event | None = None  # the change that would make it old
         self._told_at_s = 0.0

@@ -17,7 +17,7 @@ class State(enum.Enum):
     PREPARED = "the version is built beside the live one and waits for a commit"
     APPLYING = "generation is stopped while the workers exchange the weights"
     APPLIED = "the version is served"
-    FAILED = "applying failed, nothing changed, and the bytes are still here"
+    FAILED = "applying failed or was refused, nothing changed, and the bytes are here until they are in the way"
     GONE = "the bytes were freed"
 
 
@@ -44,6 +44,7 @@ TRANSITIONS: Mapping[tuple[str, State], State] = {
     ("applied", State.PREPARING): State.APPLIED,  # an adapter: nothing is paused
     ("applied", State.APPLYING): State.APPLIED,
     ("failed", State.CHECKING): State.FAILED,
+    ("failed", State.STAGED): State.FAILED,  # refused before anything was tried, and nobody asked to keep it
     ("failed", State.PREPARING): State.FAILED,
     ("failed", State.APPLYING): State.FAILED,
     # Discarded, expired, in conflict with itself, or removed for another push.

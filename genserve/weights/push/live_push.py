@@ -57,6 +57,8 @@ class LivePush:
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
+        self.is_to_wait = False
+        """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.is_checked = False
@@ -131,8 +133,9 @@ class LivePush:
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
         PushConflictError for a stream of another attempt than the one that is here.
         """
-        if self.lifecycle.is_busy or self._is_prepared_by(header):
-            return self.attempt  # its bytes are compared, and it gets the outcome
+        asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
+        if self.lifecycle.is_busy or (asks_again and self.lifecycle.state is State.PREPARED):
+            return self.attempt  # its bytes are compared, and it gets the outcome, or what it was told before
         if self.attempt.is_live:
             if self.meets_other(header):
                 raise PushConflictError(
@@ -146,11 +149,6 @@ class LivePush:
             self.staging.begin_anew()
         self._begin(header)
         return self.attempt
-
-    def _is_prepared_by(self, header: PushHeader) -> bool:
-        """Whether the header asks again for what its attempt was told."""
-        asks = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
-        return asks and self.lifecycle.state is State.PREPARED
 
     @property
     def may_conflict(self) -> bool:
@@ -246,6 +244,7 @@ class LivePush:
         """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
+        self.is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
 
     def unprepare(self) -> None:
         """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
@@ -265,9 +264,11 @@ class LivePush:
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Nothing changed, and the bytes stay."""
-        self.lifecycle.failed()
-        self.issues = (PushIssue("", str(error)),)
+        """Nothing changed. The bytes of a push that was sent to wait for a commit wait on, if nothing was tried; others
+        are kept only until they are in the way."""
+        if self.lifecycle.is_busy or not self.is_to_wait:
+            self.lifecycle.failed()
+            self.issues = (PushIssue("", str(error)),)
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""

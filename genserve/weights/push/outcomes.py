@@ -2,9 +2,9 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from genserve.errors import PushConflictError
 from genserve.tensors.manifest import PushIssue
@@ -12,7 +12,7 @@ from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.measures import PushMeasures
 from genserve.weights.push.staging import check_crc32c, check_range
-from genserve.weights.push.types import LoraAdapter, PushHeader, PushIdentity, PushOutcome, PushState
+from genserve.weights.push.types import LoraAdapter, PushHeader, PushIdentity, PushKind, PushOutcome, PushState
 from genserve.weights.resident import ResidentStore, ResidentVersion
 
 _NUM_REMEMBERED = 64
@@ -63,6 +63,35 @@ class RefusedPush:
     due_s: float
 
 
+class _Latest(Generic[T]):
+    """The latest records by push id, of each kind of push for itself: adapters, which may be pushed much more often, do
+    not push out what is known of the weights that are served."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[PushKind, OrderedDict[str, T]] = {kind: OrderedDict() for kind in PushKind}
+
+    def get(self, push_id: str) -> T | None:
+        """The record of this id."""
+        return next((records[push_id] for records in self._by_kind.values() if push_id in records), None)
+
+    def add(self, kind: PushKind, push_id: str, record: T) -> None:
+        """A new record, which replaces one of this id."""
+        self.forget(push_id)
+        records = self._by_kind[kind]
+        records[push_id] = record
+        if len(records) > _NUM_REMEMBERED:
+            records.popitem(last=False)
+
+    def forget(self, push_id: str) -> None:
+        """Removes the record of this id, if there is one."""
+        for records in self._by_kind.values():
+            records.pop(push_id, None)
+
+    def of_kind(self, kind: PushKind) -> Iterable[T]:
+        """The records of a kind, the latest last."""
+        return self._by_kind[kind].values()
+
+
 class Outcomes:
     """The latest outcomes by push id. `resident` has the bytes of the served version. `clock` gives monotonic
     seconds."""
@@ -72,8 +101,8 @@ class Outcomes:
         self._clock = clock
         self.measures = PushMeasures()
         """The same as numbers."""
-        self._applied: OrderedDict[str, AppliedPush] = OrderedDict()
-        self._refused: OrderedDict[str, RefusedPush] = OrderedDict()
+        self._applied = _Latest[AppliedPush]()
+        self._refused = _Latest[RefusedPush]()
 
     def applied(self, push_id: str) -> AppliedPush | None:
         """The applied push with this id."""
@@ -97,7 +126,8 @@ class Outcomes:
         if applied.compare(self._resident, offset, data) or (attempt and attempt == applied.attempt):
             return
         lora = applied.identity.lora
-        alike = [each for each in self._applied.values() if _target(each.identity.lora) == _target(lora)]
+        same_kind = self._applied.of_kind(PushKind.of(lora))
+        alike = [each for each in same_kind if _target(each.identity.lora) == _target(lora)]
         if alike and alike[-1] is applied:
             push_id = applied.outcome.push.push_id
             raise PushConflictError(
@@ -110,7 +140,7 @@ class Outcomes:
         """The push with this id that was refused for good."""
         refused = self._refused.get(push_id)
         if refused is not None and self._clock() >= refused.due_s:
-            del self._refused[push_id]
+            self._refused.forget(push_id)
             return None
         return refused
 
@@ -130,12 +160,12 @@ class Outcomes:
 
     def add_applied(self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None) -> AppliedPush:
         """Records an applied push."""
-        self._refused.pop(push.push_id, None)
+        self._refused.forget(push.push_id)
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
         answer = replace(outcome, applied=None if outcome.applied is None else replace(outcome.applied))
         record = AppliedPush(push.identity, push.attempt.name, answer, outcome, known)
-        _remember(self._applied, push.push_id, record)
+        self._applied.add(PushKind.of(push.identity.lora), push.push_id, record)
         return record
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:
@@ -145,21 +175,15 @@ class Outcomes:
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s
         refused = RefusedPush(push.attempt.name, PushOutcome(report), error.again(), due_s)
-        _remember(self._refused, push.push_id, refused)
+        self._refused.add(PushKind.of(push.identity.lora), push.push_id, refused)
 
     def forget_refused(self, push_id: str) -> PushOutcome | None:
         """Makes the id free again, and returns what was refused under it."""
         refused = self.refused(push_id)
         if refused is None:
             return None
-        del self._refused[push_id]
+        self._refused.forget(push_id)
         return refused.outcome
-
-
-def _remember(records: "OrderedDict[str, T]", push_id: str, record: T) -> None:
-    records[push_id] = record
-    if len(records) > _NUM_REMEMBERED:
-        records.popitem(last=False)
 
 
 def _target(lora: LoraAdapter | None) -> str:

@@ -39,6 +39,11 @@ class PushKind(enum.Enum):
     LORA = "lora"
     TRANSFER = "transfer"
 
+    @classmethod
+    def of(cls, lora: "LoraAdapter | None") -> "PushKind":
+        """The kind of a push of weights (None) or of an adapter."""
+        return cls.WEIGHTS if lora is None else cls.LORA
+
 
 class PushState(enum.Enum):
     """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
@@ -117,7 +122,7 @@ class PushHeader:
     @property
     def kind(self) -> PushKind:
         """What it replaces."""
-        return PushKind.WEIGHTS if self.lora is None else PushKind.LORA
+        return PushKind.of(self.lora)
 
     @property
     def replaces_weights(self) -> bool:

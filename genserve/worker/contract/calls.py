@@ -5,7 +5,7 @@ Messages are msgpack: plain dictionaries, converted from and to these classes at
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 
 class _Message:
@@ -170,12 +170,33 @@ class Progress(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadDigests(_Message):
+    """Has a worker read on in its live tensors for about `budget_s`."""
+
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Digests(_Message):
-    """SHA-256 (hex) of a worker's live tensors, by name. `error` is empty on success."""
+    """SHA-256 (hex) of a worker's live tensors, by name; nothing before all are read (`done`). `spent_s`: how long it
+    read, which is how long it kept the engine from its next step. `error` is empty on success."""
 
     rank: str
     tensors: Mapping[str, str]
+    done: bool = True
+    spent_s: float = 0.0
     error: str = ""
+
+
+CHANGING: Final = frozenset(
+    f"genserve_{call}"
+    for call in (
+        *("prepare", "commit", "rollback", "discard", "sleep", "wake", "transfer"),
+        *("add_lora", "remove_lora"),
+    )
+)
+"""The methods after which other weights or adapters are live, or by a fault could be: the live weights are read again
+before anybody is told what they are."""
 
 
 class WeightWorker(Protocol):
@@ -227,4 +248,5 @@ class WeightWorker(Protocol):
         """RemoveLora -> Ack. Does nothing for an unknown adapter."""
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Nothing -> Digests. Reads every live byte: takes seconds, and nothing is scheduled meanwhile."""
+        """ReadDigests -> Digests. Nothing is scheduled meanwhile, so it is asked again and again until every live byte
+        is read. What was read is forgotten at each call in `CHANGING`."""

@@ -12,7 +12,7 @@ from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 
 from genserve.worker.contract.drafting import drafts_with_served_checkpoint
-from genserve.worker.model.digests import weight_digests
+from genserve.worker.model.digests import Digesting, digesting
 from genserve.worker.model.tree import held_by, holdings, modules_by_name
 
 PREFIX = "draft."
@@ -52,11 +52,10 @@ def draft_of(worker: Any) -> Draft | None:
     return Draft(found, runner.get_model(), config, speculative.draft_model_config)
 
 
-def draft_digests(draft: Draft, constants: Collection[str] = ()) -> dict[str, str]:
-    """SHA-256 (hex) of the drafting model's own weights, by a name that begins with `draft.`. `constants` as for
-    `weight_digests`."""
+def draft_digests(draft: Draft, constants: Collection[str] = ()) -> Digesting:
+    """Reads the drafting model's own weights, by names that begin with `draft.`. `constants` as for `digesting`."""
     shared = shared_names(draft)
-    found = weight_digests(draft.model, constants)
+    found = yield from digesting(draft.model, constants)
     return {f"{PREFIX}{name}": digest for name, digest in found.items() if not is_within(name, shared)}
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from genserve.worker.model.audit import Constants, audit
+from genserve.worker.model.digests import Digesting
 from genserve.worker.model.made_since import MadeSince
 from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
@@ -119,8 +120,9 @@ class BesideUpdate:
         if exchanged is not None:
             exchanged.free()
 
-    def draft_digests(self) -> dict[str, str]:
+    def draft_digests(self) -> Digesting:
         """None: what drafts has an update of its own."""
+        yield from ()
         return {}
 
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:

@@ -15,6 +15,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from genserve.worker.model.audit import Constants
+from genserve.worker.model.digests import Digesting
 from genserve.worker.model.draft import Draft, draft_digests, draft_of, is_within, shared_names
 from genserve.worker.model.tree import Holding, holdings
 from genserve.worker.update.beside import BesideUpdate
@@ -93,7 +94,7 @@ class DraftUpdate(BesideUpdate):
         if self._exchange is not None:
             super().commit()
 
-    def draft_digests(self) -> dict[str, str]:
+    def draft_digests(self) -> Digesting:
         """As of any update."""
         return draft_digests(self._draft, self._constants)
 
@@ -176,6 +177,6 @@ class WithDraft:
         self._served.discard()
         self._draft.discard()
 
-    def draft_digests(self) -> dict[str, str]:
+    def draft_digests(self) -> Digesting:
         """The digests of the draft model."""
         return self._draft.draft_digests()

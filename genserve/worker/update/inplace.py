@@ -20,6 +20,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from genserve.worker.model.audit import Constants, audit
+from genserve.worker.model.digests import Digesting
 from genserve.worker.model.tree import Holding, holdings, owners
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
@@ -119,8 +120,9 @@ class InPlaceUpdate:
         """Forgets the prepared version."""
         self._tensors, self._began = None, False
 
-    def draft_digests(self) -> dict[str, str]:
+    def draft_digests(self) -> Digesting:
         """None: what drafts has an update of its own."""
+        yield from ()
         return {}
 
     def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:

@@ -9,6 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from genserve.worker.model.audit import Constants
+    from genserve.worker.model.digests import Digesting
 
 Reserving: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Allocates memory of the device that is needed at the same time, and frees it when the block ends."""
@@ -49,8 +50,8 @@ class Update(Protocol):
     def discard(self) -> None:
         """Frees the prepared version, or the one that a commit replaced."""
 
-    def draft_digests(self) -> dict[str, str]:
-        """SHA-256 (hex) of the weights that draft, by name, if this update exchanges them; else nothing."""
+    def draft_digests(self) -> "Digesting":
+        """Reads the weights that draft, if this update exchanges them; else nothing."""
 
 
 class ServedUpdate(Update, Protocol):

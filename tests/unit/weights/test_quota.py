@@ -25,6 +25,7 @@ def push(
     is_held: bool = False,
     push_id: str = "p1",
     preemptible: bool = False,
+    is_to_wait: bool = True,
 ) -> Any:
     """One that is here already; its arena may have less than the push needs in the end."""
     return SimpleNamespace(
@@ -32,6 +33,7 @@ def push(
         header=SimpleNamespace(preemptible=preemptible),
         size_bytes=size_bytes,
         is_held=is_held,
+        is_to_wait=is_to_wait,
         lifecycle=SimpleNamespace(state=state),
         arena=SimpleNamespace(size_bytes=arena_bytes or size_bytes),
         in_progress=lambda: ApplyInProgressError("another one"),
@@ -107,10 +109,11 @@ def test_what_can_never_fit_is_refused() -> None:
 
 
 def test_pushes_that_nobody_sends_and_nobody_committed_give_way(required: list[tuple[int, int]]) -> None:
-    """Whether they lack bytes or have failed. What they have taken of the machine is free then."""
-    idle = (push(50, State.RECEIVING, arena_bytes=30), push(60, State.FAILED))
+    """Whether they lack bytes, have failed, or were sent to be applied. What they have taken of the machine is free
+    then."""
+    idle = (push(50, State.RECEIVING, arena_bytes=30), push(60, State.FAILED), push(70, is_to_wait=False))
     assert planned(90, push(10), *idle, kept=resident(spare_bytes=7)) == Evictions(idle)
-    assert required == [(90, 30 + 60 + 7)]
+    assert required == [(90, 30 + 60 + 70 + 7)]
 
 
 @pytest.mark.parametrize("state", [State.STAGED, State.PREPARED])

@@ -57,10 +57,10 @@ def applied(outcomes: Outcomes, push_id: str, attempt: str = "a", lora: LoraAdap
     return outcome
 
 
-def refused(outcomes: Outcomes, push_id: str, attempt: str = "a") -> PushConflictError:
+def refused(outcomes: Outcomes, push_id: str, attempt: str = "a", lora: LoraAdapter | None = None) -> PushConflictError:
     """One more is."""
     error = PushConflictError(f"{push_id} is in conflict with itself")
-    outcomes.add_refused(push(push_id, attempt), error)
+    outcomes.add_refused(push(push_id, attempt, lora), error)
     return error
 
 
@@ -78,6 +78,19 @@ def test_the_latest_outcomes_are_remembered(outcomes: Outcomes) -> None:
     refused(outcomes, "worst")
     assert outcomes.applied("first") is None and outcomes.refused("wrong") is None
     assert outcomes.applied("p0") is not None and outcomes.refused("w0") is not None
+
+
+@pytest.mark.parametrize("lora", [None, LoraAdapter("policy", "{}")])
+def test_weights_and_adapters_are_remembered_apart(outcomes: Outcomes, lora: LoraAdapter | None) -> None:
+    """However many of the other kind come: a trainer asks again for the version that is served."""
+    others = None if lora is not None else LoraAdapter("policy", "{}")
+    applied(outcomes, "served", lora=lora)
+    refused(outcomes, "wrong", lora=lora)
+    for number in range(2 * NUM_REMEMBERED):
+        applied(outcomes, f"p{number}", lora=others)
+        refused(outcomes, f"w{number}", lora=others)
+    assert outcomes.applied("served") is not None and outcomes.refused("wrong") is not None
+    assert outcomes.applied("p0") is None and outcomes.refused("w0") is None
 
 
 @pytest.mark.parametrize("later_s", [0.0, 60.0])

@@ -3529,7 +3529,7 @@ export const ControlServiceService = {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchStatus: {
     path: "/genserve.v1.ControlService/WatchStatus" as const,
@@ -3667,7 +3667,7 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchStatus: handleServerStreamingCall<WatchStatusRequest, WatchStatusResponse>;
   /** What the daemon serves and can do. */
@@ -3788,7 +3788,7 @@ export interface ControlServiceClient extends Client {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchStatus(request: WatchStatusRequest, options?: Partial<CallOptions>): ClientReadableStream<WatchStatusResponse>;
   watchStatus(

@@ -994,7 +994,7 @@ export const FleetServiceService = {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchReplicas: {
     path: "/genserve.v1.FleetService/WatchReplicas" as const,
@@ -1058,7 +1058,7 @@ export interface FleetServiceServer extends UntypedServiceImplementation {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchReplicas: handleServerStreamingCall<WatchReplicasRequest, WatchReplicasResponse>;
   /**
@@ -1101,7 +1101,7 @@ export interface FleetServiceClient extends Client {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch.
    */
   watchReplicas(
     request: WatchReplicasRequest,

@@ -539,7 +539,10 @@ export interface DiscardPushResponse {
 
 /** What to report about the weights. */
 export interface GetWeightsRequest {
-  /** Adds digests of every live tensor on every rank. Takes seconds: every byte is read. */
+  /**
+   * Adds digests of every live tensor on every rank; not for the role generate. Takes seconds or, beside requests, a
+   * minute: every byte is read between steps, once for all who ask, and again after a push, an adapter or a sleep.
+   */
   includeDigests: boolean;
   /** Leaves the manifest out, which is large. */
   omitManifest: boolean;
@@ -4541,7 +4544,8 @@ export const WeightServiceService = {
   /**
    * The version that is served, its tensors and, on request, digests of the live weights.
    *
-   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   * Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+   * weights are not there.
    */
   getWeights: {
     path: "/genserve.v1.WeightService/GetWeights" as const,
@@ -4677,7 +4681,8 @@ export interface WeightServiceServer extends UntypedServiceImplementation {
   /**
    * The version that is served, its tensors and, on request, digests of the live weights.
    *
-   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   * Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+   * weights are not there.
    */
   getWeights: handleUnaryCall<GetWeightsRequest, GetWeightsResponse>;
   /**
@@ -4829,7 +4834,8 @@ export interface WeightServiceClient extends Client {
   /**
    * The version that is served, its tensors and, on request, digests of the live weights.
    *
-   * Errors: with digests ENGINE_SLEEPING or ENGINE_TAINTED while the weights are not there.
+   * Errors: with digests PERMISSION_DENIED for the role generate, and ENGINE_SLEEPING or ENGINE_TAINTED while the
+   * weights are not there.
    */
   getWeights(
     request: GetWeightsRequest,

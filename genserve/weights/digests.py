@@ -1,0 +1,91 @@
+"""Digests of the live weights, for all who ask for them.
+
+Every byte is read for them, so it is done once for a version, a moment at a time, and for one reading at a time: steps
+go on in between, and so do pushes and pauses.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_whole
+from genserve.control.state import StateBoard
+from genserve.engine.protocol import Engine
+from genserve.engine.types import WeightDigest
+from genserve.errors import DeadlineError
+
+DIGESTS_TIMEOUT_S: Final = 300.0
+_STEPS_PER_PART: Final = 9.0
+"""How much longer steps run than the part of a reading before them took, while requests wait for them."""
+_INTERVAL_S: Final = 0.1
+"""How long a reading begins after the last one while requests run: an answer that is known costs time of this process,
+in which tokens pass, and whoever asks in a loop asks at once again."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One reading, and how many wait for it."""
+
+    task: asyncio.Task[tuple[int, Sequence[WeightDigest]]]
+    num_waiting: int = 0
+
+
+class LiveDigests:
+    """Reads the live weights while somebody waits for it."""
+
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard) -> None:
+        self._engine = engine
+        self._pauses = pauses
+        self._board = board
+        self._reading: _Reading | None = None
+        self._read_at_s = -math.inf
+
+    async def read(self) -> tuple[int, Sequence[WeightDigest]]:
+        """The version that is live, and its digests: of every tensor on every rank. Waits for a reading that has begun,
+        or begins one, which ends early when nobody waits for it any more.
+
+        Raises DeadlineError after `DIGESTS_TIMEOUT_S`, also where pushes came faster than they could be read, and
+        EngineSleepingError, EngineTaintedError, EngineDeadError and DrainingError.
+        """
+        if self._reading is None or self._reading.task.done():
+            self._reading = _Reading(asyncio.create_task(self._read(), name="digests of the live weights"))
+        reading = self._reading
+        reading.num_waiting += 1
+        try:
+            async with asyncio.timeout(DIGESTS_TIMEOUT_S):
+                return await asyncio.shield(reading.task)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the live weights were not read within {DIGESTS_TIMEOUT_S:g} s: many requests run, or they changed "
+                "before they were read; ask again when fewer run, or between pushes"
+            ) from None
+        finally:
+            reading.num_waiting -= 1
+            if not reading.num_waiting:
+                reading.task.cancel()
+                if self._reading is reading:
+                    self._reading = None
+
+    async def _read(self) -> tuple[int, Sequence[WeightDigest]]:
+        wait_s = self._read_at_s + _INTERVAL_S - time.monotonic()
+        while True:
+            if wait_s > 0 and self._steps_run:
+                await asyncio.sleep(wait_s)
+            # A commit that waited for it for long would look as if it hangs; nothing that changes weights may come
+            # between the last part and the version.
+            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
+                check_whole(self._board.asleep.weights_lost)
+                part = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
+                if part.digests is not None:
+                    self._read_at_s = time.monotonic()
+                    return self._engine.weight_version, part.digests
+            wait_s = _STEPS_PER_PART * part.spent_s
+            await asyncio.sleep(0)
+
+    @property
+    def _steps_run(self) -> bool:
+        return self._engine.load().running > 0 and not self._pauses.standstill.is_on
