@@ -89,7 +89,7 @@ class GenerateMany(Generic[UpstreamT]):
         forwarded = begun.forwarded
         request_id = forwarded.request_id
         if request_id in self._requests:
-            await self._tell([Failure(request_id, RequestIdInUseError(f"request {request_id!r} is already running"))])
+            await self._tell([Failure(request_id, RequestIdInUseError.of(request_id))])
             return
         attempts = Attempts(self._fleet, forwarded.request, self._caller.remaining_s())
         running = Running(forwarded, attempts, begun.data)
