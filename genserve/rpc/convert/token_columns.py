@@ -14,9 +14,6 @@ MAX_FIRST_SLOT: Final = (1 << 32) - SLOTS_PER_CALL
 """A slot is a uint32."""
 _MAX_DIGITS: Final = 10
 
-_VALUES_PER_ROW = 8
-"""The cost of a row besides its tokens, characters and log-probabilities, in those."""
-
 _Kind = tuple[int, int, bool]
 """What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
 
@@ -64,19 +61,21 @@ class ColumnsOfStep:
     def __init__(self) -> None:
         self._by_kind: dict[_Kind, _Columns] = {}
 
-    def add(self, slots: Sequence[int], update: GenerationUpdate) -> int:
-        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns the number of
-        values in them; 0, and adds nothing, if columns cannot say what the update says."""
+    def add(self, slots: Sequence[int], update: GenerationUpdate) -> bool:
+        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns False, and
+        adds nothing, if columns cannot say what the update says."""
         outputs = update.outputs
         if update.prompt is not None or update.usage is not None or not outputs:
-            return 0
+            return False
         kind = _kind(outputs[0])
         if kind is None or (len(outputs) > 1 and any(_kind(delta) != kind for delta in outputs)):
-            return 0
+            return False
         columns = self._by_kind.get(kind)
         if columns is None:
             columns = self._by_kind[kind] = _Columns()
-        return sum([columns.add(slots[delta.index], delta) for delta in outputs])
+        for delta in outputs:
+            columns.add(slots[delta.index], delta)
+        return True
 
     def fill(self, response: generation_pb2.GenerateManyResponse) -> None:
         """Adds the rows to a message."""
@@ -113,22 +112,19 @@ class _Columns:
         self.top_ids: list[int] = []
         self.top_values: list[float] = []
 
-    def add(self, slot: int, delta: SequenceDelta) -> int:
-        """Adds a row, and returns the number of its values."""
+    def add(self, slot: int, delta: SequenceDelta) -> None:
+        """Adds a row."""
         _, start, end = delta.weight_spans[0]
         self.slots.append(slot)
         self.num_tokens.append(end - start)
         self.token_ids += delta.token_ids
         self.texts.append(delta.text)
-        num_values = _VALUES_PER_ROW + end - start + len(delta.text)
         logprobs = delta.logprobs
         if logprobs is not None:
             self.sampled += logprobs.sampled
             self.ranks += logprobs.ranks
             self.top_ids += logprobs.token_ids
             self.top_values += logprobs.values
-            num_values += end - start + len(logprobs.values)
-        return num_values
 
     def fill(self, message: generation_pb2.TokenColumns, version: int, width: int) -> None:
         message.slots.extend(self.slots)
