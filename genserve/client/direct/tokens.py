@@ -33,19 +33,19 @@ class DirectTokens:
         me = weakref.ref(self)  # the connection is there for as long as it is watched: it must not keep this alive
         connection.on_close(lambda: None if (tokens := me()) is None else tokens.stop())
 
-    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> DirectGenerate:
-        """Begins a call of Generate."""
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[DirectGenerate, str]:
+        """Begins a call of Generate. Its errors name the replica."""
         self._watch()
         call = DirectGenerate(self, request, timeout_s)
         self._calls.add(call)
-        return call
+        return call, self._connection.target
 
-    def generate_many(self, timeout_s: float | None) -> DirectGenerateMany:
-        """Begins a call of GenerateMany."""
+    def generate_many(self, timeout_s: float | None) -> tuple[DirectGenerateMany, str]:
+        """Begins a call of GenerateMany. Its errors name the replica."""
         self._watch()
         call = DirectGenerateMany(self, timeout_s)
         self._calls.add(call)
-        return call
+        return call, self._connection.target
 
     async def find(self) -> None:
         """Returns when the replicas are known, as far as they can be."""
