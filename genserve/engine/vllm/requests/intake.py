@@ -45,6 +45,7 @@ class Intake:
             llm.get_tokenizer(),
             info.max_model_len,
             info.max_request_bytes,
+            vocab_size=info.vocab_size,
             trust_templates=limits.trust_request_chat_template,
         )
         # More sequences than vLLM's own queue takes would always be refused.
