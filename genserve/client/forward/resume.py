@@ -68,6 +68,11 @@ class Resumption:
         self._offset = 0
 
     @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self._message.request_id
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that were delivered."""
         return len(self._token_ids)
