@@ -63,7 +63,7 @@ class ColumnsOfStep:
 
     def add(self, slots: Sequence[int], update: GenerationUpdate) -> bool:
         """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns False, and
-        adds nothing, if columns cannot say what the update says."""
+        adds nothing, if columns cannot say what the update says. Adds nothing either if it raises."""
         outputs = update.outputs
         if update.prompt is not None or update.usage is not None or not outputs:
             return False
@@ -73,14 +73,30 @@ class ColumnsOfStep:
         columns = self._by_kind.get(kind)
         if columns is None:
             columns = self._by_kind[kind] = _Columns()
-        for delta in outputs:
-            columns.add(slots[delta.index], delta)
+        num_rows = len(columns.slots)
+        try:
+            for delta in outputs:
+                columns.add(slots[delta.index], delta)
+        except BaseException:
+            self._by_kind[kind] = columns.between(0, num_rows, kind)
+            raise
         return True
 
-    def fill(self, response: generation_pb2.GenerateManyResponse) -> None:
-        """Adds the rows to a message."""
-        for (version, width, _), columns in self._by_kind.items():
-            columns.fill(response.columns.add(), version, width)
+    def fill(self, response: generation_pb2.GenerateManyResponse) -> list[tuple[int, Exception]]:
+        """Adds the rows to a message. Returns the slots of those that no message can have, with their errors."""
+        failures: list[tuple[int, Exception]] = []
+        for kind, columns in self._by_kind.items():
+            try:
+                columns.fill(response.columns.add(), kind)
+            except Exception:
+                del response.columns[-1]
+                for number, slot in enumerate(columns.slots):  # which row it was: each by itself
+                    try:
+                        columns.between(number, number + 1, kind).fill(response.columns.add(), kind)
+                    except Exception as error:
+                        del response.columns[-1]
+                        failures.append((slot, error))
+        return failures
 
 
 def _kind(delta: SequenceDelta) -> _Kind | None:
@@ -126,7 +142,25 @@ class _Columns:
             self.top_ids += logprobs.token_ids
             self.top_values += logprobs.values
 
-    def fill(self, message: generation_pb2.TokenColumns, version: int, width: int) -> None:
+    def between(self, first: int, last: int, kind: _Kind) -> "_Columns":
+        """The rows [first, last)."""
+        _, width, has_token_ids = kind
+        start, end = sum(self.num_tokens[:first]), sum(self.num_tokens[:last])
+        rows = _Columns()
+        rows.slots = self.slots[first:last]
+        rows.num_tokens = self.num_tokens[first:last]
+        rows.texts = self.texts[first:last]
+        if has_token_ids:
+            rows.token_ids = self.token_ids[start:end]
+        if width >= 0:
+            rows.sampled = self.sampled[start:end]
+            rows.ranks = self.ranks[start:end]
+            rows.top_ids = self.top_ids[width * start : width * end]
+            rows.top_values = self.top_values[width * start : width * end]
+        return rows
+
+    def fill(self, message: generation_pb2.TokenColumns, kind: _Kind) -> None:
+        version, width, _ = kind
         message.slots.extend(self.slots)
         message.weight_version = version
         if self.num_tokens.count(1) != len(self.num_tokens):

@@ -19,7 +19,7 @@ from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.token_columns import Slots
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error
-from genserve.rpc.streams.next_message import METHOD, NextMessage, Running
+from genserve.rpc.streams.next_message import MAX_VALUES, METHOD, NextMessage, Running
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 
@@ -203,12 +203,12 @@ class GenerateMany:
             message.refuse(*self._refused.popleft())
         self._room.set()
         unfinished: list[Running] = []
-        while self._ready and not message.is_full:
+        while self._ready and message.num_values < MAX_VALUES:
             running = self._ready.popleft()
-            if self._running.get(running.stream.request_id) is not running:
-                continue  # it has failed here
+            if running.has_failed:
+                continue
             message.add(running)
-            if running.has_ended:
+            if running.stream.is_finished and not running.parts:
                 self._forget(running)
             elif running.parts is not None:
                 unfinished.append(running)

@@ -22,7 +22,7 @@ METHOD: Final = "GenerateMany"
 # Of the values that dominate a message (tokens, alternatives, characters). A message that is not full takes one part of
 # an update more at most, so none comes near the 4 MiB that clients take by default. What is left over goes with the
 # next message, at once.
-_MAX_VALUES: Final = 1 << 17
+MAX_VALUES: Final = 1 << 17
 # The cost of an item besides its values, in time: building a message of thousands of items would block the loop.
 _VALUES_PER_ITEM: Final = 128
 _VALUES_PER_ROW: Final = 8
@@ -39,26 +39,19 @@ class Running:
     num_slots: int
     slots: list[int] | None = None
     parts: deque[GenerationUpdate] | None = None
+    has_failed: bool = False
 
-    def take(self) -> tuple[GenerationUpdate, int] | None:
-        """The next update of the stream, or the next part of one, with the number of its values. Raises the error that
-        ended the request."""
+    def take(self) -> GenerationUpdate | None:
+        """The next update of the stream, or the next part of one. Raises the error that ended the request."""
         if self.parts:
-            part = self.parts.popleft()
-            return part, num_values(part)
+            return self.parts.popleft()
         self.parts = None
-        update = self.stream.take()
-        if update is None:
-            return None
-        if (size := num_values(update)) <= MAX_PART_VALUES:
-            return update, size
-        self.parts = deque(parts_of(update))
-        return self.take()
+        return self.stream.take()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether everything was taken."""
-        return self.stream.is_finished and not self.parts
+    def split(self, update: GenerationUpdate) -> GenerationUpdate:
+        """The first part of an update; `take` returns the others."""
+        self.parts = deque(parts_of(update))
+        return self.parts.popleft()
 
 
 class NextMessage:
@@ -70,67 +63,50 @@ class NextMessage:
         self._failed = failed
         self._response = generation_pb2.GenerateManyResponse()
         self._columns = ColumnsOfStep()
-        self._rows: list[tuple[Running, GenerationUpdate]] = []  # what the columns are made of
-        self._columns_are_whole = True
-        self._num_values = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more output."""
-        return self._num_values >= _MAX_VALUES
+        self._in_columns: list[Running] = []
+        self.num_values = 0
+        """It is full from MAX_VALUES on."""
 
     def refuse(self, request_id: str, error: GenserveError) -> None:
         """Tells of a request that does not begin, before any output."""
         item = self._response.items.add(request_id=request_id, error=to_message(error))
-        self._num_values += item.ByteSize() // _BYTES_PER_VALUE
+        self.num_values += item.ByteSize() // _BYTES_PER_VALUE
 
+    # Once for each token of GenerateMany: every call in here is seen in the figures.
     def add(self, running: Running) -> None:
         """Takes what a request has gained. At most once for each request: its columns would come before its items."""
         try:
-            taken = running.take()
-            if taken is None:
+            update = running.take()
+            if update is None:
                 return
-            update, size = taken
-            if running.slots is not None and self._add_rows(running.slots, update):
-                self._rows.append((running, update))
-                self._num_values += size + _VALUES_PER_ROW * len(update.outputs)
+            if (size := num_values(update)) > MAX_PART_VALUES:
+                update = running.split(update)
+                size = num_values(update)
+            if running.slots is not None and self._columns.add(running.slots, update):
+                self._in_columns.append(running)
+                self.num_values += size + _VALUES_PER_ROW * len(update.outputs)
             else:
                 self._add_item(running, update)
-                self._num_values += size + _VALUES_PER_ITEM
+                self.num_values += size + _VALUES_PER_ITEM
         except Exception as error:
             self._fail(running, error)
 
     def finish(self) -> generation_pb2.GenerateManyResponse:
         """The message."""
-        if not self._filled_columns():
-            self._response.ClearField("columns")
-            for running, update in self._rows:
-                try:
-                    self._add_item(running, update)
-                except Exception as error:
-                    self._fail(running, error)
+        for slot, error in self._columns.fill(self._response):
+            running = next(each for each in self._in_columns if slot in (each.slots or ()))
+            if not running.has_failed:
+                self._fail(running, error)
         return self._response
-
-    def _add_rows(self, slots: list[int], update: GenerationUpdate) -> bool:
-        try:
-            return self._columns.add(slots, update)
-        except Exception:
-            self._columns_are_whole = False  # it may have left a part of a row
-            raise
-
-    def _filled_columns(self) -> bool:
-        """Adds the rows as columns; False if they, or those of another request beside them, cannot be sent so."""
-        try:
-            if self._columns_are_whole:
-                self._columns.fill(self._response)
-        except Exception:  # which row it was, their items tell
-            return False
-        return self._columns_are_whole
 
     def _add_item(self, running: Running, update: GenerationUpdate) -> None:
         request_id = running.stream.request_id
-        item = generation_pb2.GenerateManyItem(request_id=request_id)
-        fill_response(item.response, update, request_id)
+        item = self._response.items.add(request_id=request_id)
+        try:
+            fill_response(item.response, update, request_id)
+        except BaseException:
+            del self._response.items[-1]
+            raise
         if running.slots is None and running.num_slots and update.usage is None:
             slots = self._slots.take(running.num_slots)
             if slots:
@@ -138,9 +114,9 @@ class NextMessage:
                 item.slots.extend(slots)
             else:
                 running.num_slots = 0  # it goes on in items
-        self._response.items.append(item)
 
     def _fail(self, running: Running, error: Exception) -> None:
+        running.has_failed = True
         request_id = running.stream.request_id
         with about(request_id):
             self._response.items.add(request_id=request_id, error=to_message(known_error(error, METHOD)))

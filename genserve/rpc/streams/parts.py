@@ -21,8 +21,7 @@ _VALUES_PER_SPAN: Final = 4
 
 def num_values(update: GenerationUpdate) -> int:
     """The approximate size of an update: its tokens, characters and log-probabilities."""
-    prompt = update.prompt
-    count = 0 if prompt is None else _values_of_prompt(prompt)
+    count = 0 if update.prompt is None else _values_of_prompt(update.prompt)
     for delta in update.outputs:
         count += _values_of_delta(delta)
     return count
