@@ -11,6 +11,7 @@ from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.watch import RouterWatch
 from genserve.client.forward.destinations import ANY_REQUEST
+from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.loss import is_lost
 from genserve.client.forward.waiting import Waiting
 from genserve.client.transport.connection import Connection
@@ -47,6 +48,11 @@ class DirectTokens:
         self._calls.add(call)
         return call, self._connection.target
 
+    async def known_for(self, forwarded: Forwarded) -> None:
+        """Returns when a replica can be chosen for a request. Raises GenserveError, and AbortedWhileWaitingError if
+        somebody ends it meanwhile."""
+        await self.waiting.wait(forwarded.request_id, self.replicas.known_for(forwarded.request))
+
     async def find(self) -> None:
         """Returns when the replicas are known, as far as they can be."""
         self._watch()
@@ -55,7 +61,8 @@ class DirectTokens:
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends the requests with these ids, None = all, that wait for a replica. Returns their ids."""
-        return self.waiting.abort(request_ids)
+        unread = [each for call in self._calls for each in call.abort_unread(request_ids)]
+        return [*unread, *self.waiting.abort(request_ids)]
 
     async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
         """Token ids from any replica, and from another one if that is lost. Raises GenserveError."""
