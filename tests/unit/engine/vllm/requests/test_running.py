@@ -10,6 +10,7 @@ from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt, WeightSpan
+from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
@@ -54,7 +55,11 @@ class ScriptedLlm:
 
 
 class Loras:
-    """Of which none is loaded."""
+    """Of which each name is loaded."""
+
+    async def use(self, name: str, request_id: str) -> UsedAdapter:
+        """The same for all."""
+        return UsedAdapter(f"{name} 1", 1, "/nowhere")
 
     def release(self, request_id: str) -> None:
         """Nothing was used."""
@@ -234,18 +239,10 @@ async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequest
     assert llm.aborted == [("a-internal", True), ("b-internal", True)]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One that takes long in an admission, and whether vLLM may have the request by then."""
-
-    name: str
-    vllm_may_have_it: bool = False
-
-
-def held_up(step: Step, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
+def held_up(step: str, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
     """Nothing gets past this step until the gate is opened."""
     gate = Gate()
-    if step.name == "vLLM":
+    if step == "vLLM":
         llm.taking = gate
         return gate
 
@@ -254,9 +251,9 @@ def held_up(step: Step, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
         await gate.open.wait()
         raise AssertionError("it was not ended")
 
-    if step.name == "tokenizer":
+    if step == "tokenizer":
         requests._prompts.encode = waits  # type: ignore[method-assign, assignment]
-    elif step.name == "constraint":
+    elif step == "constraint":
         requests._builder.engine_request = waits  # type: ignore[method-assign, assignment]
     else:
         requests._adapters.use = waits  # type: ignore[method-assign, assignment]
@@ -264,13 +261,9 @@ def held_up(step: Step, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
 
 
 @pytest.mark.parametrize("by_id", [True, False], ids=["by id", "all"])
-@pytest.mark.parametrize(
-    "step",
-    [Step("tokenizer"), Step("adapter"), Step("constraint"), Step("vLLM", True)],
-    ids=lambda step: str(step.name),
-)
+@pytest.mark.parametrize("step", ["tokenizer", "adapter", "constraint", "vLLM"])
 async def test_an_abort_ends_what_is_being_admitted(
-    requests: RunningRequests, llm: ScriptedLlm, step: Step, by_id: bool
+    requests: RunningRequests, llm: ScriptedLlm, step: str, by_id: bool
 ) -> None:
     """From the moment its id is taken, however long the admission takes: it ends as ABORTED, without a token, and its
     id is free. Who waits for the admission is not cancelled."""
@@ -291,7 +284,7 @@ async def test_an_abort_ends_what_is_being_admitted(
     stream = await submitting
     assert cancellations == [0]
     assert requests.abort(["r"]) == ([], ["r"]) and is_idle(requests) and requests.streams == []
-    assert llm.aborted == ([("r", False)] if step.vllm_may_have_it else [])
+    assert llm.aborted == ([("r", False)] if step == "vLLM" else [])
 
     noted: list[bool] = []
     stream.call_when_ready(lambda: noted.append(True))
