@@ -102,6 +102,11 @@ class RequestIdInUseError(GenserveError):
 
     reason = "REQUEST_ID_IN_USE"
 
+    @classmethod
+    def of(cls, request_id: str) -> "RequestIdInUseError":
+        """Returns the error for an id."""
+        return cls(f"a request {request_id!r} is already running")
+
 
 class PushConflictError(GenserveError):
     """The push id belongs to a push with another version, manifest or bytes."""

@@ -16,6 +16,7 @@ from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
+from genserve.rpc.streams.parts import parts_of
 from genserve.rpc.streams.turns import Turns, Writer
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
@@ -90,7 +91,8 @@ class GenerationServicer(GenerationServiceServicer):
             while not stream.is_finished:
                 await writer.turn()
                 if (update := stream.take()) is not None:
-                    await self._deadline.write(context.write, to_response(update, stream.request_id))
+                    for part in parts_of(update):
+                        await self._deadline.write(context.write, to_response(part, stream.request_id))
         finally:
             # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())

@@ -16,6 +16,9 @@ from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
 
+_MAX_PENDING: Final = 1 << 15
+"""Twice as many calls as a client may have on one connection. It bounds what a flood of calls costs that are reset."""
+
 SERVER_OPTIONS: Final = (
     # A port in use is an error, not a second server at the same address.
     ("grpc.so_reuseport", 0),
@@ -29,6 +32,10 @@ SERVER_OPTIONS: Final = (
     # Clients may ping as they like: by default gRPC closes connections with pings faster than every five minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Calls that have arrived, and that Python has not read yet. By default gRPC cancels them at random from 1,000 on,
+    # and says nothing: who is admitted is for us to say, and QUEUE_FULL says when to come again.
+    ("grpc.server.max_pending_requests", _MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     # Connections that say nothing hold a place among those that --max-connections allows; gRPC's own limit is 120 s.
     ("grpc.server_handshake_timeout_ms", 15_000),
 )

@@ -392,7 +392,7 @@ class Output(_message.Message):
     prompt_token_ids: _builtins.bool
     """Whether the prompt's token ids are returned; default false."""
     stream_interval: _builtins.int
-    """Tokens per message and sequence; 0 = one final message; default 1."""
+    """Tokens per message and sequence; 0 = only at the end; default 1. What is too large for one message comes in several."""
     def __init__(
         self,
         *,
@@ -646,7 +646,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """What is known of the prompt; on the first message."""
+    """What is known of the prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -815,7 +815,9 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """Deltas of one request."""
+    """Deltas of one request. A daemon keeps every message below the 4 MiB that clients of gRPC take by default: of a larger
+    answer the deltas come in several messages.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -827,7 +829,9 @@ class GenerateResponse(_message.Message):
     """The request's id; on the first message."""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
-        """The prompt; on the first message."""
+        """The prompt; on the first message. If it is too large for one message, its token ids and log-probabilities go on in
+        the next ones, before any output.
+        """
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceDelta]:

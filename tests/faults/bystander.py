@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 from genserve.client import AsyncClient
-from genserve.errors import GenserveError
 from tests.support import patience
 from tests.support.oracle import MAX_TOKENS
 from tests.support.plain_vllm import PROMPTS
@@ -21,21 +20,18 @@ class Bystander:
     """Asks for the tokens that the oracle knows of checkpoint a, one call after the other, on a connection of its own.
     `latencies_s` has the time of each."""
 
-    def __init__(self, client: AsyncClient, known: list[int], may_refuse: frozenset[str]) -> None:
+    def __init__(self, client: AsyncClient, known: list[int]) -> None:
         self._client = client
         self._known = known
-        self._may_refuse = may_refuse
         self.latencies_s: list[float] = []
-        self.num_refused = 0
         self.num_in_a_row = 0
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, subject: Subject, may_refuse: Collection[str] = ()) -> AsyncIterator[Self]:
-        """Is at work in the block, over a connection made before it. Raises what its calls raise, but for errors with
-        these messages, which are counted."""
+    async def of(cls, subject: Subject) -> AsyncIterator[Self]:
+        """Is at work in the block, over a connection made before it. Raises what its calls raise."""
         async with AsyncClient(subject.process.address) as client:
-            bystander = cls(client, subject.oracle.known["a"].outputs[0][0], frozenset(may_refuse))
+            bystander = cls(client, subject.oracle.known["a"].outputs[0][0])
             await bystander.ask()
             working = asyncio.create_task(bystander._work())
             try:
@@ -56,13 +52,7 @@ class Bystander:
 
     async def _work(self) -> None:
         while True:
-            try:
-                await self.ask()
-            except GenserveError as error:
-                if error.message not in self._may_refuse:
-                    raise
-                self.num_refused += 1
-                self.num_in_a_row = 0
+            await self.ask()
 
     async def until_served(self, count: int = 10) -> None:
         """Returns when so many calls in a row were answered from now on."""

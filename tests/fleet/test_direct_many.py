@@ -12,6 +12,7 @@ from genserve.client.generation.options import GenerateOptions
 from genserve.engine.generation import FinishReason
 from genserve.errors import (
     DeadlineError,
+    GenserveError,
     InvalidFieldError,
     PromptTooLongError,
     ReplicaLostError,
@@ -21,7 +22,7 @@ from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
 from tests.support.kept import kept
-from tests.support.patience import STEP_S, until
+from tests.support.patience import STEP_S, turns, until
 
 
 async def item_of(many: ManyStream, request_id: str) -> ManyItem:
@@ -106,6 +107,30 @@ async def test_requests_are_aborted_also_after_the_last_one_was_sent() -> None:
         await until(lambda: engines[1].is_aborted)
         with pytest.raises(StreamOverError):
             await many.submit([1])
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["while more may come", "after the last one"])
+async def test_requests_are_aborted_before_the_fleet_is_known(is_done: bool) -> None:
+    """By their call, and by their ids: the router says nothing yet."""
+    async with direct_fleet(1) as fleet, fleet.client.stream_many() as many:
+        fleet.router_link.silence()
+        for request_id in ("a", "b", "c"):
+            await many.submit([1, 2], request_id=request_id)
+        single = asyncio.create_task(fleet.client.generate([1, 2], request_id="single"))
+        await turns()
+        if is_done:
+            await many.done()
+            for request_id in ("c", "b"):
+                await many.abort(request_id)
+        with pytest.raises(GenserveError):
+            await fleet.client.abort(["a", "b", "c", "single"], timeout_s=0.2)  # the router is asked as well
+        assert (await single).sequences[0].finish_reason == "aborted"
+        for request_id in ("a", "b", "c"):
+            item = await anext(many)
+            assert item.request_id == request_id and item.delta is not None
+            finish = item.delta.outputs[0].finish
+            assert finish is not None and finish.reason == "aborted" and item.is_last
+        assert fleet.num_submitted == [0]
 
 
 async def test_closing_the_stream_ends_its_requests() -> None:

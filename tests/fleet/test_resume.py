@@ -1,5 +1,9 @@
 """Requests that go on elsewhere when their replica is lost."""
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -133,6 +137,69 @@ async def test_text_is_tokenized_when_it_has_to_be(router: ScriptedFleet) -> Non
     router.links[number].kill()
     number, stream = await router.running("a", stream)
     assert router.daemons[number].engine.requests[-1].prompt == TokenPrompt([0, 120, 121, 5])
+    call.cancel()
+
+
+@contextmanager
+def slow_tokenizers(router: ScriptedFleet) -> Iterator[asyncio.Event]:
+    """No replica answers Tokenize. Yields what is set when one is asked."""
+    asked_for = asyncio.Event()
+
+    async def never(*_: object) -> list[int]:
+        asked_for.set()
+        await asyncio.Event().wait()
+        return []
+
+    for daemon in router.daemons:
+        daemon.engine.tokenize = never  # type: ignore[method-assign]
+    yield asked_for
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["by id", "all"])
+@pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
+async def test_an_abort_ends_a_request_whose_prompt_is_being_tokenized(
+    router: ScriptedFleet, many: bool, everything: bool
+) -> None:
+    """It has lost its replica, and no other one has it: it ends as ABORTED with what was delivered."""
+    request = Request(request_id="a", text="xy", resume=True, output={"text": False})
+    call = router.generation.GenerateMany(timeout=20) if many else router.generation.Generate(request, timeout=20)
+    if many:
+        await call.write(generation_pb2.GenerateManyRequest(generate=request))  # type: ignore[union-attr]
+    number, stream = await router.running("a")
+    stream.put(tokens([5], prompt=3))
+    await call.read()
+    with slow_tokenizers(router) as asked_for:
+        router.links[number].kill()
+        await asked_for.wait()
+        abort = generation_pb2.AbortRequest(all=True) if everything else generation_pb2.AbortRequest(request_ids=["a"])
+        assert list((await router.generation.Abort(abort, timeout=20)).aborted_ids) == ["a"]
+        last = await call.read()
+    response = last.items[0].response if many else last
+    finish = response.outputs[0].finish
+    assert (finish.reason, finish.num_tokens) == (generation_pb2.FINISH_REASON_ABORTED, 1)
+    assert response.usage.num_output_tokens == 1
+    call.cancel()
+
+
+async def test_what_cannot_be_passed_on_ends_its_request_alone(router: ScriptedFleet) -> None:
+    """A replica counts a token beyond what a number of the contract can have: INTERNAL for that one, which ends at the
+    replica, too; others at the same replica go on."""
+    await router.alone(0)
+    call = router.generation.GenerateMany(timeout=20)
+    for request_id in ("a", "b"):
+        await call.write(generation_pb2.GenerateManyRequest(generate=asked(request_id)))
+        (await router.running(request_id))[1].put(tokens([5], prompt=3))
+        await call.read()
+    streams = [(await router.running(request_id))[1] for request_id in ("a", "b")]
+    router.links[0].cut()
+    again = [(await router.running(name, before))[1] for name, before in zip("ab", streams, strict=True)]
+    again[0].put(tokens([6], (1 << 32) - 2, prompt=4))
+    (item,) = (await call.read()).items
+    assert (item.request_id, item.error.code) == ("a", grpc.StatusCode.INTERNAL.value[0])
+    await until(lambda: again[0].is_aborted)
+    again[1].put(tokens([6], prompt=4, finish=FinishReason.EOS))
+    (item,) = (await call.read()).items
+    assert item.request_id == "b" and item.response.HasField("usage")
     call.cancel()
 
 

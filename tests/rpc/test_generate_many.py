@@ -118,6 +118,77 @@ async def test_abort_ends_one_of_this_stream_and_no_other(daemon: Daemon) -> Non
     call.cancel()
 
 
+async def test_an_abort_ends_a_request_that_is_being_admitted(daemon: Daemon) -> None:
+    """As Abort does: it ends as ABORTED, for each of its sequences, in items and columns alike. The others are not held
+    up by it, and its id is free."""
+    call, (stream,) = await opened(daemon, "a")
+    daemon.engine.admission.clear()
+    daemon.engine.submitted.clear()
+    for request_id, form in (("b", generation_pb2.GENERATE_MANY_FORM_COLUMNS), ("c", 0)):
+        asked = generation_pb2.GenerateRequest(
+            request_id=request_id, token_ids={"ids": [1, 2, 3]}, sampling={"n": 2}, output={"prompt_token_ids": True}
+        )
+        await call.write(Request(generate=asked, form=form))
+    await until(lambda: len(daemon.engine.requests) == 3)
+    stream.put(update(7, first=True))
+    assert [item.request_id for item in (await call.read()).items] == ["a"]
+    for request_id in ("b", "elsewhere", "c"):
+        await call.write(Request(abort=request_id))
+        if request_id == "elsewhere":
+            continue
+        (item,) = (await call.read()).items
+        assert item.request_id == request_id and not item.slots
+        assert [output.finish.reason for output in item.response.outputs] == [generation_pb2.FINISH_REASON_ABORTED] * 2
+        assert list(item.response.prompt.token_ids) == [1, 2, 3] and item.response.usage.num_prompt_tokens == 3
+    daemon.engine.admission.set()
+    await call.write(generate("b"))
+    (await daemon.stream(1)).put(update(8, first=True, last=True))
+    assert [item.request_id for item in (await call.read()).items] == ["b"]
+    assert daemon.engine.aborted_ids == []
+    stream.put(update(9, last=True))
+    await call.read()
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_an_abort_ends_a_request_that_has_just_been_sent(daemon: Daemon) -> None:
+    """In whatever step it is."""
+    call = daemon.generation.GenerateMany(timeout=30)
+    for number in range(50):
+        await call.write(generate(str(number)))
+        await call.write(Request(abort=str(number)))
+    await call.done_writing()
+    ended: list[str] = []
+
+    async def read() -> None:
+        async for response in call:
+            ended.extend(item.request_id for item in response.items)
+
+    def all_have_ended() -> bool:
+        for stream in daemon.engine.streams:
+            if stream.is_aborted and not stream.is_finished and stream.updates.empty():
+                stream.put(update(1, first=True, last=True))  # as an engine does
+        return len(ended) == 50
+
+    reading = asyncio.create_task(read())
+    await until(all_have_ended)
+    await reading
+
+
+async def test_a_request_with_the_id_of_one_that_is_being_admitted_is_refused(daemon: Daemon) -> None:
+    """As one with the id of a request that runs."""
+    daemon.engine.admission.clear()
+    call = daemon.generation.GenerateMany(timeout=30)
+    for _ in range(2):
+        await call.write(generate("a"))
+    (item,) = (await call.read()).items
+    assert (item.request_id, item.error.code) == ("a", grpc.StatusCode.ALREADY_EXISTS.value[0])
+    daemon.engine.admission.set()
+    (await daemon.stream()).put(update(1, first=True, last=True))
+    assert (await call.read()).items[0].HasField("response")
+    call.cancel()
+
+
 async def test_cancelling_ends_every_request(daemon: Daemon) -> None:
     """Although the engine has nothing to say."""
     call, streams = await opened(daemon, "a", "b")

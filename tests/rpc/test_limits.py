@@ -1,8 +1,9 @@
 """The daemon's own limits, as a client on the wire meets them: times that it was not given, sizes, and pings."""
 
+import asyncio
 import struct
 
-from genserve.v1 import control_pb2, weights_pb2
+from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from tests.rpc.frames import header, refused
 from tests.support.http2 import ACK, GOAWAY, PING, SETTINGS, connected, frame_bytes, frame_of
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
@@ -49,6 +50,16 @@ async def test_what_a_client_may_send_at_once_is_told_when_it_connects(daemon: D
     assert kind == SETTINGS
     told = dict(struct.iter_unpack(">HI", payload))
     assert (told[MAX_FRAME_SIZE], told[MAX_HEADER_LIST_SIZE]) == (4 << 20, 16 << 10)
+
+
+async def test_calls_that_arrive_together_are_all_answered(daemon: Daemon) -> None:
+    """Far more than are read at once: gRPC would cancel those beyond a thousand, at random and without a word."""
+
+    async def ask() -> int:
+        answer = await daemon.generation.Tokenize(generation_pb2.TokenizeRequest(text="x"), timeout=120)
+        return len(answer.token_ids)
+
+    assert await asyncio.gather(*(ask() for _ in range(4000))) == [2] * 4000
 
 
 async def test_a_client_may_ping_as_often_as_it_likes(daemon: Daemon) -> None:

@@ -29,6 +29,11 @@ def generation_vectors() -> list[dict[str, Any]]:
     def logprobs(*sampled: float) -> types_pb2.Logprobs:
         return types_pb2.Logprobs(sampled=sampled, ranks=[1] * len(sampled))
 
+    def prompt(token_ids: list[int], *sampled: float) -> str:
+        """A message with a part of a prompt of three tokens."""
+        part = generation_pb2.Prompt(num_tokens=3, token_ids=token_ids, logprobs=logprobs(*sampled))
+        return generation_pb2.GenerateResponse(request_id="r", prompt=part).SerializeToString().hex()
+
     one = span(3, 0, 4)
     newer = generation_pb2.FinishReason.ValueType(99)  # which no enum value of today has
     return [
@@ -134,6 +139,36 @@ def generation_vectors() -> list[dict[str, Any]]:
                     "stop_string": "END",
                     "logprobs": [-0.5, -0.25],
                 },
+            ],
+        },
+        {
+            "name": "a prompt, and a sequence, that are too large for one message",
+            "responses_hex": [
+                prompt([7, 8], -0.5),
+                prompt([9], -0.25),
+                *responses(
+                    [delta(0, [5, 6], "ab", span(3, 0, 1), span(4, 1, 2), logprobs=logprobs(-1.0, -2.0))],
+                    [
+                        delta(
+                            0,
+                            [7],
+                            "c",
+                            span(4, 2, 3),
+                            logprobs=logprobs(-4.0),
+                            finish=finish("length", span(3, 0, 1), span(4, 1, 3)),
+                        )
+                    ],
+                ),
+            ],
+            "prompt": {"num_tokens": 3, "token_ids": [7, 8, 9], "logprobs": [-0.5, -0.25]},
+            "sequences": [
+                {
+                    "token_ids": [5, 6, 7],
+                    "text": "abc",
+                    "weight_spans": [[3, 0, 1], [4, 1, 3]],
+                    "finish": "length",
+                    "logprobs": [-1.0, -2.0, -4.0],
+                }
             ],
         },
         {

@@ -71,6 +71,14 @@ test("a client with TLS is told that the daemon has none", async () => {
   );
 });
 
+test("a call that the other side has cancelled is UnavailableError", () => {
+  const cancelled = Object.assign(new Error(), { code: Code.CANCELLED, details: "CANCELLED", metadata: new Metadata() });
+  const error = errorOf(cancelled, "here:1");
+  expect(error).toBeInstanceOf(UnavailableError);
+  expect(error).toMatchObject({ code: "CANCELLED" });
+  expect(error.message).toMatch(/^here:1 has ended the call/);
+});
+
 test("details of a proxy that are none hide neither code nor message", () => {
   const metadata = new Metadata();
   metadata.set("grpc-status-details-bin", Buffer.from([0xff, 0xff]));

@@ -99,6 +99,7 @@ interface GenerationVector {
   name: string;
   responses_hex: string[];
   sequences: Record<string, unknown>[];
+  prompt?: Record<string, unknown>;
 }
 
 test.each(vectors<GenerationVector>("generations.json"))("the generation: $name", (vector) => {
@@ -115,4 +116,8 @@ test.each(vectors<GenerationVector>("generations.json"))("the generation: $name"
   }));
   expect(found).toEqual(vector.sequences);
   expect(generation.requestId).toBe("r");
+  if (vector.prompt !== undefined) {
+    const { numTokens, tokenIds, logprobs } = generation.prompt!;
+    expect({ num_tokens: numTokens, token_ids: tokenIds, logprobs: logprobs?.sampled }).toEqual(vector.prompt);
+  }
 });

@@ -1,7 +1,7 @@
 """Calls of GenerationService to the replicas of a fleet: they stand where a call of gRPC to one daemon does."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genserve.client.direct.answer import Answer
@@ -11,6 +11,7 @@ from genserve.client.forward.caller import Failure
 from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.generate import Generate
 from genserve.client.forward.generate_many import GenerateMany
+from genserve.client.forward.waiting import AbortedWhileWaitingError
 from genserve.client.transport.response_stream import EOF
 from genserve.errors import DeadlineError, GenserveError
 from genserve.v1 import generation_pb2
@@ -35,6 +36,10 @@ class DirectCall:
     def cancel(self) -> bool:
         """Ends the call, and its requests."""
         return self._running.cancel()
+
+    def abort_unread(self, request_ids: Collection[str] | None) -> list[str]:
+        """Ends the requests with these ids, None = all, that nobody has begun yet. Returns their ids."""
+        return []
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         error: BaseException | None = None
@@ -68,7 +73,10 @@ class DirectGenerate(DirectCall):
 
         async def work() -> None:
             forwarded = Forwarded(request)
-            await tokens.replicas.known_for(forwarded.request)
+            try:
+                await tokens.known_for(forwarded)
+            except AbortedWhileWaitingError:
+                return await answer.write(forwarded.aborted().SerializeToString())
             generate = Generate(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
             await generate.run(forwarded, request.SerializeToString())
 
@@ -86,11 +94,15 @@ class DirectGenerateMany(DirectCall):
         answer = Answer(timeout_s)
         self._tokens = tokens
         self._requests: Pipe[generation_pb2.GenerateManyRequest] = Pipe()
+        self._unread: set[str] = set()  # ids of requests that nobody has begun yet
+        self._aborted: set[str] = set()  # of those, the ones to end
         self._stream = GenerateMany(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
         super().__init__(answer, lambda: self._stream.run(self._actions()))
 
     async def write(self, message: generation_pb2.GenerateManyRequest) -> None:
         """Sends a message. Raises what ended the call, InvalidStateError after its regular end, as gRPC does."""
+        if message.HasField("generate"):
+            self._unread.add(message.generate.request_id)
         try:
             await self._requests.write(message)
         except PipeEndedError:
@@ -108,8 +120,17 @@ class DirectGenerateMany(DirectCall):
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests of this call, also after `done_writing`."""
+        unread = self.abort_unread(request_ids)
+        self._tokens.waiting.abort(unread)
         for request_id in request_ids:
-            await self._stream.abort(Abort(request_id))
+            if request_id not in unread:
+                await self._stream.abort(Abort(request_id))
+
+    def abort_unread(self, request_ids: Collection[str] | None) -> list[str]:
+        """Ends those that have been written, and that nobody has begun yet."""
+        found = [each for each in self._unread if request_ids is None or each in request_ids]
+        self._aborted.update(found)
+        return found
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
@@ -121,9 +142,19 @@ class DirectGenerateMany(DirectCall):
     async def _actions(self) -> AsyncIterator[Action]:
         while (message := await self._requests.read()) is not None:
             action = action_of(message)
-            if isinstance(action, Begun):
-                try:
-                    await self._tokens.replicas.known_for(action.forwarded.request)
-                except GenserveError as error:
-                    action = Failure(action.forwarded.request_id, error.with_traceback(None))
+            if not isinstance(action, Begun):
+                yield action
+                continue
+            request_id = action.forwarded.request_id
+            try:
+                if request_id not in self._aborted:
+                    await self._tokens.known_for(action.forwarded)
+            except AbortedWhileWaitingError:
+                self._aborted.add(request_id)
+            except GenserveError as error:
+                action = Failure(request_id, error.with_traceback(None))
+            self._unread.discard(request_id)
             yield action
+            if request_id in self._aborted:
+                self._aborted.discard(request_id)
+                yield Abort(request_id)

@@ -11,6 +11,7 @@ from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.watch import RouterWatch
 from genserve.client.forward.destinations import ANY_REQUEST
+from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.loss import is_lost
 from genserve.client.forward.waiting import Waiting
 from genserve.client.transport.connection import Connection
@@ -33,19 +34,24 @@ class DirectTokens:
         me = weakref.ref(self)  # the connection is there for as long as it is watched: it must not keep this alive
         connection.on_close(lambda: None if (tokens := me()) is None else tokens.stop())
 
-    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> DirectGenerate:
-        """Begins a call of Generate."""
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[DirectGenerate, str]:
+        """Begins a call of Generate. Its errors name the replica."""
         self._watch()
         call = DirectGenerate(self, request, timeout_s)
         self._calls.add(call)
-        return call
+        return call, self._connection.target
 
-    def generate_many(self, timeout_s: float | None) -> DirectGenerateMany:
-        """Begins a call of GenerateMany."""
+    def generate_many(self, timeout_s: float | None) -> tuple[DirectGenerateMany, str]:
+        """Begins a call of GenerateMany. Its errors name the replica."""
         self._watch()
         call = DirectGenerateMany(self, timeout_s)
         self._calls.add(call)
-        return call
+        return call, self._connection.target
+
+    async def known_for(self, forwarded: Forwarded) -> None:
+        """Returns when a replica can be chosen for a request. Raises GenserveError, and AbortedWhileWaitingError if
+        somebody ends it meanwhile."""
+        await self.waiting.wait(forwarded.request_id, self.replicas.known_for(forwarded.request))
 
     async def find(self) -> None:
         """Returns when the replicas are known, as far as they can be."""
@@ -55,7 +61,8 @@ class DirectTokens:
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends the requests with these ids, None = all, that wait for a replica. Returns their ids."""
-        return self.waiting.abort(request_ids)
+        unread = [each for call in self._calls for each in call.abort_unread(request_ids)]
+        return [*unread, *self.waiting.abort(request_ids)]
 
     async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
         """Token ids from any replica, and from another one if that is lost. Raises GenserveError."""

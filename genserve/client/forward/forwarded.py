@@ -2,16 +2,13 @@
 
 import uuid
 from collections.abc import Iterable
-from typing import Final
 
+from genserve.arguments import MAX_ABORTED_SEQUENCES
 from genserve.client.forward.resume import Resumption, check_resume
 from genserve.client.forward.routed import routed
 from genserve.client.forward.upstream import TokenUpstream
 from genserve.errors import GenserveError, ReplicaLostError
 from genserve.v1 import generation_pb2
-
-_MAX_ABORTED: Final = 1 << 14
-"""Sequences that are told to be aborted; no daemon takes a request for more."""
 
 
 class Forwarded:
@@ -40,7 +37,7 @@ class Forwarded:
         response.prompt.num_tokens = response.usage.num_prompt_tokens = self.num_prompt_tokens
         response.prompt.SetInParent()
         response.usage.SetInParent()
-        for index in range(min(self.num_sequences, _MAX_ABORTED)):
+        for index in range(min(self.num_sequences, MAX_ABORTED_SEQUENCES)):
             response.outputs.add(index=index).finish.reason = generation_pb2.FINISH_REASON_ABORTED
         return response
 

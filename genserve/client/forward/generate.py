@@ -115,7 +115,7 @@ class Generate(Generic[UpstreamT]):
             return True
         attempts.begin_again(upstream, resumption.num_tokens - resumption.num_before)
         try:
-            rest = await resumption.rest(self._tokenize)
+            rest = await self._waiting.wait(resumption.request_id, resumption.rest(self._tokenize))
         except GenserveError as second:
             raise replica_lost(upstream, resumption.num_tokens, error, second) from None
         self._data = rest.SerializeToString()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, Final, Generic, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from genserve.cancellation import is_cancelled
 from genserve.client.forward.actions import Abort, Action, Begun
@@ -11,7 +11,7 @@ from genserve.client.forward.caller import Caller, Failure
 from genserve.client.forward.destinations import Destinations, UpstreamT
 from genserve.client.forward.forwarded import replica_lost
 from genserve.client.forward.leg import Leg, Running, has_only_columns
-from genserve.client.forward.loss import is_lost
+from genserve.client.forward.loss import is_lost, told
 from genserve.client.forward.resume import Tokenize
 from genserve.client.forward.upstream import frames_of
 from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
@@ -28,6 +28,8 @@ from genserve.v1 import generation_pb2
 
 IDLE_S: Final = 2.0
 """After which a call that carries no request ends: a replica that shuts down waits for its calls."""
+
+T = TypeVar("T")
 
 _Item = generation_pb2.GenerateManyItem
 _End: TypeAlias = _Item | Failure
@@ -89,20 +91,18 @@ class GenerateMany(Generic[UpstreamT]):
         forwarded = begun.forwarded
         request_id = forwarded.request_id
         if request_id in self._requests:
-            await self._tell([Failure(request_id, RequestIdInUseError(f"request {request_id!r} is already running"))])
+            await self._tell([Failure(request_id, RequestIdInUseError.of(request_id))])
             return
         attempts = Attempts(self._fleet, forwarded.request, self._caller.remaining_s())
         running = Running(forwarded, attempts, begun.data)
         self._requests[request_id] = running
         try:
-            upstream = attempts.choose()
-        except GenserveError as error:
+            if (upstream := attempts.choose()) is None:
+                self._spawn(self._place(running))
+            else:
+                await self._send(running, upstream)
+        except Exception as error:
             await self._finish(running, running.failed(error))
-            return
-        if upstream is None:
-            self._spawn(self._place(running))
-        else:
-            await self._send(running, upstream)
 
     async def abort(self, abort: Abort) -> None:
         """Ends a request, if it is one of this call and runs."""
@@ -119,28 +119,33 @@ class GenerateMany(Generic[UpstreamT]):
 
     async def _place(self, running: Running[UpstreamT], lost: ReplicaLostError | None = None) -> None:
         """Sends a request that has to wait for a replica, or has lost its own. `lost`: the error if no other comes."""
+        try:
+            await self._send(running, await self._wait(running, running.attempts.next(has_begun=running.has_begun)))
+        except AbortedWhileWaitingError:
+            await self._finish(running, running.response(running.forwarded.aborted()))
+        except Exception as error:
+            no_other = lost is not None and isinstance(error, NoReplicaError)
+            await self._finish(running, running.failed(lost if lost is not None and no_other else error))
+
+    async def _wait(self, running: Running[UpstreamT], work: Coroutine[Any, Any, T]) -> T:
+        """The result of what has to be done before a replica has the request: an abort finds it here."""
         running.aborted = asyncio.get_running_loop().create_future()
         if running.is_aborted:
             running.aborted.set_result(None)
-        try:
-            routing = running.attempts.next(has_begun=running.has_begun)
-            upstream = await self._waiting.wait(running.request_id, routing, running.aborted)
-        except AbortedWhileWaitingError:
-            await self._finish(running, running.response(running.forwarded.aborted()))
-        except GenserveError as error:
-            no_other = lost is not None and isinstance(error, NoReplicaError)
-            await self._finish(running, running.failed(lost if lost is not None and no_other else error))
-        else:
-            await self._send(running, upstream)
+        return await self._waiting.wait(running.request_id, work, running.aborted)
 
     async def _resume(self, running: Running[UpstreamT], upstream: UpstreamT, error: GenserveError) -> None:
         """Sends the rest of a request whose replica is lost."""
         resumption = running.resumption
         assert resumption is not None
         try:
-            rest = await resumption.rest(self._tokenize)
-        except GenserveError as second:
-            await self._finish(running, running.failed(replica_lost(upstream, resumption.num_tokens, error, second)))
+            rest = await self._wait(running, resumption.rest(self._tokenize))
+        except AbortedWhileWaitingError:
+            await self._finish(running, running.response(running.forwarded.aborted()))
+            return
+        except Exception as second:
+            lost = replica_lost(upstream, resumption.num_tokens, error, told(second))
+            await self._finish(running, running.failed(lost))
             return
         message = generation_pb2.GenerateManyRequest(generate=rest, form=generation_pb2.GENERATE_MANY_FORM_ITEMS)
         running.data = message.SerializeToString()
@@ -170,8 +175,8 @@ class GenerateMany(Generic[UpstreamT]):
             with upstream.running(leg.call):
                 async for frame in frames_of(leg.call, upstream):
                     await self._pass_on(leg, frame)
-        except GenserveError as raised:
-            error = raised.with_traceback(None)
+        except Exception as raised:
+            error = told(raised).with_traceback(None)
         finally:
             self._forget(leg)
         if isinstance(error, DeadlineError):
@@ -193,13 +198,20 @@ class GenerateMany(Generic[UpstreamT]):
             running = leg.requests.get(item.request_id)
             if running is None:
                 gone.append(index)
-            elif item.HasField("error"):
-                end = self._failed(running, leg, item)
-                if end is not item:
-                    gone.append(index)
-                    ends += [] if end is None else [end]
-            else:
-                is_changed |= self._delivered(running, item)
+                continue
+            try:
+                if item.HasField("error"):
+                    end = self._failed(running, leg, item)
+                else:
+                    is_changed |= self._delivered(running, item)
+                    end = item
+            except Exception as error:  # it ends this request, and the replica is not to go on with it
+                self._spawn(leg.write(Abort(running.request_id).message()))
+                self._end(running)
+                end = running.failed(error)
+            if end is not item:
+                gone.append(index)
+                ends += [] if end is None else [end]
         for index in reversed(gone):
             del response.items[index]
         if response.items or response.columns:

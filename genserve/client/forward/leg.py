@@ -12,9 +12,9 @@ from genserve.client.forward.caller import Failure
 from genserve.client.forward.destinations import UpstreamT
 from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.least_version import in_generate_many, needed
+from genserve.client.forward.loss import told
 from genserve.client.forward.resume import Resumption
 from genserve.client.forward.upstream import until_ended
-from genserve.errors import GenserveError
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 from genserve.words import FIRST_SLOT_KEY, SLOTS_PER_CALL
@@ -46,9 +46,9 @@ class Running(Generic[UpstreamT]):
         """How it goes on elsewhere, None if it may not."""
         return self.forwarded.resumption
 
-    def failed(self, error: GenserveError) -> Failure:
+    def failed(self, error: Exception) -> Failure:
         """Its end by an error."""
-        return Failure(self.request_id, error)
+        return Failure(self.request_id, told(error))
 
     def response(self, response: generation_pb2.GenerateResponse) -> generation_pb2.GenerateManyItem:
         """Its end by an answer that is no replica's."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from genserve.errors import InvalidFieldError
+from genserve.errors import GenserveError, InvalidFieldError
 from genserve.v1 import generation_pb2, types_pb2
 from genserve.wire import duration_of, seconds_of
 
@@ -61,10 +61,16 @@ class Resumption:
         self._spans: list[types_pb2.WeightSpan] = []
         self._logprob = 0.0
         self._has_begun = False
+        self._has_output = False
         self._is_second = False
         self._spans_before: list[types_pb2.WeightSpan] = []
         self._logprob_before = 0.0
         self._offset = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self._message.request_id
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +100,7 @@ class Resumption:
             self._num_prompt_tokens = response.prompt.num_tokens
             self._num_cached_tokens = response.prompt.num_cached_tokens
         self._has_begun = True
+        self._has_output = self._has_output or bool(response.outputs)
         for delta in response.outputs:
             self._token_ids.extend(delta.token_ids)
             self._spans = _joined([*self._spans, *delta.weight_spans])
@@ -111,6 +118,8 @@ class Resumption:
 
     async def rest(self, tokenize: Tokenize) -> generation_pb2.GenerateRequest:
         """The request for what is missing. From here on, responses are those to it. Raises GenserveError."""
+        if self._has_begun and not self._has_output:
+            raise GenserveError("only a part of the prompt was delivered, which is too large for one message")
         message = self._message
         kind = message.WhichOneof("prompt")
         if kind != "token_ids":

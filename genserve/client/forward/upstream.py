@@ -15,7 +15,7 @@ from genserve.errors import UnavailableError
 if TYPE_CHECKING:
     from grpc.aio import StreamStreamCall, UnaryStreamCall
 
-_BROKEN_CODES: Final = ("CANCELLED", "INTERNAL", "UNKNOWN")
+_BROKEN_CODES: Final = ("INTERNAL", "UNKNOWN")
 """Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
 _GENERATION: Final = "/genserve.v1.GenerationService/"
 

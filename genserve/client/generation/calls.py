@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Unpack
 
 from genserve.client.direct.calls import DirectGenerateMany
@@ -31,11 +32,11 @@ from genserve.v1 import generation_pb2
 class TokenCalls(Protocol):
     """Where calls for tokens go: to a daemon and its front ends, or to the replicas of a fleet."""
 
-    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
-        """Begins a call of Generate, and returns it."""
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[Any, str]:
+        """Begins a call of Generate. Returns it with what is called, for people."""
 
-    def generate_many(self, timeout_s: float | None) -> Any:
-        """Begins a call of GenerateMany, and returns it."""
+    def generate_many(self, timeout_s: float | None) -> tuple[Any, str]:
+        """Begins a call of GenerateMany. Returns it with what is called, for people."""
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends the requests with these ids, None = all, that have not been sent yet. Returns their ids."""
@@ -89,7 +90,8 @@ class GenerationCalls(ServiceCalls):
         """
         request = generate_request(prompt, options)
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        return ResponseStream(self._tokens.generate(request, timeout), Delta, self._connection.typed_errors)
+        call, target = self._tokens.generate(request, timeout)
+        return ResponseStream(call, Delta, partial(self._connection.typed_errors, target))
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
         """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.
@@ -105,8 +107,9 @@ class GenerationCalls(ServiceCalls):
                     print(item.request_id, item.error or item.delta.text)
         """
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        call = self._tokens.generate_many(timeout)
-        return ManyStream(call, self._connection, call.abort if isinstance(call, DirectGenerateMany) else self.abort)
+        call, target = self._tokens.generate_many(timeout)
+        abort = call.abort if isinstance(call, DirectGenerateMany) else self.abort
+        return ManyStream(call, target, self._connection, abort)
 
     def generate_as_completed(
         self, prompts: Iterable[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]

@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import grpc.aio
@@ -57,15 +58,18 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[Any, Any]",
+        target: str,
         connection: "Connection",
         abort: Callable[[Sequence[str]], Awaitable[object]],
     ) -> None:
-        """`abort` ends requests by another call: this one cannot say it after `done`."""
+        """`target`: what is called, for people. `abort` ends requests by another call: this one cannot say it after
+        `done`."""
         self._call = call
         self._abort = abort
+        self._target = target
         self._connection = connection
         self._status = FinalStatus(call)
-        self._messages = MessageReader(call, connection.typed_errors, self._status)
+        self._messages = MessageReader(call, partial(connection.typed_errors, target), self._status)
         self._items: deque[ManyItem] = deque()
         self._sequences = Sequences()
         self._prefix = uuid.uuid4().hex
@@ -135,7 +139,7 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
                 self._items.append(ManyItem(request_id, delta, None))
         for message in response.items:
             if message.HasField("error"):
-                error = error_of_status(message.error, self._connection.target)
+                error = error_of_status(message.error, self._target)
                 self._items.append(ManyItem(message.request_id, None, error))
             else:
                 self._items.append(ManyItem(message.request_id, Delta(message.response), None))
@@ -149,7 +153,9 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
     async def _send(self, message: generation_pb2.GenerateManyRequest | None) -> None:
         # gRPC ends the call when a write is cancelled, so the write does not belong to whoever waits for it.
         await asyncio.shield(
-            asyncio.create_task(_write(self._call, message, self._writing, self._status, self._connection))
+            asyncio.create_task(
+                _write(self._call, message, self._writing, self._status, self._connection, self._target)
+            )
         )
 
 
@@ -159,11 +165,12 @@ async def _write(
     writing: asyncio.Lock,
     status: FinalStatus,
     connection: "Connection",
+    target: str,
 ) -> None:
     """Writes a message, or the end. No method, for a stream that is dropped while this waits must not be kept alive."""
     try:
         async with writing:
-            with connection.typed_errors():
+            with connection.typed_errors(target):
                 await status.of(call.done_writing() if message is None else call.write(message))
     except (asyncio.InvalidStateError, grpc.aio.InternalError) as error:
         # It is over, which gRPC says in either way, or `done` was called.
@@ -172,4 +179,4 @@ async def _write(
             await status.wait()
         if status.failure is None:
             raise StreamOverError("the stream accepts no more requests") from error
-        raise error_of(status.failure, connection.target) from error
+        raise error_of(status.failure, target) from error

@@ -87,6 +87,12 @@ class Prompt:
         logprobs = Logprobs.of(message.logprobs) if message.HasField("logprobs") else None
         return cls(message.num_tokens, message.num_cached_tokens, list(message.token_ids), logprobs)
 
+    def add(self, more: "Prompt") -> None:
+        """Appends what the next message says of a prompt that is too large for one."""
+        self.token_ids.extend(more.token_ids)
+        if self.logprobs is not None and more.logprobs is not None:
+            self.logprobs.extend(more.logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -191,7 +197,8 @@ class Delta:
 
     @property
     def prompt(self) -> Prompt | None:
-        """What is known of the prompt; on the first message."""
+        """What is known of the prompt; on the first message. If that is too large for one message, it goes on in the
+        next ones, before any output."""
         return Prompt.of(self.message.prompt) if self.message.HasField("prompt") else None
 
     @property
@@ -301,7 +308,11 @@ class Generation:
     def add(self, delta: Delta) -> None:
         """Adds the next message of the stream."""
         self.request_id = delta.request_id or self.request_id
-        self.prompt = delta.prompt if delta.prompt is not None else self.prompt
+        if (prompt := delta.prompt) is not None:
+            if self.prompt is None:
+                self.prompt = prompt
+            else:
+                self.prompt.add(prompt)
         self.usage = delta.usage if delta.usage is not None else self.usage
         for output in delta.outputs:
             if output.index > _MAX_INDEX:

@@ -182,15 +182,16 @@ class Connection:
         return ResponseStream(call, convert, self.typed_errors)
 
     @contextmanager
-    def typed_errors(self) -> Iterator[None]:
-        """Turns a gRPC error into a typed one, and a call that `close` ended into ClientClosedError.
+    def typed_errors(self, target: str | None = None) -> Iterator[None]:
+        """Turns a gRPC error into a typed one, and a call that `close` ended into ClientClosedError. `target`: what was
+        called, for people, if it is not the daemon's own address.
 
         The cancellation of the running task passes through.
         """
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.target) from error
+            raise error_of(error, self.target if target is None else target) from error
         except grpc.aio.UsageError:
             self.check_open()  # the connection was closed between two steps of the call
             raise

@@ -39,6 +39,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 # For codes of gRPC itself, which have no genserve reason.
 _ERROR_BY_CODE: dict[grpc.StatusCode, type[GenserveError]] = {
+    grpc.StatusCode.CANCELLED: UnavailableError,  # by the other side: what is cancelled here raises CancelledError
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: MessageTooLargeError,
@@ -56,8 +57,13 @@ _HINTS = (
     (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name; see server_name"),
 )
 """What these words of gRPC mean where nothing is connected."""
-_BROKEN = re.compile(r"(?:Stream removed \()?(Socket closed|Connection reset by peer|Broken pipe)\)?", re.IGNORECASE)
-"""What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes."""
+_BROKEN = re.compile(
+    r"(?:Stream removed \()?(?:\w+: ?)*(Socket closed|Connection reset by peer|Broken pipe)(?: \(\d+\))?\)?"
+    r"|Stream removed \((.*)\)",
+    re.IGNORECASE,
+)
+"""What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes. Before what
+the operating system says may stand its call, such as recvmsg."""
 _LATE = re.compile(r"(?:Stream removed \()?(?:Deadline Exceeded|DEADLINE_EXCEEDED)\)?", re.IGNORECASE)
 """What gRPC says of a call that the client itself has ended at its deadline."""
 
@@ -101,8 +107,10 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
     else:
         error_class = _ERROR_BY_CODE.get(code, GenserveError)
         message = details
-        if error_class is UnavailableError and (broken := _BROKEN.fullmatch(details)) is not None:
-            message = f"the connection to {target} broke: {broken[1]}"
+        if code is grpc.StatusCode.CANCELLED:
+            message = f"{target} has ended the call, or its connection broke: {details}"
+        elif error_class is UnavailableError and (broken := _BROKEN.fullmatch(details)) is not None:
+            message = f"the connection to {target} broke: {broken[1] or broken[2]}"
         elif error_class is UnavailableError:
             message = f"no daemon answers at {target}: {_why_unconnected(details)}"
         elif error_class is DeadlineError and _LATE.fullmatch(details) is not None:

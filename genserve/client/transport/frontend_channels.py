@@ -40,19 +40,19 @@ class FrontendChannels:
         self._looks_at_s = 0.0
         connection.on_close(self._give_up)
 
-    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
-        """Begins a call of Generate."""
-        stub = self._stub()
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[Any, str]:
+        """Begins a call of Generate. Returns it with what is called, for people."""
+        stub, target = self._stub()
         call = stub.Generate(request, timeout=timeout_s, metadata=self._connection.metadata)
         self._look_at(call, stub)
-        return call
+        return call, target
 
-    def generate_many(self, timeout_s: float | None) -> Any:
-        """Begins a call of GenerateMany."""
-        stub = self._stub()
+    def generate_many(self, timeout_s: float | None) -> tuple[Any, str]:
+        """Begins a call of GenerateMany. Returns it with what is called, for people."""
+        stub, target = self._stub()
         call = stub.GenerateMany(timeout=timeout_s, metadata=self._connection.metadata)
         self._look_at(call, stub)
-        return call
+        return call, target
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
         """None wait here: a daemon has them at once."""
@@ -84,17 +84,18 @@ class FrontendChannels:
             connected = await asyncio.gather(*map(self._connected, missing))
             self._frontends |= {port: each for port, each in zip(missing, connected, strict=True) if each is not None}
 
-    def _stub(self) -> "GenerationServiceAsyncStub":
-        """The stub for the next call: of the front ends that are connected, in turns, or of the daemon."""
-        daemon = self._connection.generation
-        frontends = list(self._frontends.values())
+    def _stub(self) -> "tuple[GenerationServiceAsyncStub, str]":
+        """The stub for the next call, and what it calls: of the front ends that are connected, in turns, or of the
+        daemon."""
+        daemon, target = self._connection.generation, self._connection.target
+        frontends = list(self._frontends.items())
         for _ in frontends:
             self._turn += 1
-            channel, stub = frontends[self._turn % len(frontends)]
+            port, (channel, stub) = frontends[self._turn % len(frontends)]
             # A front end that is being started again is connected to in the background.
             if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-                return stub
-        return daemon
+                return stub, f"{self._host}:{port} (a front end of {target})"
+        return daemon, target
 
     def _look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
         """Looks for the ports in what the daemon says first, if this call goes to the daemon."""

@@ -13,6 +13,7 @@ from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.protocol import GenerationStream
 from genserve.engine.types import (
     ArenaRef,
     DigestedWeights,
@@ -36,7 +37,6 @@ from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.intake import Intake
-from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import progress as steps
@@ -220,7 +220,7 @@ class VllmEngine:
         """The processes at some of the other places are there."""
         self._elsewhere.append(clients)
 
-    async def submit(self, request: GenerationRequest) -> VllmStream:
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
         """Admits a request."""
         return await self._intake.submit(request)
 

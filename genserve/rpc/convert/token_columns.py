@@ -14,9 +14,6 @@ MAX_FIRST_SLOT: Final = (1 << 32) - SLOTS_PER_CALL
 """A slot is a uint32."""
 _MAX_DIGITS: Final = 10
 
-_VALUES_PER_ROW = 8
-"""The cost of a row besides its tokens, characters and log-probabilities, in those."""
-
 _Kind = tuple[int, int, bool]
 """What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
 
@@ -64,24 +61,42 @@ class ColumnsOfStep:
     def __init__(self) -> None:
         self._by_kind: dict[_Kind, _Columns] = {}
 
-    def add(self, slots: Sequence[int], update: GenerationUpdate) -> int:
-        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns the number of
-        values in them; 0, and adds nothing, if columns cannot say what the update says."""
+    def add(self, slots: Sequence[int], update: GenerationUpdate) -> bool:
+        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns False, and
+        adds nothing, if columns cannot say what the update says. Adds nothing either if it raises."""
         outputs = update.outputs
         if update.prompt is not None or update.usage is not None or not outputs:
-            return 0
+            return False
         kind = _kind(outputs[0])
         if kind is None or (len(outputs) > 1 and any(_kind(delta) != kind for delta in outputs)):
-            return 0
+            return False
         columns = self._by_kind.get(kind)
         if columns is None:
             columns = self._by_kind[kind] = _Columns()
-        return sum([columns.add(slots[delta.index], delta) for delta in outputs])
+        num_rows = len(columns.slots)
+        try:
+            for delta in outputs:
+                columns.add(slots[delta.index], delta)
+        except BaseException:
+            self._by_kind[kind] = columns.between(0, num_rows, kind)
+            raise
+        return True
 
-    def fill(self, response: generation_pb2.GenerateManyResponse) -> None:
-        """Adds the rows to a message."""
-        for (version, width, _), columns in self._by_kind.items():
-            columns.fill(response.columns.add(), version, width)
+    def fill(self, response: generation_pb2.GenerateManyResponse) -> list[tuple[int, Exception]]:
+        """Adds the rows to a message. Returns the slots of those that no message can have, with their errors."""
+        failures: list[tuple[int, Exception]] = []
+        for kind, columns in self._by_kind.items():
+            try:
+                columns.fill(response.columns.add(), kind)
+            except Exception:
+                del response.columns[-1]
+                for number, slot in enumerate(columns.slots):  # which row it was: each by itself
+                    try:
+                        columns.between(number, number + 1, kind).fill(response.columns.add(), kind)
+                    except Exception as error:
+                        del response.columns[-1]
+                        failures.append((slot, error))
+        return failures
 
 
 def _kind(delta: SequenceDelta) -> _Kind | None:
@@ -113,24 +128,39 @@ class _Columns:
         self.top_ids: list[int] = []
         self.top_values: list[float] = []
 
-    def add(self, slot: int, delta: SequenceDelta) -> int:
-        """Adds a row, and returns the number of its values."""
+    def add(self, slot: int, delta: SequenceDelta) -> None:
+        """Adds a row."""
         _, start, end = delta.weight_spans[0]
         self.slots.append(slot)
         self.num_tokens.append(end - start)
         self.token_ids += delta.token_ids
         self.texts.append(delta.text)
-        num_values = _VALUES_PER_ROW + end - start + len(delta.text)
         logprobs = delta.logprobs
         if logprobs is not None:
             self.sampled += logprobs.sampled
             self.ranks += logprobs.ranks
             self.top_ids += logprobs.token_ids
             self.top_values += logprobs.values
-            num_values += end - start + len(logprobs.values)
-        return num_values
 
-    def fill(self, message: generation_pb2.TokenColumns, version: int, width: int) -> None:
+    def between(self, first: int, last: int, kind: _Kind) -> "_Columns":
+        """The rows [first, last)."""
+        _, width, has_token_ids = kind
+        start, end = sum(self.num_tokens[:first]), sum(self.num_tokens[:last])
+        rows = _Columns()
+        rows.slots = self.slots[first:last]
+        rows.num_tokens = self.num_tokens[first:last]
+        rows.texts = self.texts[first:last]
+        if has_token_ids:
+            rows.token_ids = self.token_ids[start:end]
+        if width >= 0:
+            rows.sampled = self.sampled[start:end]
+            rows.ranks = self.ranks[start:end]
+            rows.top_ids = self.top_ids[width * start : width * end]
+            rows.top_values = self.top_values[width * start : width * end]
+        return rows
+
+    def fill(self, message: generation_pb2.TokenColumns, kind: _Kind) -> None:
+        version, width, _ = kind
         message.slots.extend(self.slots)
         message.weight_version = version
         if self.num_tokens.count(1) != len(self.num_tokens):

@@ -10,26 +10,23 @@ from functools import partial
 
 from genserve.arguments import MAX_TEXT_CHARS
 from genserve.control.phase_admission import HasPhase, check_generation
-from genserve.engine.generation import GenerationRequest, GenerationUpdate
+from genserve.engine.aborted import AbortedStream
+from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
-from genserve.errors import GenserveError, InvalidFieldError
-from genserve.log_context import about
+from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
+from genserve.log_context import about, note
 from genserve.rpc.convert.generation_request import generation_request
-from genserve.rpc.convert.generation_response import fill_response
-from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
+from genserve.rpc.convert.token_columns import Slots
 from genserve.rpc.received import Received
-from genserve.rpc.status import known_error, to_message
+from genserve.rpc.status import known_error
+from genserve.rpc.streams.next_message import MAX_VALUES, METHOD, NextMessage, Running
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 
-METHOD = "GenerateMany"
-# Of the values that dominate a message (tokens, alternatives, characters), so that none comes near the 4 MiB that
-# clients take by default. What is left over goes with the next message, at once.
-_MAX_VALUES = 1 << 17
-# The cost of an item besides its values, in time: building a message of thousands of items would block the loop.
-_VALUES_PER_ITEM = 128
 # Refusals per message: each has at most 4 KiB. If as many wait to be written, no further requests are read.
 _MAX_REFUSALS = 256
+# Requests that are being admitted at once: one with a constraint may take seconds, and aborts are behind it.
+_MAX_ADMISSIONS = 64
 
 _MAX_ID_BYTES = 4 * MAX_TEXT_CHARS  # in UTF-8
 _FIRST_FIELD = 0x0A  # the tag of `generate` in GenerateManyRequest, and of `request_id` in that
@@ -55,13 +52,18 @@ class _Action:
 
 
 @dataclass(slots=True)
-class _Running:
-    """A request that has begun. `slots`: the numbers of its sequences in columns, None before its first item;
-    `num_slots`: how many it needs, 0 if its output comes as items."""
+class _Admission:
+    """A request that the engine is asked to admit. `is_aborted`: the client has ended it meanwhile."""
 
-    stream: GenerationStream
-    num_slots: int
-    slots: list[int] | None = None
+    request: GenerationRequest
+    asking: "asyncio.Task[GenerationStream]"
+    in_columns: bool
+    is_aborted: bool = False
+
+    def abort(self) -> None:
+        """Ends it."""
+        self.is_aborted = True
+        self.asking.cancel()
 
 
 class GenerateMany:
@@ -76,9 +78,11 @@ class GenerateMany:
         self._engine = engine
         self._board = board
         self._write = write
-        self._running: dict[str, _Running] = {}
+        self._admissions: dict[str, _Admission] = {}
+        self._running: dict[str, Running] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._slots = Slots() if slots is None else slots
-        self._ready: deque[_Running] = deque()
+        self._ready: deque[Running] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -89,7 +93,7 @@ class GenerateMany:
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._wake.set())
         try:
-            while not reading.done() or self._running or self._refused:
+            while not reading.done() or self._admissions or self._running or self._refused:
                 await self._wake.wait()
                 self._wake.clear()
                 if reading.done():
@@ -114,8 +118,8 @@ class GenerateMany:
                 await self._refuse(action.request_id, action.error)
             elif action.request is not None:
                 await self._begin(action.request, in_columns=action.in_columns)
-            elif (running := self._running.get(action.request_id)) is not None:
-                running.stream.abort()  # and not by its id, which may be in use at another front end as well
+            else:
+                self._abort(action.request_id)
 
     def _action(self, message: generation_pb2.GenerateManyRequest) -> _Action:
         kind = message.WhichOneof("action")
@@ -133,75 +137,105 @@ class GenerateMany:
         except GenserveError as error:
             return _Action(request_id[:MAX_TEXT_CHARS], error=error)
 
+    def _abort(self, request_id: str) -> None:
+        # Not by asking the engine for its id, which may be in use at another front end as well.
+        if (running := self._running.get(request_id)) is not None:
+            running.stream.abort()
+        elif (admission := self._admissions.get(request_id)) is not None:
+            admission.abort()
+
     async def _begin(self, request: GenerationRequest, *, in_columns: bool) -> None:
-        try:
-            check_generation(self._board.phase)
-            with about(request.request_id):
-                stream = await self._engine.submit(request)
-        except Exception as error:
-            await self._refuse(request.request_id, error)
+        """Has the engine admit a request, beside those that follow."""
+        if request.request_id in self._admissions or request.request_id in self._running:
+            await self._refuse(request.request_id, RequestIdInUseError.of(request.request_id))
             return
-        running = _Running(stream, (request.sampling.n or 1) if in_columns else 0)
-        self._running[request.request_id] = running
-        stream.call_when_ready(partial(self._note, running))
+        asking = asyncio.create_task(self._submit(request))
+        admission = self._admissions[request.request_id] = _Admission(request, asking, in_columns)
+        asking.add_done_callback(lambda _: self._admitted(admission))
+        await self._wait_for_room()
+
+    async def _submit(self, request: GenerationRequest) -> GenerationStream:
+        check_generation(self._board.phase)
+        note(request_id=request.request_id)
+        return await self._engine.submit(request)
+
+    def _admitted(self, admission: _Admission) -> None:
+        request, asking = admission.request, admission.asking
+        del self._admissions[request.request_id]
+        try:
+            stream = AbortedStream(request) if asking.cancelled() and admission.is_aborted else asking.result()
+        except asyncio.CancelledError:
+            self._note_refusal(request.request_id, UnavailableError("the daemon has ended the admission"))
+        except Exception as error:
+            self._note_refusal(request.request_id, error)
+        else:
+            running = Running(stream, (request.sampling.n or 1) if admission.in_columns else 0)
+            self._running[request.request_id] = running
+            if admission.is_aborted:
+                stream.abort()
+            stream.call_when_ready(partial(self._note, running))
+        self._wake.set()
+        self._room.set()
 
     async def _refuse(self, request_id: str, error: Exception) -> None:
+        self._note_refusal(request_id, error)
+        await self._wait_for_room()
+
+    def _note_refusal(self, request_id: str, error: Exception) -> None:
         with about(request_id):
             self._refused.append((request_id, known_error(error, METHOD).with_traceback(None)))
         self._wake.set()
-        while len(self._refused) >= _MAX_REFUSALS:
+
+    async def _wait_for_room(self) -> None:
+        """Returns when further requests may be read."""
+        while (num := len(self._admissions)) >= _MAX_ADMISSIONS or num + len(self._refused) >= _MAX_REFUSALS:
             self._room.clear()
             await self._room.wait()
 
-    def _note(self, running: _Running) -> None:
-        self._ready.append(running)
-        self._wake.set()
+    def _note(self, running: Running) -> None:
+        if running.parts is None:  # otherwise it is taken until nothing is left
+            self._ready.append(running)
+            self._wake.set()
 
     def _next_response(self) -> generation_pb2.GenerateManyResponse:
-        response = generation_pb2.GenerateManyResponse()
-        add = response.items.add
+        message = NextMessage(self._slots, self._failed)
         for _ in range(min(len(self._refused), _MAX_REFUSALS)):
-            request_id, error = self._refused.popleft()
-            add(request_id=request_id, error=to_message(error))
+            message.refuse(*self._refused.popleft())
         self._room.set()
-        columns = ColumnsOfStep()
-        num_values = 0
-        while self._ready and num_values < _MAX_VALUES:
+        unfinished: list[Running] = []
+        while self._ready and message.num_values < MAX_VALUES:
             running = self._ready.popleft()
-            stream = running.stream
-            try:
-                update = stream.take()
-            except Exception as error:
-                with about(stream.request_id):
-                    add(request_id=stream.request_id, error=to_message(known_error(error, METHOD)))
-            else:
-                if update is None:
-                    pass
-                elif running.slots is not None and (num_added := columns.add(running.slots, update)):
-                    num_values += num_added
-                else:
-                    self._fill(add(request_id=stream.request_id), running, update)
-                    num_values += _VALUES_PER_ITEM + _num_values(update)
-            if stream.is_finished and self._running.get(stream.request_id) is running:
-                del self._running[stream.request_id]
-                self._slots.free(running.slots or ())
-        columns.fill(response)
+            if running.has_failed:
+                continue
+            message.add(running)
+            if running.stream.is_finished and not running.parts:
+                self._forget(running)
+            elif running.parts is not None:
+                unfinished.append(running)
+        self._ready += unfinished  # for the next message
+        response = message.finish()
         self._slots.end_message()
         return response
 
-    def _fill(self, item: generation_pb2.GenerateManyItem, running: _Running, update: GenerationUpdate) -> None:
-        fill_response(item.response, update, running.stream.request_id)
-        if running.slots is None and running.num_slots and update.usage is None:
-            slots = self._slots.take(running.num_slots)
-            if slots:
-                running.slots = slots
-                item.slots.extend(slots)
-            else:
-                running.num_slots = 0  # it goes on in items
+    def _failed(self, running: Running) -> None:
+        self._forget(running)
+        if not running.stream.is_finished:
+            closing = asyncio.create_task(running.stream.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _forget(self, running: Running) -> None:
+        if self._running.get(running.stream.request_id) is running:
+            del self._running[running.stream.request_id]
+            self._slots.free(running.slots or ())
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
-        await asyncio.gather(*(running.stream.close() for running in self._running.values()))
+        asking = [admission.asking for admission in self._admissions.values()]
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*(running.stream.close() for running in self._running.values()), *self._closing)
 
 
 def named_in(head: bytes) -> str:
@@ -217,16 +251,3 @@ def named_in(head: bytes) -> str:
         return request_id if len(request_id) <= MAX_TEXT_CHARS else ""
     except (IndexError, ValueError):
         return ""
-
-
-def _num_values(update: GenerationUpdate) -> int:
-    """The approximate number of values in an update."""
-    prompt = update.prompt
-    num_values = 0 if prompt is None else len(prompt.token_ids or ())
-    if prompt is not None and prompt.logprobs is not None:
-        num_values += len(prompt.logprobs.values)
-    for delta in update.outputs:
-        num_values += len(delta.token_ids) + len(delta.text)
-        if delta.logprobs is not None:
-            num_values += len(delta.logprobs.values) + len(delta.logprobs.sampled)
-    return num_values

@@ -93,6 +93,11 @@ def test_generations(vector: dict[str, Any]) -> None:
         found.append(fields)
     assert found == vector["sequences"]
     assert generation.request_id == "r"
+    if "prompt" in vector:
+        prompt = generation.prompt
+        assert prompt is not None and prompt.logprobs is not None
+        told = {"num_tokens": prompt.num_tokens, "token_ids": prompt.token_ids, "logprobs": prompt.logprobs.sampled}
+        assert told == vector["prompt"]
 
 
 @vectors("json.json")

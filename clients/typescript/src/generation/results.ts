@@ -49,7 +49,7 @@ export interface SequenceDelta {
 /** New output of one request. */
 export interface Delta {
   requestId: string;
-  /** On the first delta. */
+  /** On the first delta. If the prompt is too large for one, it goes on in the next ones, before any output. */
   prompt: PromptInfo | undefined;
   /** Sequences with new output. */
   outputs: SequenceDelta[];
@@ -98,9 +98,19 @@ export class Generation {
   /** Adds the next delta. */
   add(delta: Delta): void {
     this.requestId = delta.requestId;
-    this.prompt = delta.prompt ?? this.prompt;
+    if (delta.prompt !== undefined) this.#extendPrompt(delta.prompt);
     this.usage = delta.usage ?? this.usage;
     for (const output of delta.outputs) extend(this.#sequence(output.index), output);
+  }
+
+  #extendPrompt(prompt: PromptInfo): void {
+    if (this.prompt === undefined) {
+      const { tokenIds, logprobs } = prompt;
+      this.prompt = { ...prompt, tokenIds: [...tokenIds], logprobs: logprobs && extended(noLogprobs(), logprobs) };
+      return;
+    }
+    append(this.prompt.tokenIds, prompt.tokenIds);
+    if (prompt.logprobs !== undefined) extended((this.prompt.logprobs ??= noLogprobs()), prompt.logprobs);
   }
 
   #sequence(index: number): GeneratedSequence {
@@ -148,14 +158,7 @@ function finishOf({ reason, stop, numTokens, weightSpans, cumulativeLogprob }: w
 function extend(sequence: GeneratedSequence, delta: SequenceDelta): void {
   sequence.text += delta.text;
   append(sequence.tokenIds, delta.tokenIds);
-  if (delta.logprobs !== undefined) {
-    const logprobs = (sequence.logprobs ??= { sampled: [], ranks: [], width: 0, tokenIds: [], values: [] });
-    append(logprobs.sampled, delta.logprobs.sampled);
-    append(logprobs.ranks, delta.logprobs.ranks);
-    append(logprobs.tokenIds, delta.logprobs.tokenIds);
-    append(logprobs.values, delta.logprobs.values);
-    logprobs.width = Math.max(logprobs.width, delta.logprobs.width);
-  }
+  if (delta.logprobs !== undefined) extended((sequence.logprobs ??= noLogprobs()), delta.logprobs);
   for (const span of delta.weightSpans) {
     const last = sequence.weightSpans.at(-1);
     if (last?.version === span.version && last.end === span.start) last.end = span.end;
@@ -165,6 +168,20 @@ function extend(sequence: GeneratedSequence, delta: SequenceDelta): void {
     sequence.finish = delta.finish;
     sequence.weightSpans = delta.finish.weightSpans.map((span) => ({ ...span }));
   }
+}
+
+function noLogprobs(): Logprobs {
+  return { sampled: [], ranks: [], width: 0, tokenIds: [], values: [] };
+}
+
+/** `logprobs` with the rows of `more` behind its own. */
+function extended(logprobs: Logprobs, more: Logprobs): Logprobs {
+  append(logprobs.sampled, more.sampled);
+  append(logprobs.ranks, more.ranks);
+  append(logprobs.tokenIds, more.tokenIds);
+  append(logprobs.values, more.values);
+  logprobs.width = Math.max(logprobs.width, more.width);
+  return logprobs;
 }
 
 /** Not `push(...items)`, whose number of arguments is limited. */

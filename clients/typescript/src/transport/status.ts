@@ -25,6 +25,7 @@ const CLASS_BY_REASON = new Map(ERROR_CLASSES.map((errorClass) => [errorClass.re
 
 /** For codes of gRPC itself, which have no reason of genserve. */
 const CLASS_BY_CODE = new Map<number, typeof GenserveError>([
+  [Code.CANCELLED, UnavailableError], // by the other side: what is cancelled here ends with the reason of its signal
   [Code.DEADLINE_EXCEEDED, DeadlineError],
   [Code.PERMISSION_DENIED, PermissionDeniedError],
   [Code.RESOURCE_EXHAUSTED, MessageTooLargeError],
@@ -99,6 +100,8 @@ function typed(code: number, message: string, status: Status | undefined, addres
 /** gRPC's own words, with what was called. */
 function explained(code: number, message: string, address: string): string {
   switch (Code[code]) {
+    case "CANCELLED":
+      return `${address} has ended the call, or its connection broke: ${message}`;
     case "UNAVAILABLE":
       return BROKEN.test(message)
         ? `the connection to ${address} broke: ${message}`

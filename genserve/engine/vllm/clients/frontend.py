@@ -8,6 +8,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.protocol import GenerationStream
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.clients.interruption import Interruptions, Watch, of_vllm
 from genserve.engine.vllm.clients.join import join
@@ -16,7 +17,6 @@ from genserve.engine.vllm.clients.seat import Invitation, place_of
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.intake import Intake
-from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.start.series import stat_loggers
 from genserve.memory.id_table import IdTable
 from genserve.memory.words import SharedWords
@@ -80,7 +80,7 @@ class FrontendEngine:
         """Whether vLLM exports spans."""
         return self._intake.is_traced
 
-    async def submit(self, request: GenerationRequest) -> VllmStream:
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
         """Admits a request."""
         return await self._intake.submit(request)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.protocol import GenerationStream
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.running import RunningRequests, Tally
-from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, WeightVersionMismatchError
 
 
@@ -45,6 +45,7 @@ class Intake:
             llm.get_tokenizer(),
             info.max_model_len,
             info.max_request_bytes,
+            vocab_size=info.vocab_size,
             trust_templates=limits.trust_request_chat_template,
         )
         # More sequences than vLLM's own queue takes would always be refused.
@@ -67,7 +68,7 @@ class Intake:
         """Whether vLLM exports spans."""
         return self._builder.is_traced
 
-    async def submit(self, request: GenerationRequest) -> VllmStream:
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
         """Admits a request."""
         if self._liveness.dead:
             raise EngineDeadError("the engine has died")

@@ -45,13 +45,18 @@ class _TokenizerThread:
 
 class PromptCodec:
     """Encodes and decodes without blocking the event loop for long. `max_text_length`: characters of the longest text
-    that is tokenised, whatever its tokens. `trust_templates`: whether requests may contain a chat template, which is a
-    program that runs here."""
+    that is tokenised, whatever its tokens. `vocab_size`: ids of the model, which samples also those that no token has:
+    vocabularies are padded. `trust_templates`: whether requests may contain a chat template, which is a program that
+    runs here."""
 
-    def __init__(self, tokenizer: Any, max_model_len: int, max_text_length: int, *, trust_templates: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, max_model_len: int, max_text_length: int, *, vocab_size: int, trust_templates: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_text_length = max_text_length
+        self._num_ids_with_text = 1 + max(tokenizer.get_vocab().values())
+        self._num_ids = max(vocab_size, self._num_ids_with_text)
         self._bounds = text_bounds(tokenizer)
         self._short = _TokenizerThread(tokenizer, "tokenizer")
         self._long = _TokenizerThread(tokenizer, "long-texts")
@@ -78,15 +83,14 @@ class PromptCodec:
         return await self._encode_text(await self._render(prompt), add_special_tokens=False)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids. Raises InvalidFieldError for more ids than a context holds, or one outside the
-        vocabulary."""
+        """Text of token ids; those that no token has are without text, as in a sequence. Raises InvalidFieldError for
+        more ids than a context holds, or one outside the model's vocabulary."""
         if len(token_ids) > self._max_model_len:
             raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; the limit is {self._max_model_len}")
-        size = len(self._tokenizer)
         highest = max(token_ids, default=0)
-        if highest >= size:
-            raise InvalidFieldError.of("token_ids", f"{highest} is outside the vocabulary of {size} tokens")
-        ids = list(token_ids)
+        if highest >= self._num_ids:
+            raise InvalidFieldError.of("token_ids", f"{highest} is outside the vocabulary of {self._num_ids} tokens")
+        ids = [each for each in token_ids if each < self._num_ids_with_text]
         return await self._run(4 * len(ids), lambda t: str(t.decode(ids, skip_special_tokens=skip_special_tokens)))
 
     async def _encode_text(self, text: str, add_special_tokens: bool) -> list[int]:

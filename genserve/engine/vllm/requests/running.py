@@ -1,14 +1,15 @@
 """The requests that an engine works on, from their admission until their streams end."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from genserve.engine.aborted import AbortedStream
 from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan, prompt_too_long
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
@@ -31,6 +32,32 @@ class Tally(Protocol):
 
     def served(self, num_versions: int, num_tokens: int) -> None:
         """Counts tokens of a sequence that has ended: this many versions behind the served one."""
+
+
+class _Admission:
+    """A request that is being admitted by the task that makes it."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._task = asyncio.current_task()
+        self._is_aborted = False
+
+    def abort(self) -> None:
+        """Ends it with reason ABORTED."""
+        if not self._is_aborted and self._task is not None:
+            self._is_aborted = True
+            self._task.cancel()
+
+    async def run(self, admit: Coroutine[Any, Any, VllmStream]) -> VllmStream | AbortedStream:
+        """The stream of what is admitted, or of what was aborted meanwhile."""
+        num_cancelling = 0 if self._task is None else self._task.cancelling()
+        try:
+            return await admit
+        except asyncio.CancelledError:
+            # Another cancellation may have come as well, and counts.
+            if self._task is not None and self._is_aborted and self._task.uncancel() <= num_cancelling:
+                return AbortedStream(self._request)
+            raise
 
 
 class RunningRequests:
@@ -63,7 +90,7 @@ class RunningRequests:
         self._weight_version = weight_version
         self._max_active = max_active
         self._max_model_len = max_model_len
-        self._streams: dict[str, VllmStream | None] = {}  # None while a request is being admitted
+        self._streams: dict[str, VllmStream | _Admission] = {}  # by id, from when the id is taken
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
         self._reason_if_aborted = FinishReason.ABORTED
@@ -73,12 +100,13 @@ class RunningRequests:
     @property
     def streams(self) -> list[VllmStream]:
         """Those of the admitted requests."""
-        return [stream for stream in self._streams.values() if stream is not None]
+        return [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
 
-    async def submit(self, request: GenerationRequest) -> VllmStream:
-        """Admits a request. Raises RequestIdInUseError, QueueFullError, and what is wrong with the request."""
+    async def submit(self, request: GenerationRequest) -> VllmStream | AbortedStream:
+        """Admits a request, unless `abort` ends it meanwhile. Raises RequestIdInUseError, QueueFullError, and what is
+        wrong with the request."""
         if request.request_id in self._streams:
-            raise RequestIdInUseError(f"a request {request.request_id!r} is already running")
+            raise RequestIdInUseError.of(request.request_id)
         self._builder.check_early(request)
         num_sequences = request.sampling.n or 1
         num_active = self._num_active + self._tally.num_elsewhere
@@ -87,16 +115,20 @@ class RunningRequests:
                 f"{num_active} sequences are running or waiting, of {self._max_active} at most",
                 retry_after_s=1.0,
             )
-        self._streams[request.request_id] = None  # the id is taken from here on
+        admission = self._streams[request.request_id] = _Admission(request)  # the id is taken from here on
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
         self._tally.publish(self._num_active, len(self._streams))
         self._idle.clear()
         try:
-            stream = self._streams[request.request_id] = await self._admit(request)
+            stream = await admission.run(self._admit(request))
         except BaseException:
             self._forget(request.request_id)
             raise
+        if isinstance(stream, VllmStream):
+            self._streams[request.request_id] = stream
+        else:
+            self._forget(request.request_id)
         return stream
 
     def pausing(self) -> int:
@@ -117,9 +149,10 @@ class RunningRequests:
         await self._idle.wait()
 
     def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
-        """Ends these requests, or all, with reason ABORTED; the ids that were running, and those that were not."""
+        """Ends these requests, or all, with reason ABORTED, also those that are being admitted; the ids that were
+        running, and those that were not."""
         wanted = list(self._streams) if request_ids is None else list(request_ids)
-        running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
+        running = {i: self._streams[i] for i in wanted if i in self._streams}
         for stream in running.values():
             stream.abort()
         return list(running), [i for i in wanted if i not in running]

@@ -92,6 +92,7 @@ async def test_a_reason_of_a_newer_daemon_is_kept_in_the_metadata(daemon: Script
         (grpc.StatusCode.PERMISSION_DENIED, PermissionDeniedError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, MessageTooLargeError),
         (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+        (grpc.StatusCode.CANCELLED, UnavailableError),  # by nobody here: a server that is going, or has too much to do
     ],
 )
 async def test_codes_that_grpc_answers_itself_are_typed(
@@ -172,6 +173,12 @@ async def test_a_connection_that_breaks_is_not_a_daemon_that_is_not_there() -> N
     [
         (code_pb2.UNAVAILABLE, "Stream removed (Socket closed)", "here:1 broke: Socket closed"),
         (code_pb2.UNAVAILABLE, "Connection reset by peer", "here:1 broke: Connection reset by peer"),
+        (
+            *(code_pb2.UNAVAILABLE, "Stream removed (recvmsg:Connection reset by peer (104))"),
+            "here:1 broke: Connection reset by peer",
+        ),
+        (code_pb2.UNAVAILABLE, "Stream removed (FD shutdown)", "here:1 broke: FD shutdown"),
+        (code_pb2.CANCELLED, "CANCELLED", "here:1 has ended the call"),
         (code_pb2.UNAVAILABLE, "no healthy upstream", "here:1: no healthy upstream"),
         (code_pb2.DEADLINE_EXCEEDED, "Deadline Exceeded", "here:1"),
         (code_pb2.DEADLINE_EXCEEDED, "", "here:1"),

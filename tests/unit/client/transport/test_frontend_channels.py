@@ -1,8 +1,10 @@
 """Which connection a request for tokens goes over."""
 
 import asyncio
+import socket
+import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,6 +20,7 @@ from genserve.words import FRONTEND_PORTS_KEY
 from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.patience import STEP_S, turns
 from tests.support.ports import free_port
+from tests.support.refusals import refuses
 
 
 class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.ControlServiceServicer):
@@ -211,6 +214,38 @@ async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is
         async with asyncio.timeout(STEP_S):
             while "back" not in await names(client, 2):
                 await asyncio.sleep(0.05)
+
+
+async def dies_when_called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A front end that is killed with a call: the kernel resets its connections."""
+    writer.write(bytes.fromhex("000000040000000000"))  # a server's settings: now it is connected
+    while b"GenerationService" not in (frame := await reader.read(1 << 16)):
+        if frame == b"":
+            return
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
+async def generated_many(client: AsyncClient) -> None:
+    await client.generate_many([[1]])
+
+
+async def generated(client: AsyncClient) -> None:
+    await client.generate([1])
+
+
+@pytest.mark.parametrize("ask", [generated, generated_many])
+async def test_a_front_end_that_dies_is_what_the_error_names(ask: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    """The daemon goes on beside it, at another port: nothing is said of that."""
+    server = await asyncio.start_server(dies_when_called, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, served(0, (port,)) as (client, daemon):
+        await client.wait_ready()
+        with refuses(UnavailableError, says=f"the connection to 127.0.0.1:{port} (a front end of ") as raised:
+            await ask(client)
+        assert "Stream removed" not in raised.value.message
+        assert daemon.asked["generate"] == 0
 
 
 async def test_a_daemon_that_was_started_again_has_other_front_ends() -> None:

@@ -18,6 +18,8 @@ from tests.support.models import tiny_qwen3
 from tests.support.patience import STEP_S
 
 MAX_MODEL_LEN = 2048
+PADDING = 64
+"""Ids of the model that no token has."""
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -26,7 +28,9 @@ async def codec(
     tokenizer: Any, *, max_model_len: int = MAX_MODEL_LEN, trust_templates: bool = False
 ) -> AsyncIterator[PromptCodec]:
     """One for the length of a test."""
-    made = PromptCodec(tokenizer, max_model_len, 1 << 20, trust_templates=trust_templates)
+    made = PromptCodec(
+        tokenizer, max_model_len, 1 << 20, vocab_size=len(tokenizer) + PADDING, trust_templates=trust_templates
+    )
     try:
         yield made
     finally:
@@ -105,7 +109,7 @@ async def test_a_long_text_does_not_hold_up_shorter_ones(tmp_path: Path) -> None
             return super().__call__(text, **options)
 
     tokenizer.__class__ = Waiting
-    prompts = PromptCodec(tokenizer, 10**6, 1 << 24, trust_templates=False)
+    prompts = PromptCodec(tokenizer, 10**6, 1 << 24, vocab_size=len(tokenizer), trust_templates=False)
     finished: list[str] = []
 
     async def encode(name: str, text: str) -> None:
@@ -126,6 +130,20 @@ async def test_no_more_ids_become_text_than_a_sequence_has(tokenizer: Any) -> No
             with pytest.raises(InvalidFieldError) as refused:
                 await prompts.decode(ids, skip_special_tokens=False)
             assert field_of(refused) == "token_ids"
+
+
+async def test_ids_that_a_model_samples_become_text_although_no_token_has_them(tokenizer: Any) -> None:
+    """A vocabulary is padded: such an id is without text. One beyond the model's vocabulary is refused."""
+    size = len(tokenizer)
+    async with codec(tokenizer) as prompts:
+        for skip_special_tokens in (False, True):
+            expected = await prompts.decode([5, 6], skip_special_tokens=skip_special_tokens)
+            ids = [size, 5, size + PADDING - 1, 6, size]
+            assert await prompts.decode(ids, skip_special_tokens=skip_special_tokens) == expected
+        assert await prompts.decode([size], skip_special_tokens=False) == ""
+        with pytest.raises(InvalidFieldError) as refused:
+            await prompts.decode([5, size + PADDING], skip_special_tokens=False)
+        assert field_of(refused) == "token_ids"
 
 
 async def test_what_a_chat_asks_of_the_template_reaches_it(tokenizer: Any) -> None:

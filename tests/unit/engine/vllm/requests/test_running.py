@@ -12,7 +12,15 @@ from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Output, Sampling, TokenPrompt
+from genserve.engine.generation import (
+    AnyPrompt,
+    FinishReason,
+    GenerationRequest,
+    Output,
+    Sampling,
+    TokenPrompt,
+)
+from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.engine.vllm.requests.stream import VllmStream
@@ -59,7 +67,11 @@ class ScriptedLlm:
 
 
 class Loras:
-    """Of which none is loaded."""
+    """Of which each name is loaded."""
+
+    async def use(self, name: str, request_id: str) -> UsedAdapter:
+        """The same for all."""
+        return UsedAdapter(f"{name} 1", 1, "/nowhere")
 
     def release(self, request_id: str) -> None:
         """Nothing was used."""
@@ -230,17 +242,86 @@ async def test_a_prompt_leaves_room_for_one_token(requests: RunningRequests) -> 
 
 
 async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequests, llm: ScriptedLlm) -> None:
-    """All of them without ids; one that is being admitted does not run yet."""
+    """All of them without ids."""
     await requests.submit(request("a"))
     await requests.submit(request("b"))
-    llm.taking = Gate()
-    submitting = asyncio.create_task(requests.submit(request("c")))
-    await llm.taking.reached.wait()
-    assert requests.abort(["a", "c", "x"]) == (["a"], ["c", "x"])
-    assert requests.abort(None) == (["a", "b"], ["c"])
-    llm.taking.open.set()
-    await submitting
+    assert requests.abort(["a", "x"]) == (["a"], ["x"])
+    assert requests.abort(None) == (["a", "b"], [])
+    await asyncio.sleep(0)
     assert llm.aborted == [("a-internal", True), ("b-internal", True)]
+
+
+def held_up(step: str, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
+    """Nothing gets past this step until the gate is opened."""
+    gate = Gate()
+    if step == "vLLM":
+        llm.taking = gate
+        return gate
+
+    async def waits(*args: object) -> object:
+        gate.reached.set()
+        await gate.open.wait()
+        raise AssertionError("it was not ended")
+
+    if step == "tokenizer":
+        requests._prompts.encode = waits  # type: ignore[method-assign, assignment]
+    elif step == "constraint":
+        requests._builder.engine_request = waits  # type: ignore[method-assign, assignment]
+    else:
+        requests._adapters.use = waits  # type: ignore[method-assign, assignment]
+    return gate
+
+
+@pytest.mark.parametrize("by_id", [True, False], ids=["by id", "all"])
+@pytest.mark.parametrize("step", ["tokenizer", "adapter", "constraint", "vLLM"])
+async def test_an_abort_ends_what_is_being_admitted(
+    requests: RunningRequests, llm: ScriptedLlm, step: str, by_id: bool
+) -> None:
+    """From the moment its id is taken, however long the admission takes: it ends as ABORTED, without a token, and its
+    id is free. Who waits for the admission is not cancelled."""
+    gate = held_up(step, requests, llm)
+    cancellations: list[int] = []
+
+    async def submit() -> Any:
+        stream = await requests.submit(replace(request(n=3), lora_name="adapter"))
+        cancellations.append(asyncio.current_task().cancelling())  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+        return stream
+
+    submitting = asyncio.create_task(submit())
+    await gate.reached.wait()
+    ids = ["r"] if by_id else None
+    assert requests.abort(ids) == (["r"], [])
+    assert requests.abort(ids) == (["r"], []), "it is still being ended"
+    stream = await submitting
+    assert cancellations == [0]
+    assert requests.abort(["r"]) == ([], ["r"]) and is_idle(requests) and requests.streams == []
+    assert llm.aborted == ([("r", False)] if step == "vLLM" else [])
+
+    noted: list[bool] = []
+    stream.call_when_ready(lambda: noted.append(True))
+    assert noted == [True] and not stream.is_finished
+    update = stream.take()
+    assert stream.is_finished and stream.take() is None
+    assert update.prompt is not None and update.prompt.num_tokens == 2
+    assert [delta.index for delta in update.outputs] == [0, 1, 2]
+    assert {delta.finish.reason for delta in update.outputs if delta.finish} == {FinishReason.ABORTED}
+    assert update.usage is not None and update.usage.num_output_tokens == 0
+    await stream.close()
+
+
+async def test_a_client_that_goes_while_its_request_is_aborted_is_cancelled(
+    requests: RunningRequests, llm: ScriptedLlm
+) -> None:
+    """Both at once: the cancellation is not lost."""
+    llm.taking = Gate()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await llm.taking.reached.wait()
+    requests.abort(["r"])
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    assert is_idle(requests)
 
 
 async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningRequests, tally: ScriptedTally) -> None:

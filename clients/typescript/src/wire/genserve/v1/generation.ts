@@ -191,7 +191,7 @@ export interface Output {
   promptTokenIds?:
     | boolean
     | undefined;
-  /** Tokens per message and sequence; 0 = one final message; default 1. */
+  /** Tokens per message and sequence; 0 = only at the end; default 1. What is too large for one message comes in several. */
   streamInterval?: number | undefined;
 }
 
@@ -296,7 +296,7 @@ export interface GenerateRequest {
   resume: boolean;
 }
 
-/** What is known of the prompt; on the first message. */
+/** What is known of the prompt. */
 export interface Prompt {
   /** Number of tokens. */
   numTokens: number;
@@ -357,11 +357,17 @@ export interface Usage {
   numOutputTokens: number;
 }
 
-/** Deltas of one request. */
+/**
+ * Deltas of one request. A daemon keeps every message below the 4 MiB that clients of gRPC take by default: of a larger
+ * answer the deltas come in several messages.
+ */
 export interface GenerateResponse {
   /** The request's id; on the first message. */
   requestId: string;
-  /** The prompt; on the first message. */
+  /**
+   * The prompt; on the first message. If it is too large for one message, its token ids and log-probabilities go on in
+   * the next ones, before any output.
+   */
   prompt?:
     | Prompt
     | undefined;

@@ -1,0 +1,62 @@
+"""A request that was ended before the engine had it."""
+
+from collections.abc import Callable
+
+from genserve.arguments import MAX_ABORTED_SEQUENCES
+from genserve.engine.generation import (
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    GenerationUpdate,
+    PromptInfo,
+    SequenceDelta,
+    TokenPrompt,
+    Usage,
+)
+
+
+class AbortedStream:
+    """A GenerationStream with one update: every sequence is ABORTED, without a token. Of a prompt that is not token ids
+    nobody knows the length, which is told as 0."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._finished = False
+
+    @property
+    def request_id(self) -> str:
+        """Its id."""
+        return self._request.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the update was taken."""
+        return self._finished
+
+    def take(self) -> GenerationUpdate | None:
+        """The update, once."""
+        if self._finished:
+            return None
+        self._finished = True
+        request, output = self._request, self._request.output
+        ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else ()
+        logprob = None if output.logprobs is None else 0.0
+        finish = Finish(FinishReason.ABORTED, None, 0, (), logprob)
+        num_sequences = min(request.sampling.n or 1, MAX_ABORTED_SEQUENCES)
+        return GenerationUpdate(
+            PromptInfo(len(ids), 0, ids if output.prompt_token_ids else None, None),
+            [SequenceDelta(index, (), "", None, (), finish) for index in range(num_sequences)],
+            Usage(len(ids), 0, 0),
+        )
+
+    def call_when_ready(self, callback: Callable[[], None]) -> None:
+        """Calls it at once, unless the update was taken."""
+        if not self._finished:
+            callback()
+
+    def abort(self) -> None:
+        """It is ended already."""
+
+    async def close(self) -> None:
+        """Nothing runs."""
+        self._finished = True
