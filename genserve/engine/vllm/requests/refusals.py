@@ -32,12 +32,13 @@ MAX_SEED: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU."""
+    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU; `splits_prompts`: may
+    compute a prompt in pieces."""
 
     runner: str
     is_cpu: bool = False
     has_adapters: bool = False
-    chunks_prefills: bool = False
+    splits_prompts: bool = False
     has_watermark: bool = False
 
     @classmethod
@@ -47,7 +48,8 @@ class Serving:
             runner=runner_of(config),
             is_cpu=config.device_config.device_type == "cpu",
             has_adapters=config.lora_config is not None,
-            chunks_prefills=config.scheduler_config.enable_chunked_prefill,
+            splits_prompts=config.scheduler_config.enable_chunked_prefill
+            or config.scheduler_config.long_prefill_token_threshold > 0,
             has_watermark=config.watermark_config is not None,
         )
 
@@ -132,10 +134,10 @@ TABLE: Final = (
     ),
     Row(
         parameter="seed",
-        where="CPU with --enable-chunked-prefill",
-        serves=lambda serving: serving.is_cpu and serving.chunks_prefills,
+        where="CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
+        serves=lambda serving: serving.is_cpu and serving.splits_prompts,
         applies=lambda params: params.seed is not None,
-        problem="cannot be used on the CPU with --enable-chunked-prefill",
+        problem="cannot be used on the CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
         reason="vLLM ends its engine there when a prompt with a seed is computed in pieces",
     ),
     Row(

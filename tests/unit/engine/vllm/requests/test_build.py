@@ -40,7 +40,7 @@ CONFIG = SimpleNamespace(
     use_v2_model_runner=True,
     device_config=SimpleNamespace(device_type="cpu"),
     lora_config=None,
-    scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
+    scheduler_config=SimpleNamespace(enable_chunked_prefill=False, long_prefill_token_threshold=0),
     watermark_config=None,
 )
 SPECULATIVE = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
