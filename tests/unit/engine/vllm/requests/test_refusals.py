@@ -25,9 +25,14 @@ Make = Callable[[int], SamplingParams]
 
 
 def with_bad_words(num_tokens: int) -> SamplingParams:
+    """With one that has so many tokens."""
+    return with_bad_words_of([7] * num_tokens)
+
+
+def with_bad_words_of(*words: list[int]) -> SamplingParams:
     """As vLLM completes parameters: with token ids."""
     params = SamplingParams(bad_words=["x"])
-    params._bad_words_token_ids = [[7] * num_tokens]
+    params._bad_words_token_ids = [*words]
     return params
 
 
@@ -56,6 +61,10 @@ OTHERS: dict[str, tuple[SamplingParams, Serving, list[Serving], SamplingParams]]
     "seed": (
         SamplingParams(seed=0), Serving(V1, is_cpu=True, splits_prompts=True),
         [Serving(V1, is_cpu=True), Serving(V1, splits_prompts=True)], SamplingParams(),
+    ),
+    "bad_words": (
+        with_bad_words_of([3], [4, 512]), Serving(V2, vocab_size=512), [Serving(V2, vocab_size=513), IN_V1],
+        with_bad_words_of([511], [512, 4]),
     ),
     "watermarking": (
         SamplingParams(watermarking=True), IN_V2, [Serving(V2, has_watermark=True)], SamplingParams(watermarking=False),
@@ -106,9 +115,11 @@ def test_an_engines_configuration_says_what_rows_ask(chunks: bool, threshold: in
             max_model_len=64, is_encoder_decoder=False, enable_chunked_prefill=chunks,
             long_prefill_token_threshold=threshold,
         ),
-        watermark_config=object(),
+        watermark_config=object(), model_config=SimpleNamespace(get_vocab_size=lambda: 512),
     )  # fmt: skip
-    assert Serving.of(config) == Serving(V1, is_cpu=True, has_adapters=True, splits_prompts=splits, has_watermark=True)
+    assert Serving.of(config) == Serving(
+        V1, is_cpu=True, has_adapters=True, splits_prompts=splits, has_watermark=True, vocab_size=512
+    )
 
 
 @pytest.mark.parametrize("parameter", LIMITS)
