@@ -127,6 +127,17 @@ TABLE: Final = (
         "answered: leave it out",
     ),
     Row(
+        parameter="stop_token_ids",
+        where="all",
+        serves=lambda _: True,
+        applies=lambda params, serving: (
+            params.min_tokens > 0 and any(each >= serving.vocab_size for each in params.all_stop_token_ids)
+        ),
+        problem="must be of the model's vocabulary, its EOS tokens in generation_config.json included, if "
+        "stop.min_tokens is set",
+        reason="vLLM ends its engine, or forbids a token of another request instead",
+    ),
+    Row(
         parameter="prompt_logprobs",
         where="CPU with --enable-lora",
         serves=lambda serving: serving.is_cpu and serving.has_adapters,

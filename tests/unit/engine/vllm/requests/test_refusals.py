@@ -66,6 +66,10 @@ OTHERS: dict[str, tuple[SamplingParams, Serving, list[Serving], SamplingParams]]
         with_bad_words_of([3], [4, 512]), Serving(V2, vocab_size=512), [Serving(V2, vocab_size=513), IN_V1],
         with_bad_words_of([511], [512, 4]),
     ),
+    "stop_token_ids": (
+        SamplingParams(min_tokens=1, stop_token_ids=[4, 512]), Serving(V1, vocab_size=512),
+        [Serving(V1, vocab_size=513)], SamplingParams(min_tokens=1, stop_token_ids=[511]),
+    ),
     "watermarking": (
         SamplingParams(watermarking=True), IN_V2, [Serving(V2, has_watermark=True)], SamplingParams(watermarking=False),
     ),
