@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any, Final
 
 HEADER: Final = b"genserve-weight-versions"
@@ -23,7 +24,7 @@ def note(versions: Iterable[int]) -> None:
 
 class VersionsHeader:
     """An ASGI application that gives the answers of `app` the header, if versions are known when an answer begins: the
-    headers of one that is streamed are sent before."""
+    headers of one that is streamed are sent before. Errors have none: nothing of what was sampled is answered."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -32,7 +33,7 @@ class VersionsHeader:
         known: dict[int, None] = {}
 
         async def send_with_header(message: Message) -> None:
-            if message["type"] == "http.response.start" and known:
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK and known:
                 message["headers"] = [*message.get("headers", ()), (HEADER, ", ".join(map(str, known)).encode())]
             await send(message)
 

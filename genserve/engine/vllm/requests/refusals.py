@@ -32,13 +32,15 @@ MAX_SEED: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU."""
+    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU; `splits_prompts`: may
+    compute a prompt in pieces; `vocab_size`: of the logits, which a tokenizer may exceed."""
 
     runner: str
     is_cpu: bool = False
     has_adapters: bool = False
-    chunks_prefills: bool = False
+    splits_prompts: bool = False
     has_watermark: bool = False
+    vocab_size: int = 2**31
 
     @classmethod
     def of(cls, config: Any) -> "Serving":
@@ -47,8 +49,10 @@ class Serving:
             runner=runner_of(config),
             is_cpu=config.device_config.device_type == "cpu",
             has_adapters=config.lora_config is not None,
-            chunks_prefills=config.scheduler_config.enable_chunked_prefill,
+            splits_prompts=config.scheduler_config.enable_chunked_prefill
+            or config.scheduler_config.long_prefill_token_threshold > 0,
             has_watermark=config.watermark_config is not None,
+            vocab_size=config.model_config.get_vocab_size(),
         )
 
 
@@ -61,7 +65,7 @@ class Row:
     parameter: str
     where: str
     serves: Callable[[Serving], bool]
-    applies: Callable[[Params], bool]
+    applies: Callable[[Params, Serving], bool]
     problem: str
     reason: str
 
@@ -86,7 +90,7 @@ def check(params: Params, serving: Serving) -> None:
 
 def refused(params: Params, serving: Serving) -> Iterator[Row]:
     """The rows that apply."""
-    return (row for row in TABLE if row.serves(serving) and row.applies(params))
+    return (row for row in TABLE if row.serves(serving) and row.applies(params, serving))
 
 
 def _v1(serving: Serving) -> bool:
@@ -109,7 +113,7 @@ TABLE: Final = (
         parameter="logprob_token_ids",
         where="v1",
         serves=_v1,
-        applies=lambda params: params.logprob_token_ids is not None,
+        applies=lambda params, _: params.logprob_token_ids is not None,
         problem="is not supported",
         reason="all other requests of a step would lose their alternatives: use logprobs",
     ),
@@ -117,32 +121,43 @@ TABLE: Final = (
         parameter="skip_reading_prefix_cache",
         where="all",
         serves=lambda _: True,
-        applies=lambda params: params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False,
+        applies=lambda params, _: params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False,
         problem="must not be false for prompt_logprobs",
         reason="nothing computes those of tokens that are found in the cache, and uninitialised memory would be "
         "answered: leave it out",
     ),
     Row(
+        parameter="stop_token_ids",
+        where="all",
+        serves=lambda _: True,
+        applies=lambda params, serving: (
+            params.min_tokens > 0 and any(each >= serving.vocab_size for each in params.all_stop_token_ids)
+        ),
+        problem="must be of the model's vocabulary, its EOS tokens in generation_config.json included, if "
+        "stop.min_tokens is set",
+        reason="vLLM ends its engine, or forbids a token of another request instead",
+    ),
+    Row(
         parameter="prompt_logprobs",
         where="CPU with --enable-lora",
         serves=lambda serving: serving.is_cpu and serving.has_adapters,
-        applies=lambda params: params.prompt_logprobs is not None,
+        applies=lambda params, _: params.prompt_logprobs is not None,
         problem="cannot be used on the CPU with --enable-lora",
         reason="vLLM takes the prompt's tokens for the batch's requests there, and its engine ends",
     ),
     Row(
         parameter="seed",
-        where="CPU with --enable-chunked-prefill",
-        serves=lambda serving: serving.is_cpu and serving.chunks_prefills,
-        applies=lambda params: params.seed is not None,
-        problem="cannot be used on the CPU with --enable-chunked-prefill",
+        where="CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
+        serves=lambda serving: serving.is_cpu and serving.splits_prompts,
+        applies=lambda params, _: params.seed is not None,
+        problem="cannot be used on the CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
         reason="vLLM ends its engine there when a prompt with a seed is computed in pieces",
     ),
     Row(
         parameter="watermarking",
         where="without --watermark-config",
         serves=lambda serving: not serving.has_watermark,
-        applies=lambda params: params.watermarking is True,
+        applies=lambda params, _: params.watermarking is True,
         problem="needs --watermark-config",
         reason="the engine has no watermark to apply",
     ),
@@ -150,7 +165,7 @@ TABLE: Final = (
         parameter="allowed_token_ids",
         where="v2",
         serves=_v2,
-        applies=lambda params: len(params.allowed_token_ids or ()) > MAX_ALLOWED_TOKEN_IDS,
+        applies=lambda params, _: len(params.allowed_token_ids or ()) > MAX_ALLOWED_TOKEN_IDS,
         problem=f"must have at most {MAX_ALLOWED_TOKEN_IDS} entries",
         reason=_V2_IS_FULL,
     ),
@@ -158,7 +173,7 @@ TABLE: Final = (
         parameter="logit_bias",
         where="v2",
         serves=_v2,
-        applies=lambda params: len(params.logit_bias or ()) > MAX_LOGIT_BIASES,
+        applies=lambda params, _: len(params.logit_bias or ()) > MAX_LOGIT_BIASES,
         problem=f"must have at most {MAX_LOGIT_BIASES} entries",
         reason=_V2_IS_FULL,
     ),
@@ -166,15 +181,25 @@ TABLE: Final = (
         parameter="bad_words",
         where="v2",
         serves=_v2,
-        applies=lambda params: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+        applies=lambda params, _: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
         problem="must not be longer than VLLM_MAX_BAD_WORDS_TOTAL_TOKENS tokens together (1024 by default)",
         reason=_V2_IS_FULL,
+    ),
+    Row(
+        parameter="bad_words",
+        where="v2",
+        serves=_v2,
+        applies=lambda params, serving: any(
+            word[-1] >= serving.vocab_size for word in params.bad_words_token_ids or ()
+        ),
+        problem="must end with a token of the model, not one that only its tokenizer has",
+        reason="vLLM's Model Runner V2 would forbid a token of another request instead",
     ),
     Row(
         parameter="stop_token_ids",
         where="v2",
         serves=_v2,
-        applies=lambda params: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
+        applies=lambda params, _: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
         problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries, the model's EOS tokens included, if stop.min_tokens "
         "is set",
         reason=_V2_IS_FULL,
@@ -183,7 +208,7 @@ TABLE: Final = (
         parameter="seed",
         where="v2",
         serves=_v2,
-        applies=lambda params: params.seed is not None and params.seed > MAX_SEED,
+        applies=lambda params, _: params.seed is not None and params.seed > MAX_SEED,
         problem="must not exceed 64 bits as seed + n - 1",
         reason="vLLM's Model Runner V2 holds no more",
     ),

@@ -40,8 +40,9 @@ CONFIG = SimpleNamespace(
     use_v2_model_runner=True,
     device_config=SimpleNamespace(device_type="cpu"),
     lora_config=None,
-    scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
+    scheduler_config=SimpleNamespace(enable_chunked_prefill=False, long_prefill_token_threshold=0),
     watermark_config=None,
+    model_config=SimpleNamespace(get_vocab_size=lambda: 512),
 )
 SPECULATIVE = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
 TRACED, UNTRACED = (SimpleNamespace(otlp_traces_endpoint=each) for each in ("http://127.0.0.1:4317", None))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from vllm import envs
+from vllm.config import SchedulerConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample import logit_bias
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
@@ -24,9 +25,14 @@ Make = Callable[[int], SamplingParams]
 
 
 def with_bad_words(num_tokens: int) -> SamplingParams:
+    """With one that has so many tokens."""
+    return with_bad_words_of([7] * num_tokens)
+
+
+def with_bad_words_of(*words: list[int]) -> SamplingParams:
     """As vLLM completes parameters: with token ids."""
     params = SamplingParams(bad_words=["x"])
-    params._bad_words_token_ids = [[7] * num_tokens]
+    params._bad_words_token_ids = [*words]
     return params
 
 
@@ -53,8 +59,16 @@ OTHERS: dict[str, tuple[SamplingParams, Serving, list[Serving], SamplingParams]]
         [Serving(V1, is_cpu=True), Serving(V1, has_adapters=True)], SamplingParams(logprobs=0),
     ),
     "seed": (
-        SamplingParams(seed=0), Serving(V1, is_cpu=True, chunks_prefills=True),
-        [Serving(V1, is_cpu=True), Serving(V1, chunks_prefills=True)], SamplingParams(),
+        SamplingParams(seed=0), Serving(V1, is_cpu=True, splits_prompts=True),
+        [Serving(V1, is_cpu=True), Serving(V1, splits_prompts=True)], SamplingParams(),
+    ),
+    "bad_words": (
+        with_bad_words_of([3], [4, 512]), Serving(V2, vocab_size=512), [Serving(V2, vocab_size=513), IN_V1],
+        with_bad_words_of([511], [512, 4]),
+    ),
+    "stop_token_ids": (
+        SamplingParams(min_tokens=1, stop_token_ids=[4, 512]), Serving(V1, vocab_size=512),
+        [Serving(V1, vocab_size=513)], SamplingParams(min_tokens=1, stop_token_ids=[511]),
     ),
     "watermarking": (
         SamplingParams(watermarking=True), IN_V2, [Serving(V2, has_watermark=True)], SamplingParams(watermarking=False),
@@ -96,13 +110,20 @@ def test_what_comes_over_http_is_read_as_vllm_encodes_it(asks: SamplingParams, s
     assert names(default, serving) == []
 
 
-def test_an_engines_configuration_says_what_rows_ask() -> None:
+@pytest.mark.parametrize(("chunks", "threshold", "splits"), [(True, 0, True), (False, 16, True), (False, 0, False)])
+def test_an_engines_configuration_says_what_rows_ask(chunks: bool, threshold: int, splits: bool) -> None:
     """A daemon, a front end and a server over HTTP have the same one."""
     config = SimpleNamespace(
         use_v2_model_runner=False, device_config=SimpleNamespace(device_type="cpu"), lora_config=object(),
-        scheduler_config=SimpleNamespace(enable_chunked_prefill=True), watermark_config=object(),
+        scheduler_config=SchedulerConfig(
+            max_model_len=64, is_encoder_decoder=False, enable_chunked_prefill=chunks,
+            long_prefill_token_threshold=threshold,
+        ),
+        watermark_config=object(), model_config=SimpleNamespace(get_vocab_size=lambda: 512),
     )  # fmt: skip
-    assert Serving.of(config) == Serving(V1, is_cpu=True, has_adapters=True, chunks_prefills=True, has_watermark=True)
+    assert Serving.of(config) == Serving(
+        V1, is_cpu=True, has_adapters=True, splits_prompts=splits, has_watermark=True, vocab_size=512
+    )
 
 
 @pytest.mark.parametrize("parameter", LIMITS)
