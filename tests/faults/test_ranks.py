@@ -174,6 +174,17 @@ async def test_a_rank_that_is_killed_is_the_end_of_the_engine(doomed: Subject) -
     await nothing_is_left(remains)
 
 
+async def test_the_last_line_names_the_exception_of_the_rank_that_could_not_take_a_step(doomed: Subject) -> None:
+    """Nothing of the engine is written after it, and the client is told that the engine is dead."""
+    doomed.order(Fault("run", "escape", rank="tp0"))
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        await doomed.client.generate([1, 2, 3], max_tokens=4)
+    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    doomed.release()
+    last = doomed.process.stderr.splitlines()[-1]
+    assert last == "genserve: the engine has died: LookupError: ordered to fail in run after 0"
+
+
 @LONG  # test_daemon_kill has this with one rank
 @pytest.mark.usefixtures("impatient")
 async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(doomed: Subject) -> None:

@@ -38,12 +38,15 @@ from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start import first_step
 from genserve.engine.vllm.start import progress as steps
 from genserve.engine.vllm.start.config import AsyncEngineArgs
+from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
+from genserve.errors import GenserveError
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -65,6 +68,7 @@ class VllmEngine:
         self._limits = options.limits
         self._with_series = options.with_series
         self._rows = rows
+        self._report = launched.report
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
         self.openai: Relay | None = None
@@ -110,7 +114,8 @@ class VllmEngine:
             # internal: vLLM calls this itself where it is made on an event loop. The task ends when EngineCore dies.
             llm._run_output_handler()
             manager = llm.engine_core.resources.engine_manager
-            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(end_of(manager)))
+            why = launched.report.cause
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(why() or end_of(manager)))
             engine._tasks = await engine._liveness.call(
                 llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
             )
@@ -126,11 +131,34 @@ class VllmEngine:
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
+            progress.reach(steps.STEP)
+            await engine._take_a_step()
             progress.reach(steps.SERVING)
-        except BaseException:
+        except BaseException as error:
             await engine.stop()
+            if isinstance(error, GenserveError):
+                raise EngineStartError(error.message) from error
             raise
         return engine
+
+    async def _take_a_step(self) -> None:
+        """As the first request of anybody would. Nothing of it is counted or traced."""
+        if "generate" not in self._tasks:
+            return
+        llm = self._llm
+        num_engines = len(llm.engine_core.core_engines)
+        # internal: the running output handler's own reference, which vLLM exchanges too when it adds engines.
+        counting, llm._logger_ref[0] = llm._logger_ref[0], None
+        traces, llm.output_processor.tracing_enabled = llm.output_processor.tracing_enabled, False
+        try:
+            await self._liveness.wait(
+                first_step.take(self.submit, num_engines, self._info.max_model_len),
+                what="the first step",
+                timeout_s=VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+            )
+        finally:
+            llm._logger_ref[0], llm.output_processor.tracing_enabled = counting, traces
+            self._row.clear()
 
     async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
         """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.
@@ -158,6 +186,7 @@ class VllmEngine:
         for place in self._places:
             place.close()
         self._rows.close()
+        self._report.close()
 
     @property
     def cause_of_death(self) -> str:

@@ -147,9 +147,12 @@ def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
     return config
 
 
-def start_explained(args: AsyncEngineArgs, progress_path: str = "") -> AbstractContextManager[None]:
+def start_explained(
+    args: AsyncEngineArgs, report: start_failure.Report, progress_path: str = ""
+) -> AbstractContextManager[None]:
     """A context in which to start the engine: a failure becomes an EngineStartError. A user's own logging configuration
-    is not changed; then a failure keeps vLLM's text, and `progress_path`, where a Progress listens, gets nothing."""
+    is not changed; then a failure keeps vLLM's text, and `report` and `progress_path`, where a Progress listens, get
+    nothing."""
     wanted = args.create_logging_config()
     if wanted.pylogging_config_file is not None or not wanted.configure_logging or wanted.formatter != "text":
         return nullcontext()
@@ -168,7 +171,7 @@ def start_explained(args: AsyncEngineArgs, progress_path: str = "") -> AbstractC
         "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
         "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
     }
-    return start_failure.explained(config, use, args.model, progress_path)
+    return start_failure.explained(config, use, args.model, report, progress_path)
 
 
 def _extension(asked: str) -> str:
