@@ -185,6 +185,21 @@ async def test_the_last_line_names_the_exception_of_the_rank_that_could_not_take
     assert last == "genserve: the engine has died: LookupError: ordered to fail in run after 0"
 
 
+@LONG  # tests/unit/engine/vllm/test_dead_engine.py has each call alone
+@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("commit", 2)])
+async def test_a_push_that_a_rank_does_not_survive_is_not_told_as_one_that_changed_nothing(
+    doomed: Subject, step: str, after: int
+) -> None:
+    """Whatever the trainer is told, it is told by somebody who has died; and the last line says how."""
+    doomed.order(Fault(step, "kill", after=after, rank="tp1"))
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        await doomed.push("b")
+    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    doomed.release()
+    last = doomed.process.stderr.splitlines()[-1]
+    assert last.startswith("genserve: the engine has died: Worker proc VllmWorker-1 died unexpectedly")
+
+
 @LONG  # test_daemon_kill has this with one rank
 @pytest.mark.usefixtures("impatient")
 async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(doomed: Subject) -> None:

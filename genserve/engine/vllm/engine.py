@@ -80,7 +80,9 @@ class VllmEngine:
         self._meter = LoadMeter(rows.rows())
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
-        self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+        self._liveness = Liveness(
+            lambda: llm.output_processor.propagate_error(VllmEngineDeadError()), launched.report.explained
+        )
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
@@ -114,8 +116,7 @@ class VllmEngine:
             # internal: vLLM calls this itself where it is made on an event loop. The task ends when EngineCore dies.
             llm._run_output_handler()
             manager = llm.engine_core.resources.engine_manager
-            why = launched.report.cause
-            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(why() or end_of(manager)))
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(end_of(manager)))
             engine._tasks = await engine._liveness.call(
                 llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
             )

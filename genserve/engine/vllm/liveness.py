@@ -30,12 +30,16 @@ log = logging.getLogger(__name__)
 class Liveness:
     """Whether the engine lives, and calls that end at its death or at a deadline."""
 
-    def __init__(self, on_death: Callable[[], None] = lambda: None) -> None:
-        """`on_death` is called once, when the engine is declared dead."""
+    def __init__(
+        self, on_death: Callable[[], None] = lambda: None, explain: Callable[[str], str] = lambda cause: cause
+    ) -> None:
+        """`on_death` is called once, when the engine is declared dead. `explain` makes the cause of what was declared:
+        whoever finds the engine dead may not know why."""
         self.cause_of_death = ""
         """For people."""
         self._dead = asyncio.Event()
         self._on_death = on_death
+        self._explain = explain
         self._calls: set[asyncio.Task[Any]] = set()
         self._settling: set[asyncio.Task[Any]] = set()
         self._occupying: set[asyncio.Task[Any]] = set()
@@ -49,7 +53,7 @@ class Liveness:
         """Ends every waiting call: the engine has died, or cannot be trusted to answer any more. The first cause is
         kept."""
         if not self._dead.is_set():
-            self.cause_of_death = cause
+            self.cause_of_death = self._explain(cause)
             self._dead.set()
             self._on_death()
             for call in self._calls:

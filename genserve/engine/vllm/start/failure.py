@@ -79,13 +79,21 @@ class Report:
     def cause(self) -> str:
         """The words of the process that ended first; "" if none has told. If a rank fails, the others fail after it,
         because their connections end."""
+        ends, survived = self._read()
+        return next(filter(None, (_root_of(line, survived) for line in ends)), "")
+
+    def explained(self, found: str) -> str:
+        """Why the engine is dead, for somebody who has `found` so."""
+        return self.cause() or _root_of(found, self._read()[1]) or found
+
+    def _read(self) -> tuple[list[str], list[str]]:
+        """What processes said at their ends, and what others said that lived on."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:  # whoever cleans up temporary files has removed it
-            return ""
-        survived = [line[1:] for line in lines if line.startswith("-")]
-        ends = (_root_of(line[1:], survived) for line in lines if line.startswith("+"))
-        return next(filter(None, ends), "")
+        except OSError:  # whoever cleans up temporary files has removed it
+            return [], []
+        ends, survived = ([line[1:] for line in lines if line.startswith(mark)] for mark in "+-")
+        return ends, survived
 
     def close(self) -> None:
         """Removes the file: what is logged later concerns nobody."""

@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[Parts], Awaitable[object]]] = {
     "discard": lambda parts: parts.weights.discard("n", 60.0),
     "digests": lambda parts: parts.weights.digests(60.0),
     "transfer": lambda parts: parts.transfer.start(60.0),
-    "load of an adapter": lambda parts: parts.loras.load("a", SimpleNamespace(directory="", close=lambda: None), 60.0),  # type: ignore[arg-type]
+    "load of an adapter": lambda parts: parts.loras.load("a", SimpleNamespace(directory="", close=lambda: None), 60.0),
     "ping": lambda parts: parts.workers.ping(workers=False),
     "ping of workers": lambda parts: parts.workers.ping(workers=True),
 }

@@ -163,6 +163,7 @@ def test_nothing_is_left_of_an_engine(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 FAILED = "Worker failed with error '{}', please check the stack trace above for the root cause"
+FAILED_BY_X = FAILED.format("'x'")
 CORE = "EngineCore encountered a fatal error."
 WORKER = "WorkerProc hit an exception."
 
@@ -173,7 +174,7 @@ WORKER = "WorkerProc hit an exception."
         # One rank: the worker is in EngineCore.
         ([(CORE, AssertionError("head size"))], "AssertionError: head size"),
         # A worker raises, and EngineCore has its text.
-        ([(WORKER, KeyError("x")), (CORE, RuntimeError(FAILED.format("'x'")))], "KeyError: 'x'"),
+        ([(WORKER, KeyError("x")), (CORE, RuntimeError(FAILED_BY_X))], "KeyError: 'x'"),
         ([(WORKER, AssertionError()), (CORE, RuntimeError(FAILED.format("")))], "AssertionError"),
         # Or a worker on another host, whose file nobody reads.
         ([(CORE, RuntimeError(FAILED.format("no kernel")))], "no kernel"),
@@ -183,7 +184,7 @@ WORKER = "WorkerProc hit an exception."
             [
                 (WORKER, MemoryError("of a wake-up")),
                 (WORKER, KeyError("x")),
-                (CORE, RuntimeError(FAILED.format("'x'"))),
+                (CORE, RuntimeError(FAILED_BY_X)),
             ],
             "KeyError: 'x'",
         ),
@@ -191,7 +192,7 @@ WORKER = "WorkerProc hit an exception."
         (
             [
                 (WORKER, KeyError("x")),
-                (CORE, RuntimeError(FAILED.format("'x'"))),
+                (CORE, RuntimeError(FAILED_BY_X)),
                 (CORE, RuntimeError("connection closed by peer")),
             ],
             "KeyError: 'x'",
@@ -214,6 +215,29 @@ def test_the_cause_of_a_death_is_the_exception_of_the_process_that_ended_first(
 ) -> None:
     """As for a start; long after it, too."""
     assert cause(*logged) == says
+
+
+@pytest.mark.parametrize(
+    ("logged", "found", "says"),
+    [
+        ([], "it has not answered for 5.0 s", "it has not answered for 5.0 s"),
+        ([(WORKER, KeyError("x"))], "it has not answered for 5.0 s", "it has not answered for 5.0 s"),
+        ([(CORE, OSError("a socket"))], "a worker failed in prepare: cancelled", "OSError: a socket"),
+        ([(WORKER, KeyError("x"))], f"a worker failed in commit: {FAILED_BY_X}", "KeyError: 'x'"),
+        ([], f"a worker failed in commit: {FAILED_BY_X}", "'x'"),
+        ([], "a worker failed in commit: see the root cause", "a worker failed in commit: see the root cause"),
+    ],
+)
+def test_whoever_finds_an_engine_dead_learns_why(
+    logged: Sequence[tuple[str, Exception]], found: str, says: str
+) -> None:
+    """Or keeps what it has found."""
+    with closing(Report()) as report:
+        with explained(CONFIG, configure, "some/model", report):
+            pass
+        for message, error in logged:
+            log(message, error)
+        assert report.explained(found) == says
 
 
 def test_what_an_engine_survives_again_and_again_fills_no_disk() -> None:
