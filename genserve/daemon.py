@@ -8,12 +8,14 @@ the order of the start, the order of exit that of the stop.
 
 import argparse
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 import uvloop
 
@@ -73,6 +75,8 @@ EXIT_FAILED = 1
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
 
+log = logging.getLogger(__name__)
+
 
 def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
@@ -108,8 +112,9 @@ async def serve(
     flags: argparse.Namespace,
     callers: AccessSource,
 ) -> int:
-    """Serves until a signal (status 0) or a failure (status 1). Front ends are forked from `template`; `args` are made
-    of `flags`; `callers`: where those are listed who may call."""
+    """Serves until a signal: the exit status. Front ends are forked from `template`; `args` are made of `flags`;
+    `callers`: where those are listed who may call. Raises RuntimeError for a failure, when all processes have ended:
+    what is said of it then stays the last line."""
     async with AsyncExitStack() as stack:
         if template is not None:
             stack.callback(template.close)
@@ -256,33 +261,31 @@ class _Daemon:
         try:
             drained = await drain.run(stopped, flag_s)
         except GenserveError as error:
-            return await self.fail(error.message)
+            await self.fail(self._failure() or error.message)
         if (failure := self._failure()) is not None:
-            return await self.fail(failure)
+            await self.fail(failure)
         for line in drained.cut:
             say(line)
         parts.board.end()
         return 0 if drained.in_order else EXIT_FAILED
 
-    async def fail(self, failure: str) -> int:
-        """Notifies clients of the failure. Returns the exit status."""
+    async def fail(self, failure: str) -> NoReturn:
+        """Notifies clients of the failure, and raises RuntimeError with it."""
         self.parts.board.enter(EngineCondition.DEAD)
         if self.http is not None:
             self.http.kill()
-        say(failure)
+        log.error("%s", failure)
         # Calls that the failure has ended get their answers first: a server that is stopping may delay them until
         # its grace period ends.
         await asyncio.sleep(_LAST_ANSWERS_S)
-        return EXIT_FAILED
+        raise RuntimeError(failure)
 
     def _failure(self) -> str | None:
-        """The message for a background task that has ended; None if all run."""
-        for task in self.background:
-            if task.done():
-                if task.get_name() == "engine" and task.exception() is None:
-                    return f"the engine has died: {self.engine.cause_of_death}"
-                return f"{task.get_name()} ended: {task.exception()!r}"
-        return None
+        """The message for an engine that has died, or for a background task that has ended; None if all run."""
+        if cause := self.engine.cause_of_death:  # tasks end because of it, with errors that may not name it
+            return f"the engine has died: {cause}"
+        ended = next((task for task in self.background if task.done()), None)
+        return None if ended is None else f"{ended.get_name()} ended: {ended.exception()!r}"
 
 
 async def _build_parts(

@@ -47,6 +47,18 @@ async def client(measured: DaemonProcess) -> AsyncIterator[AsyncClient]:
         yield connected
 
 
+def test_the_first_step_of_a_daemon_that_nobody_has_asked_for_anything_is_not_counted(
+    measured: DaemonProcess, url: str
+) -> None:
+    """It is taken before the daemon serves. The first test of this daemon."""
+    counted = ("generation_tokens", "prompt_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits")
+    found = scrape(url)
+    assert {name for name, _ in found.samples} >= {f"vllm:{name}_total" for name in counted}
+    assert {name: found.value(f"vllm:{name}_total") for name in counted} == dict.fromkeys(counted, 0)
+    assert found.value("genserve_served_tokens_total") == 0
+    assert found.value("vllm:e2e_request_latency_seconds_count") == 0
+
+
 async def test_requests_of_the_daemon_and_of_its_front_end_are_counted_together(client: AsyncClient, url: str) -> None:
     """The first call goes to the daemon, which names the front end to the client; the next ones go there."""
     before = scrape(url)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import models
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
 from tests.support.warm.process import WarmPopen
 
@@ -17,6 +18,11 @@ def truncated(checkpoint: Path) -> None:
     """Cuts the weights in their middle, as a copy that broke off."""
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+def unserved(checkpoint: Path) -> None:
+    """Heads of a size that vLLM loads, warms up with, and has no kernel for on the CPU."""
+    models.tiny_qwen2(checkpoint, num_heads=8, head_dim=16)
 
 
 def whole(checkpoint: Path) -> None:
@@ -28,6 +34,9 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "truncated weights": (truncated, ["--tensor-parallel-size", "2"], "SafetensorError: "),
     # The engine's process fails.
     "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], ": No available memory"),
+    # Every process has started, and a request would end the engine. With two ranks EngineCore has a worker's words.
+    "a step that fails": (unserved, [], "first step: RuntimeError: "),
+    "a step that fails in a worker": (unserved, ["--tensor-parallel-size", "2"], "first step: RuntimeError: "),
     # No process has started. The last line of vLLM's own words is the address of a page about validation.
     # Nor here: genserve.engine.vllm.start.refusals does, and these are rows of it.
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),

@@ -174,6 +174,32 @@ async def test_a_rank_that_is_killed_is_the_end_of_the_engine(doomed: Subject) -
     await nothing_is_left(remains)
 
 
+async def test_the_last_line_names_the_exception_of_the_rank_that_could_not_take_a_step(doomed: Subject) -> None:
+    """Nothing of the engine is written after it, and the client is told that the engine is dead."""
+    doomed.order(Fault("run", "escape", rank="tp0"))
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        await doomed.client.generate([1, 2, 3], max_tokens=4)
+    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    doomed.release()
+    last = doomed.process.stderr.splitlines()[-1]
+    assert last == "genserve: the engine has died: LookupError: ordered to fail in run after 0"
+
+
+@LONG  # tests/unit/engine/vllm/test_dead_engine.py has each call alone
+@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("commit", 2)])
+async def test_a_push_that_a_rank_does_not_survive_is_not_told_as_one_that_changed_nothing(
+    doomed: Subject, step: str, after: int
+) -> None:
+    """Whatever the trainer is told, it is told by somebody who has died; and the last line says how."""
+    doomed.order(Fault(step, "kill", after=after, rank="tp1"))
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        await doomed.push("b")
+    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    doomed.release()
+    last = doomed.process.stderr.splitlines()[-1]
+    assert last.startswith("genserve: the engine has died: Worker proc VllmWorker-1 died unexpectedly")
+
+
 @LONG  # test_daemon_kill has this with one rank
 @pytest.mark.usefixtures("impatient")
 async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(doomed: Subject) -> None:

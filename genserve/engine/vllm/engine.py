@@ -39,12 +39,15 @@ from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start import first_step
 from genserve.engine.vllm.start import progress as steps
 from genserve.engine.vllm.start.config import AsyncEngineArgs
+from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
+from genserve.errors import GenserveError
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -66,6 +69,7 @@ class VllmEngine:
         self._limits = options.limits
         self._with_series = options.with_series
         self._rows = rows
+        self._report = launched.report
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
         self.openai: Relay | None = None
@@ -77,7 +81,9 @@ class VllmEngine:
         self._meter = LoadMeter(rows.rows())
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
-        self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+        self._liveness = Liveness(
+            lambda: llm.output_processor.propagate_error(VllmEngineDeadError()), launched.report.explained
+        )
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
@@ -127,11 +133,34 @@ class VllmEngine:
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
+            progress.reach(steps.STEP)
+            await engine._take_a_step()
             progress.reach(steps.SERVING)
-        except BaseException:
+        except BaseException as error:
             await engine.stop()
+            if isinstance(error, GenserveError):
+                raise EngineStartError(error.message) from error
             raise
         return engine
+
+    async def _take_a_step(self) -> None:
+        """As the first request of anybody would. Nothing of it is counted or traced."""
+        if "generate" not in self._tasks:
+            return
+        llm = self._llm
+        num_engines = len(llm.engine_core.core_engines)
+        # internal: the running output handler's own reference, which vLLM exchanges too when it adds engines.
+        counting, llm._logger_ref[0] = llm._logger_ref[0], None
+        traces, llm.output_processor.tracing_enabled = llm.output_processor.tracing_enabled, False
+        try:
+            await self._liveness.wait(
+                first_step.take(self.submit, num_engines, self._info.max_model_len),
+                what="the first step",
+                timeout_s=VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+            )
+        finally:
+            llm._logger_ref[0], llm.output_processor.tracing_enabled = counting, traces
+            self._row.clear()
 
     async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
         """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.
@@ -159,6 +188,7 @@ class VllmEngine:
         for place in self._places:
             place.close()
         self._rows.close()
+        self._report.close()
 
     @property
     def cause_of_death(self) -> str:

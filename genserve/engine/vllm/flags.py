@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 
 from genserve.config import ServeConfig, check_model
 from genserve.demo_model import built_demo_model
@@ -9,6 +10,8 @@ from genserve.engine.vllm.launch import EngineOptions, configured
 from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start.clients import ALONE, Clients
+from genserve.engine.vllm.start.failure import Report
 
 _DESCRIPTION = (
     "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
@@ -33,7 +36,7 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
 
 def check_refused(config: ServeConfig, flags: argparse.Namespace) -> None:
     """Raises ValueError or EngineStartError for flags that are refused whatever the model is."""
-    vllm_config.check_flags(flags, config.weight_update)
+    vllm_config.check_flags(flags, config.weight_update, with_openai=config.openai_port != -1)
     openai_flags.check_flags(flags, config)
 
 
@@ -50,7 +53,8 @@ def check(argv: Sequence[str]) -> tuple[str, ...]:
     if config.headless:
         return ()
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    options = EngineOptions(limits, config.weight_update, config.host, config.port)
+    clients = ALONE if config.openai_port == -1 else Clients(2, daemon_index=1)
+    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     args = vllm_config.adapted(args, config.weight_update)
-    with vllm_config.start_explained(args):
+    with closing(Report()) as report, vllm_config.start_explained(args, report):
         return configured(args, options).warnings

@@ -1,6 +1,7 @@
 """From flags to an engine whose processes run."""
 
 import copy
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from vllm.config import VllmConfig
@@ -9,12 +10,13 @@ from vllm.utils.network_utils import get_ip
 
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.requests.intake import IntakeLimits
-from genserve.engine.vllm.start import clients, refusals
+from genserve.engine.vllm.start import clients, refusals, unreached
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import progress as steps
 from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.daemon_address import daemon_address
+from genserve.engine.vllm.start.failure import Report
 from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.start.series import stat_loggers
 from genserve.security.files import PLAINTEXT, CallerFiles
@@ -38,13 +40,15 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """vLLM's engine, whose processes run. `args`: as it got them; `rows`: of all clients; `address`: at which other
-    hosts reach the daemon, if there are any; `warnings`: of settings that have a cost when weights are pushed."""
+    """vLLM's engine, whose processes run. `args`: as it got them; `rows`: of all clients; `report`: what the processes
+    say of their ends; `address`: at which other hosts reach the daemon, if there are any; `warnings`: of settings that
+    have a cost when weights are pushed."""
 
     started: StartedEngine
     args: AsyncEngineArgs
     rows: ClientRows
     options: EngineOptions
+    report: Report
     address: str
     warnings: tuple[str, ...]
 
@@ -63,6 +67,7 @@ def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:
     EngineStartError, or what vLLM raises."""
     config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
     warnings = refusals.check(config)
+    unreached.check(config, with_openai=options.clients.with_openai)
     return Configured(config, daemon_address(config.parallel_config, options.host, options.port, get_ip), warnings)
 
 
@@ -73,14 +78,17 @@ def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) ->
     args = vllm_config.adapted(args, options.weight_update)
     logging_config = args.create_logging_config()
     given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
-    with vllm_config.start_explained(args, progress.path), children_ignore_interrupts():
-        found = configured(args, options)
-        config = found.config
-        options = replace(options, clients=clients.possible(config, options.clients))
-        rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
-        row = rows.row(options.clients.daemon_index)
-        progress.reach_soon(steps.PROCESSES)
-        loggers = stat_loggers(row, with_series=options.with_series)
-        started = clients.start(config, args, loggers, options.clients, rows.counters)
+    with ExitStack() as stack:
+        report = stack.enter_context(closing(Report()))
+        with vllm_config.start_explained(args, report, progress.path), children_ignore_interrupts():
+            found = configured(args, options)
+            config = found.config
+            options = replace(options, clients=clients.possible(config, options.clients))
+            rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
+            row = rows.row(options.clients.daemon_index)
+            progress.reach_soon(steps.PROCESSES)
+            loggers = stat_loggers(row, with_series=options.with_series)
+            started = clients.start(config, args, loggers, options.clients, rows.counters)
+        stack.pop_all()  # the report is the engine's
     started.llm.vllm_config.logging_config = logging_config  # without the files of the start, for front ends
-    return Launched(started, given, rows, options, found.address, found.warnings)
+    return Launched(started, given, rows, options, report, found.address, found.warnings)

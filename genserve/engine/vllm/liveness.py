@@ -1,18 +1,28 @@
 """Waits for an engine that may die or hang: vLLM's calls never return if EngineCore is killed.
 
+Every call to vLLM's engine comes back here, and here alone the end of the engine becomes EngineDeadError, whatever vLLM
+raises for it.
+
 A call that EngineCore has begun cannot be revoked: the waiting caller may give up, and EngineCore continues. So a call
 is never cancelled here. It ends by itself, and `settled` tells when.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Awaitable, Callable, Coroutine, Set
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.errors import DeadlineError, EngineDeadError
 from genserve.signals import ending
 
 T = TypeVar("T")
+
+_CAUSE_WITHIN_S = 5.0
+"""vLLM refuses calls a moment before it tells that the engine has died."""
+UNTOLD = "EngineCore reported an error: see the log above"
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +30,16 @@ log = logging.getLogger(__name__)
 class Liveness:
     """Whether the engine lives, and calls that end at its death or at a deadline."""
 
-    def __init__(self, on_death: Callable[[], None] = lambda: None) -> None:
-        """`on_death` is called once, when the engine is declared dead."""
+    def __init__(
+        self, on_death: Callable[[], None] = lambda: None, explain: Callable[[str], str] = lambda cause: cause
+    ) -> None:
+        """`on_death` is called once, when the engine is declared dead. `explain` makes the cause of what was declared:
+        whoever finds the engine dead may not know why."""
         self.cause_of_death = ""
         """For people."""
         self._dead = asyncio.Event()
         self._on_death = on_death
+        self._explain = explain
         self._calls: set[asyncio.Task[Any]] = set()
         self._settling: set[asyncio.Task[Any]] = set()
         self._occupying: set[asyncio.Task[Any]] = set()
@@ -39,7 +53,7 @@ class Liveness:
         """Ends every waiting call: the engine has died, or cannot be trusted to answer any more. The first cause is
         kept."""
         if not self._dead.is_set():
-            self.cause_of_death = cause
+            self.cause_of_death = self._explain(cause)
             self._dead.set()
             self._on_death()
             for call in self._calls:
@@ -93,6 +107,17 @@ class Liveness:
         finally:
             task.cancel()
 
+    async def told(self, answer: Awaitable[T], what: str) -> T:
+        """What vLLM answers, however long that takes. Raises EngineDeadError with the cause if the engine has died."""
+        try:
+            return await answer
+        except Exception as error:
+            if isinstance(error, EngineDeadError | VllmEngineDeadError):
+                await self._cause_told()
+            if self.dead:
+                raise self._died(what) from error
+            raise
+
     async def _race(self, task: "asyncio.Task[T]", what: str, timeout_s: float) -> T:
         death = asyncio.create_task(self._dead.wait())
         try:
@@ -100,10 +125,20 @@ class Liveness:
         finally:
             death.cancel()
         if task.done() and not task.cancelled():
-            return task.result()
+            return await self.told(task, what)
         if self.dead:
-            raise EngineDeadError(f"the engine died during {what}: {self.cause_of_death}")
+            raise self._died(what)
         raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
+
+    async def _cause_told(self) -> None:
+        """vLLM says that the engine has died: waits for the cause, which comes another way."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CAUSE_WITHIN_S):
+                await self._dead.wait()
+        self.declare_dead(UNTOLD)
+
+    def _died(self, what: str) -> EngineDeadError:
+        return EngineDeadError(f"the engine died during {what}: {self.cause_of_death}")
 
     def _end(self, task: "asyncio.Task[Any]") -> None:
         self._calls.discard(task)
@@ -115,7 +150,7 @@ def end_of(manager: Any) -> str:
     # internal: the first process that has ended by itself; vLLM ends the others after it. Ray's have no status.
     name = getattr(manager, "failed_proc_name", None)
     if name is None:
-        return "EngineCore reported an error: see the log above"
+        return UNTOLD
     statuses: dict[str, int] = getattr(manager, "finished_procs", dict)()
     return f"{name} {ending(statuses[name])}" if name in statuses else f"{name} has ended"
 

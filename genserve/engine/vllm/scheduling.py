@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.types import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.engine.vllm.liveness import Liveness
@@ -90,6 +91,8 @@ class Scheduling:
     async def _fall_asleep(self, level: int) -> None:
         try:
             await self._llm.sleep(level=level, mode=PauseMode.KEEP.value)
+        except VllmEngineDeadError:
+            raise  # Liveness knows why
         except Exception as error:
             # vLLM's executor then takes no rank for asleep, whichever is, and would wake up none.
             self._liveness.declare_dead(f"a worker failed in sleep: {error}")
@@ -134,5 +137,7 @@ async def _explained(call: Coroutine[Any, Any, Any], failure: str) -> None:
     """Makes a call for which vLLM may raise any exception: memory that another process still holds is a common one."""
     try:
         await call
+    except VllmEngineDeadError:
+        raise  # Liveness knows why
     except Exception as error:
         raise GenserveError(f"{failure}: {error}") from error

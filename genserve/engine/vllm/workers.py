@@ -7,6 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, TypeVar
 
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.worker.contract.calls import CHANGING, Ack, Prepare, Progress, Step
@@ -62,16 +64,16 @@ class Workers:
     async def ping(self, workers: bool) -> None:
         """Returns when every EngineCore has answered, and with `workers` every worker, however long this takes. One
         ping at a time, never given up while the engine lives."""
-        if workers:
-            await self._ask("genserve_ping", {})
-        else:
-            await self._core.call_utility_all_async("get_weight_version")
+        call = self._ask("genserve_ping", {}) if workers else self._core.call_utility_all_async("get_weight_version")
+        await self._liveness.told(call, "ping")
 
     async def _ask(self, method: str, message: dict[str, Any]) -> list[list[dict[str, Any]]]:
         try:
             answers: list[list[dict[str, Any]]] = await self._core.call_utility_all_async(
                 "collective_rpc", method, None, (message,), None
             )
+        except VllmEngineDeadError:
+            raise  # Liveness knows why
         except Exception as error:
             step = method.removeprefix("genserve_")
             self._liveness.declare_dead(f"a worker failed in {step}: {error}")

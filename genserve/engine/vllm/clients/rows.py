@@ -67,6 +67,11 @@ class ClientRow:
         """Tokens looked up in the prefix cache, and those found."""
         return self._ints[self._start + _QUERIES], self._ints[self._start + _HITS]
 
+    def clear(self) -> None:
+        """Nothing has been counted."""
+        for at in range(self._start, self._start + _row_words(self._num_engines)):
+            self._ints[at] = 0
+
     def publish(self, num_sequences: int, num_requests: int) -> None:
         """Sets what is admitted and unfinished."""
         self._ints[self._start + _SEQUENCES] = num_sequences

@@ -20,7 +20,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
-from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start import refusals, unreached
 from genserve.log_lines import JsonFormatter, is_json
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.runners import runner_of
@@ -67,11 +67,13 @@ class _Parser(FlexibleArgumentParser):
         return f"{text}\nGroups: {groups}\n"
 
 
-def check_flags(flags: argparse.Namespace, weight_update: str) -> None:
-    """Raises ValueError or EngineStartError for flags that are refused whatever the model is. Looks for no model."""
+def check_flags(flags: argparse.Namespace, weight_update: str, *, with_openai: bool) -> None:
+    """Raises ValueError or EngineStartError for flags that are refused whatever the model is. Looks for no model.
+    `with_openai`: requests come over HTTP, too."""
     if weight_update not in ("auto", *ways(current_platform.device_type)):
         raise ValueError(f"--weight-update {weight_update} needs a GPU: on a CPU beside uses the host's memory")
     refusals.check_flags(flags)
+    unreached.check_flags(flags, with_openai=with_openai)
 
 
 def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
@@ -147,9 +149,12 @@ def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
     return config
 
 
-def start_explained(args: AsyncEngineArgs, progress_path: str = "") -> AbstractContextManager[None]:
+def start_explained(
+    args: AsyncEngineArgs, report: start_failure.Report, progress_path: str = ""
+) -> AbstractContextManager[None]:
     """A context in which to start the engine: a failure becomes an EngineStartError. A user's own logging configuration
-    is not changed; then a failure keeps vLLM's text, and `progress_path`, where a Progress listens, gets nothing."""
+    is not changed; then a failure keeps vLLM's text, and `report` and `progress_path`, where a Progress listens, get
+    nothing."""
     wanted = args.create_logging_config()
     if wanted.pylogging_config_file is not None or not wanted.configure_logging or wanted.formatter != "text":
         return nullcontext()
@@ -168,7 +173,7 @@ def start_explained(args: AsyncEngineArgs, progress_path: str = "") -> AbstractC
         "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
         "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
     }
-    return start_failure.explained(config, use, args.model, progress_path)
+    return start_failure.explained(config, use, args.model, report, progress_path)
 
 
 def _extension(asked: str) -> str:

@@ -7,6 +7,7 @@ with them.
 import argparse
 import copy
 import sys
+from contextlib import closing
 from dataclasses import fields
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -18,7 +19,7 @@ from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals, stale_shm
 from genserve.engine.vllm.start.daemon_address import daemon_address
-from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.engine.vllm.start.failure import EngineStartError, Report
 from genserve.worker.contract.lifetime import end_with_address
 
 EXIT_FAILED = 1
@@ -31,7 +32,7 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     args = vllm_config.adapted(args, config.weight_update)
     leftovers.sweep()
     stale_shm.sweep()
-    with vllm_config.start_explained(args):
+    with closing(Report()) as report, vllm_config.start_explained(args, report):
         # A copy: the values that it fills in would count as flags the next time.
         checked = vllm_config.with_ranks_here(
             args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)

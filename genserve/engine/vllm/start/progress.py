@@ -24,10 +24,11 @@ STEPS = (
     "compiling",
     "capturing graphs and warming up",
     "preparing the workers for pushes",
+    "taking a first step",
     "starting to serve",
 )
 """In their order. Ranks are not at the same step at the same time: the one that is furthest counts."""
-CONFIGURATION, PROCESSES, WORKERS, WEIGHTS, MEMORY, COMPILATION, GRAPHS, ATTACHING, SERVING = range(len(STEPS))
+CONFIGURATION, PROCESSES, WORKERS, WEIGHTS, MEMORY, COMPILATION, GRAPHS, ATTACHING, STEP, SERVING = range(len(STEPS))
 # internal: the beginnings of log lines of vLLM 0.32, before their arguments are filled in. tests/engine/
 # test_start_progress.py fails if one of them is not in vLLM's sources any more, or if a start does not log them.
 LINES = {

@@ -1,4 +1,4 @@
-"""The settings of vLLM that cannot be used with pushed weights, and why.
+"""The settings of vLLM that cannot be used with pushed weights, or not at all on this device, and why.
 
 This is a table, without vLLM: each row checks a VllmConfig, or an object with its fields. A refused setting would
 corrupt or hang the engine at a push, perhaps hours after the start, so it is reported at the start, before a process
@@ -29,8 +29,8 @@ Flags = Any
 class Row:
     """A setting. `name` never changes: documents and tests refer to it. `flags` are the flags that request it.
     `applies` says whether a configuration has it, or whether flags do if `by_flags`. `reason` is a clause after
-    "because". `instead` is the beginning of a sentence that says what to do. A row that is not `refused` is a
-    warning."""
+    "because". `instead` is the beginning of a sentence that says what to do. `problem` is what is wrong with the
+    setting. A row that is not `refused` is a warning."""
 
     name: str
     flags: tuple[str, ...]
@@ -39,12 +39,14 @@ class Row:
     instead: str
     refused: bool = True
     by_flags: bool = False
+    problem: str = ""
 
     @property
     def message(self) -> str:
         """One line for users."""
-        verb = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
-        return f"{' or '.join(self.flags)} {verb}, because {self.reason}; {self.instead} [{self.name}]"
+        about_pushes = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
+        problem = self.problem or about_pushes
+        return f"{' or '.join(self.flags)} {problem}, because {self.reason}; {self.instead} [{self.name}]"
 
 
 def check(config: Config) -> tuple[str, ...]:
@@ -133,6 +135,20 @@ def _connectors(transfer: Any) -> Sequence[str]:
     extra = transfer.kv_connector_extra_config or {}
     return [str(each.get("kv_connector", "")) for each in extra.get("connectors", [])]
 
+
+def _is_on_cpu(config: Config) -> bool:
+    return str(config.device_config.device_type) == "cpu"
+
+
+def _spreads_experts(config: Config) -> bool:
+    """Over engines, or over the ranks of one."""
+    parallel = config.parallel_config
+    num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    by_expert = bool(parallel.enable_expert_parallel) and num_sharing > 1
+    return bool(config.model_config.is_moe) and (parallel.data_parallel_size > 1 or by_expert)
+
+
+_ON_CPU = "cannot be used on a CPU"
 
 TABLE: tuple[Row, ...] = (
     Row(
@@ -242,6 +258,24 @@ TABLE: tuple[Row, ...] = (
         reason="some workers run on other hosts, and an adapter is loaded from files that the daemon writes on its own "
         "host",
         instead="start a daemon on each host, or push merged weights",
+    ),
+    Row(
+        name="pipeline-on-cpu",
+        flags=("--pipeline-parallel-size",),
+        applies=lambda config: _is_on_cpu(config) and config.parallel_config.pipeline_parallel_size > 1,
+        reason="there vLLM makes the buffers of the later ranks in a warm-up that it leaves out without compiled code, "
+        "and the first step ends the engine",
+        instead="use --tensor-parallel-size",
+        problem=_ON_CPU,
+    ),
+    Row(
+        name="spread-experts-on-cpu",
+        flags=("--data-parallel-size", "--enable-expert-parallel"),
+        applies=lambda config: _is_on_cpu(config) and _spreads_experts(config),
+        reason="there vLLM has not the collective calls by which ranks exchange tokens for the experts of a mixture, "
+        "and the first step ends the engine",
+        instead="use --tensor-parallel-size alone, or start a daemon for each replica (genserve up)",
+        problem=_ON_CPU,
     ),
     Row(
         name="draft-model",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from vllm.v1.engine.admission_control import SharedAdmissionStats
 
 from genserve.engine.vllm.clients.interruption import Heard, Watch
-from genserve.engine.vllm.clients.rows import ClientRows
+from genserve.engine.vllm.clients.rows import ClientRow, ClientRows
 from genserve.engine.vllm.load import LoadMeter
 from genserve.memory.words import SharedWords
 
@@ -30,6 +30,23 @@ def test_a_client_knows_what_the_others_have_admitted() -> None:
     assert [rows.row(index).num_requests for index in range(3)] == [0, 1, 2]
     rows.vacate(1)
     assert [tally.num_elsewhere for tally in tallies] == [100, 101, 1]
+
+
+def test_a_client_that_is_cleared_has_counted_nothing() -> None:
+    """The others stay as they are."""
+    rows = ClientRows.create(2, 2)
+    for index in range(2):
+        rows.tally(index).publish(3, 2)
+        rows.row(index).served(0, 7)
+        rows.row(index).record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5), engine_idx=1)
+    rows.row(1).clear()
+    untouched = ClientRows.create(1, 2).row(0)
+
+    def told(row: ClientRow) -> tuple[object, ...]:
+        return row.num_sequences, row.num_requests, row.prefix_cache, row.served_tokens, list(row.engines())
+
+    assert told(rows.row(1)) == told(untouched) != told(rows.row(0))
+    assert rows.row(1).num_recent_tokens() == 0 < rows.row(0).num_recent_tokens()
 
 
 async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:

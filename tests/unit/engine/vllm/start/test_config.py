@@ -47,9 +47,9 @@ def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkey
             flags = vllm_config.parser("serve", "").parse_args([])
             if asked in refused:
                 with pytest.raises(ValueError, match=f"--weight-update {asked} needs a GPU"):
-                    vllm_config.check_flags(flags, asked)
+                    vllm_config.check_flags(flags, asked, with_openai=False)
             else:
-                vllm_config.check_flags(flags, asked)
+                vllm_config.check_flags(flags, asked, with_openai=False)
                 args = vllm_config.adapted(AsyncEngineArgs(model=str(tmp_path)), asked)
                 assert args.additional_config["genserve_weight_update"] == asked
 

@@ -4,13 +4,24 @@ import json
 import logging
 import logging.config
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
 
-from genserve.engine.vllm.start.failure import EngineStartError, ReportHandler, explained
+from genserve.engine.vllm.start.failure import (
+    DIED,
+    FAILED_TO_START,
+    FATAL,
+    RAISED,
+    EngineStartError,
+    Report,
+    ReportHandler,
+    explained,
+)
 
 CONFIG = {
     "version": 1,
@@ -49,11 +60,31 @@ def failing_start(logged: Sequence[tuple[str, Exception]]) -> None:
     raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
 
 
+@contextmanager
+def starting(model: str = "some/model") -> Iterator[Report]:
+    """A start in the block, and what its processes report."""
+    with closing(Report()) as report, explained(CONFIG, configure, model, report):
+        yield report
+
+
 def reason(*logged: tuple[str, Exception]) -> str:
     """What is raised then."""
-    with pytest.raises(EngineStartError) as caught, explained(CONFIG, configure, "some/model"):
+    with pytest.raises(EngineStartError) as caught, starting():
         failing_start(logged)
     return str(caught.value)
+
+
+def cause(*logged: tuple[str, Exception | None]) -> str:
+    """What an engine has died of, whose processes log that after their start."""
+    with closing(Report()) as report:
+        with explained(CONFIG, configure, "some/model", report):
+            pass
+        for message, error in logged:
+            if error is None:
+                logging.getLogger("vllm.v1.executor").error(message)
+            else:
+                log(message, error)
+        return report.cause()
 
 
 def test_the_reason_is_the_first_exception_that_ended_a_process() -> None:
@@ -79,7 +110,7 @@ def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
     """Raised before any process has started."""
     with (
         pytest.raises(EngineStartError, match=r"^a must be even; b must be odd$"),
-        explained(CONFIG, configure, "some/model"),
+        starting(),
     ):
         raise Validation("2 validation errors\n  a\n  b\nFor further information visit an address")
 
@@ -109,23 +140,140 @@ def test_a_reason_begins_with_the_class_of_the_exception_unless_that_says_nothin
 def test_a_model_whose_files_cannot_be_loaded_is_named(error: Exception, says: str) -> None:
     """Whether a process of the engine fails, or the daemon does."""
     assert reason(("EngineCore failed to start.", error)) == says
-    with pytest.raises(EngineStartError) as caught, explained(CONFIG, configure, "some/model"):
+    with pytest.raises(EngineStartError) as caught, starting():
         raise error
     assert str(caught.value) == says
 
 
 def test_a_reason_of_our_own_stays_as_it_is() -> None:
     """Such as a setting that is refused, before any process has started."""
-    with pytest.raises(EngineStartError, match=r"^--a cannot be$"), explained(CONFIG, configure, "some/model"):
+    with pytest.raises(EngineStartError, match=r"^--a cannot be$"), starting():
         raise EngineStartError("--a cannot be")
 
 
-def test_nothing_is_left_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file, and what fails later is logged as ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with explained(CONFIG, configure, "some/model"):
+    with starting():
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
     log("EngineCore failed to start.", OSError("late"))
     assert any(isinstance(each, ReportHandler) for each in logging.getLogger("vllm").handlers)
     assert list(tmp_path.iterdir()) == []
+
+
+FAILED = "Worker failed with error '{}', please check the stack trace above for the root cause"
+FAILED_BY_X = FAILED.format("'x'")
+CORE = "EngineCore encountered a fatal error."
+WORKER = "WorkerProc hit an exception."
+
+
+@pytest.mark.parametrize(
+    ("logged", "says"),
+    [
+        # One rank: the worker is in EngineCore.
+        ([(CORE, AssertionError("head size"))], "AssertionError: head size"),
+        # A worker raises, and EngineCore has its text.
+        ([(WORKER, KeyError("x")), (CORE, RuntimeError(FAILED_BY_X))], "KeyError: 'x'"),
+        ([(WORKER, AssertionError()), (CORE, RuntimeError(FAILED.format("")))], "AssertionError"),
+        # Or a worker on another host, whose file nobody reads.
+        ([(CORE, RuntimeError(FAILED.format("no kernel")))], "no kernel"),
+        # What was survived is not the cause of what comes later.
+        ([(WORKER, MemoryError("of a wake-up")), (CORE, OSError("a socket"))], "OSError: a socket"),
+        (
+            [
+                (WORKER, MemoryError("of a wake-up")),
+                (WORKER, KeyError("x")),
+                (CORE, RuntimeError(FAILED_BY_X)),
+            ],
+            "KeyError: 'x'",
+        ),
+        # The other engine ends because this one has.
+        (
+            [
+                (WORKER, KeyError("x")),
+                (CORE, RuntimeError(FAILED_BY_X)),
+                (CORE, RuntimeError("connection closed by peer")),
+            ],
+            "KeyError: 'x'",
+        ),
+        # A worker is killed.
+        (
+            [
+                ("Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.", None),
+                (CORE, RuntimeError("Executor failed.")),
+            ],
+            "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.",
+        ),
+        # EngineCore is killed.
+        ([], ""),
+        ([("a plugin failed", ImportError("plugin"))], ""),
+    ],
+)
+def test_the_cause_of_a_death_is_the_exception_of_the_process_that_ended_first(
+    logged: Sequence[tuple[str, Exception | None]], says: str
+) -> None:
+    """As for a start; long after it, too."""
+    assert cause(*logged) == says
+
+
+@pytest.mark.parametrize(
+    ("logged", "found", "says"),
+    [
+        ([], "it has not answered for 5.0 s", "it has not answered for 5.0 s"),
+        ([(WORKER, KeyError("x"))], "it has not answered for 5.0 s", "it has not answered for 5.0 s"),
+        ([(CORE, OSError("a socket"))], "a worker failed in prepare: cancelled", "OSError: a socket"),
+        ([(WORKER, KeyError("x"))], f"a worker failed in commit: {FAILED_BY_X}", "KeyError: 'x'"),
+        ([], f"a worker failed in commit: {FAILED_BY_X}", "'x'"),
+        ([], "a worker failed in commit: see the root cause", "a worker failed in commit: see the root cause"),
+    ],
+)
+def test_whoever_finds_an_engine_dead_learns_why(
+    logged: Sequence[tuple[str, Exception]], found: str, says: str
+) -> None:
+    """Or keeps what it has found."""
+    with closing(Report()) as report:
+        with explained(CONFIG, configure, "some/model", report):
+            pass
+        for message, error in logged:
+            log(message, error)
+        assert report.explained(found) == says
+
+
+def test_what_an_engine_survives_again_and_again_fills_no_disk() -> None:
+    """And what ends it is told all the same."""
+    with closing(Report()) as report:
+        with explained(CONFIG, configure, "some/model", report):
+            pass
+        for _ in range(200):
+            log(WORKER, MemoryError("x" * 2000))
+        assert report.path.stat().st_size < 300_000
+        log(CORE, OSError("a socket"))
+        assert report.cause() == "OSError: a socket"
+
+
+def test_a_process_that_cannot_write_its_end_ends_as_ever() -> None:
+    """It has others to tell that it does."""
+    with closing(Report()) as report:
+        with explained(CONFIG, configure, "some/model", report):
+            pass
+        report.path.unlink()
+        report.path.mkdir()
+        log(CORE, OSError("a socket"))
+
+
+def test_vllm_still_has_the_words_that_tell_what_ends_an_engine() -> None:
+    """In what EngineCore, its executor and their workers log and raise."""
+    package = Path(vllm.__file__).parent / "v1"
+    core, executor = ((package / path).read_text() for path in ("engine/core.py", "executor/multiproc_executor.py"))
+    for words in (f'logger.exception("EngineCore {FAILED_TO_START}")', f'logger.exception("{FATAL}")'):
+        assert words in core
+    assert 'raise RuntimeError("Executor failed.")' in core
+    for words in (
+        f'logger.exception("WorkerProc {FAILED_TO_START}")',
+        f'logger.exception("{RAISED}")',
+        f'"Worker proc %s {DIED} (exit code: %s), "',
+        "Worker failed with error '{result}', please check the",
+        "stack trace above for the root cause",
+    ):
+        assert words in executor

@@ -1,0 +1,45 @@
+"""One request through the whole path before anybody else may send one: from its token ids to tokens of an update.
+
+vLLM's own warm-up takes another way, and on a CPU hardly any. An engine that cannot take a step would say so to the
+first request of anybody, by ending.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+from genserve.engine.generation import GenerationRequest, Stop, TokenPrompt
+from genserve.engine.protocol import GenerationStream
+
+_TOKEN = 0
+"""What vLLM's warm-up has, too: every vocabulary has it, and no model takes it for an image."""
+_NUM_PROMPT_TOKENS = 4
+"""Computed at once, by other kernels than the token after them; and too few to fill a block of the prefix cache."""
+_NUM_OUTPUT_TOKENS = 2
+"""The second one is computed alone, or with the drafts that the first step has made."""
+
+Submit = Callable[[GenerationRequest], Awaitable[GenerationStream]]
+
+
+async def take(submit: Submit, num_engines: int, max_model_len: int) -> None:
+    """Every data-parallel engine takes a prefill and a step of decoding. Raises GenserveError."""
+    # The first error, and no group of them: the others fail because of it.
+    await asyncio.gather(*(_generate(submit, rank, max_model_len) for rank in range(num_engines)))
+
+
+async def _generate(submit: Submit, rank: int, max_model_len: int) -> None:
+    num_prompt_tokens = min(_NUM_PROMPT_TOKENS, max_model_len - 1)
+    request = GenerationRequest(
+        f"first step of engine {rank}",
+        TokenPrompt([_TOKEN] * num_prompt_tokens),
+        stop=Stop(max_tokens=_NUM_OUTPUT_TOKENS, ignore_eos=True),
+        data_parallel_rank=rank,
+        cache_salt=uuid.uuid4().hex,  # no other request finds what is left of it
+    )
+    stream = await submit(request)
+    ready = asyncio.Event()
+    stream.call_when_ready(ready.set)
+    while not stream.is_finished:
+        await ready.wait()
+        ready.clear()
+        stream.take()

@@ -1,0 +1,178 @@
+"""The table of settings that nothing can reach, and the flags of the installed vLLM."""
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import vllm
+
+from genserve.config import ServeConfig
+from genserve.engine.vllm import flags as engine_flags
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.engine.vllm.start.unreached import TABLE, Unreached, check, check_flags
+from tests.support import models
+
+PAGE = Path(__file__).parents[5] / "docs/gpu.md"
+LISTED = Path(__file__).with_name("engine_flags.txt")
+
+# By row: flags that it is about, and similar ones that it is not about.
+WRITTEN: dict[str, tuple[list[list[str]], list[list[str]]]] = {
+    "io-processors": ([["--io-processor-plugin", "prithvi"]], []),
+    "prompt-embeddings": ([["--enable-prompt-embeds"]], [["--no-enable-prompt-embeds"]]),
+    "media-of-requests": (
+        [
+            ["--allowed-local-media-path", "/data"],
+            ["--allowed-media-domains", "example.org"],
+            ["--media-io-kwargs", '{"video": {"num_frames": 4}}'],
+            ["--interleave-mm-strings"],
+            ["--enable-mm-embeds"],
+        ],
+        [["--limit-mm-per-prompt", '{"image": 1}']],
+    ),
+    "default-sampling": (
+        [["--override-generation-config", '{"temperature": 0.5}'], ["--override-generation-config.top_k", "5"]],
+        [["--generation-config", "vllm"]],
+    ),
+    "drafts-of-requests": (
+        [["--per-request-spec-decode-metrics", "summary"]],
+        [["--per-request-spec-decode-metrics", "none"]],
+    ),
+    "renderer-threads": ([["--renderer-num-workers", "4"]], [["--renderer-num-workers", "1"]]),
+    "routed-experts": (
+        [["--enable-return-routed-experts"], ["--aux-output-config", '{"enable_return_routed_experts": true}']],
+        [["--aux-output-config", '{"enable_return_routed_experts": false}']],
+    ),
+    "sampling-masks": ([["--return-sampling-mask"]], []),
+    "adapters-of-modalities": ([["--default-mm-loras", '{"audio": "/adapter"}']], [["--enable-lora"]]),
+    "no-tokenizer": ([["--skip-tokenizer-init"]], [["--tokenizer", "/other"]]),
+    "profiler": (
+        [["--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}']],
+        [
+            [
+                "--profiler-config",
+                '{"profiler": "torch", "torch_profiler_dir": "/tmp", "capture_torch_profiler": true}',
+            ],
+            ["--enable-layerwise-nvtx-tracing"],
+        ],
+    ),
+    "log-of-statistics": ([["--aggregate-engine-logging"]], [["--disable-log-stats"]]),
+    "servers-of-engines": (
+        [["--data-parallel-multi-port-external-lb"]],
+        [["--data-parallel-external-lb"], ["--data-parallel-hybrid-lb"]],
+    ),
+}
+TAKEN_WITHOUT_A_ROW = [
+    ["--logits-processors", "package.module:Processor"],
+    ["--kv-transfer-config", '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}'],
+    ["--reasoning-parser", "qwen3"],
+]
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    """As the daemon parses them."""
+    return vllm_config.parser("genserve serve", "").parse_args(flags)
+
+
+def names(*, by_http: bool) -> set[str]:
+    """Of the rows that flags show."""
+    return {row.name for row in TABLE if row.by_flags and row.by_http == by_http}
+
+
+def test_every_row_that_flags_show_has_flags_to_be_tried_with() -> None:
+    """And a name of its own."""
+    assert names(by_http=True) | names(by_http=False) == WRITTEN.keys()
+    assert len({row.name for row in TABLE}) == len(TABLE)
+
+
+def test_no_flag_is_no_reason_to_refuse() -> None:
+    """Nor one that reaches something, however it looks."""
+    for flags in [[], *TAKEN_WITHOUT_A_ROW, *(flags for _, taken in WRITTEN.values() for flags in taken)]:
+        check_flags(parsed(*flags), with_openai=False)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_flag_that_nothing_reaches_is_refused_with_the_reason_and_what_to_do(name: str) -> None:
+    """In one line, before a model is looked for."""
+    (row,) = [row for row in TABLE if row.name == name]
+    for flags in WRITTEN[name][0]:
+        with pytest.raises(EngineStartError) as caught:
+            check_flags(parsed(*flags), with_openai=False)
+        assert str(caught.value) == row.message
+        assert row.reason in row.message and row.instead in row.message and "\n" not in row.message
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_requests_over_http_reach_is_taken_with_the_openai_port(name: str) -> None:
+    """And nothing else."""
+    for flags in WRITTEN[name][0]:
+        if name in names(by_http=True):
+            check_flags(parsed(*flags), with_openai=True)
+        else:
+            with pytest.raises(EngineStartError):
+                check_flags(parsed(*flags), with_openai=True)
+
+
+@pytest.mark.parametrize("runner", ["pooling", "generate"])
+def test_a_model_without_tokens_is_for_http_alone(runner: str) -> None:
+    """Whether a flag says so, or vLLM finds it in the model's files."""
+    config = SimpleNamespace(model_config=SimpleNamespace(runner_type=runner))
+    check(config, with_openai=True)
+    if runner == "generate":
+        check(config, with_openai=False)
+        return
+    with pytest.raises(EngineStartError, match=r"--runner pooling .*\[pooling\]"):
+        check(config, with_openai=False)
+
+
+@pytest.mark.parametrize("with_openai", [True, False])
+def test_a_check_without_a_start_refuses_what_a_start_refuses(tmp_path: Path, with_openai: bool) -> None:
+    """A model that vLLM runs for pooling, with an OpenAI port and without one."""
+    model = ["--model", str(models.tiny_qwen3(tmp_path)), "--runner", "pooling", "--convert", "embed"]
+    if with_openai:
+        engine_flags.check([*model, "--openai-port", "0"])
+    else:
+        with pytest.raises(EngineStartError, match=r"\[pooling\]"):
+            engine_flags.check(model)
+
+
+def test_the_flags_of_the_daemon_decide_whether_there_is_http() -> None:
+    """No call forgets it."""
+    flags = engine_flags.parse(["--renderer-num-workers", "2"])[1]
+    engine_flags.check_refused(ServeConfig(openai_port=0), flags)
+    with pytest.raises(EngineStartError, match=r"\[renderer-threads\]"):
+        engine_flags.check_refused(ServeConfig(), flags)
+
+
+def listed() -> set[str]:
+    """Flags that reach something, of the installed vLLM."""
+    lines = [line.split() for line in LISTED.read_text().splitlines() if not line.startswith("#")]
+    since = {name: tuple(map(int, first[0].split("."))) if first else (0,) for name, *first in lines}
+    return {name for name, first in since.items() if first <= vllm.__version_tuple__[:2]}
+
+
+def named(row: Unreached) -> set[str]:
+    """Flags of a row that it is about whatever their value is."""
+    return {flag for flag in row.flags if " " not in flag}
+
+
+def test_every_flag_of_vllms_engine_is_known() -> None:
+    """A new one gets a row if nothing can reach it: look for who reads it outside of vllm/entrypoints, what of that
+    requests over gRPC can ask for, and what of it their answers have. Otherwise it gets a line in engine_flags.txt."""
+    actions = vllm_config.parser("genserve serve", "")._actions
+    long = [[each for each in action.option_strings if each.startswith("--")] for action in actions]
+    have = {each[0] for each in long if each}
+    rows = {flag for row in TABLE for flag in named(row)}
+    assert rows & listed() == set()
+    assert rows | listed() == have
+
+
+def test_the_guide_tells_of_every_row() -> None:
+    """As the row says it, and of no other one."""
+    section = PAGE.read_text().partition("## Flags that reach nothing")[2].partition("\n## ")[0]
+    for row in TABLE:
+        flags = ", ".join(f"`{flag}`" for flag in row.flags)
+        http = "yes" if row.by_http else "no"
+        assert f"| {row.name} | {flags} | {http} | {row.reason} | {row.instead} |" in section
+    assert section.count("\n| ") == len(TABLE) + 1  # the head
