@@ -147,20 +147,10 @@ class VllmEngine:
         """As the first request of anybody would. Nothing of it is counted or traced."""
         if "generate" not in self._tasks:
             return
-        llm = self._llm
-        num_engines = len(llm.engine_core.core_engines)
-        # internal: the running output handler's own reference, which vLLM exchanges too when it adds engines.
-        counting, llm._logger_ref[0] = llm._logger_ref[0], None
-        traces, llm.output_processor.tracing_enabled = llm.output_processor.tracing_enabled, False
-        try:
-            await self._liveness.wait(
-                first_step.take(self.submit, num_engines, self._info.max_model_len),
-                what="the first step",
-                timeout_s=VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
-            )
-        finally:
-            llm._logger_ref[0], llm.output_processor.tracing_enabled = counting, traces
-            self._row.clear()
+        taking = first_step.take(self.submit, len(self._llm.engine_core.core_engines), self._info.max_model_len)
+        with first_step.uncounted(self._llm):
+            await self._liveness.wait(taking, what="the first step", timeout_s=VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+        self._row.clear()
 
     async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
         """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.

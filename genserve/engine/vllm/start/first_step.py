@@ -6,7 +6,9 @@ first request of anybody, by ending.
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from genserve.engine.generation import GenerationRequest, Stop, TokenPrompt
 from genserve.engine.protocol import GenerationStream
@@ -25,6 +27,18 @@ async def take(submit: Submit, num_engines: int, max_model_len: int) -> None:
     """Every data-parallel engine takes a prefill and a step of decoding. Raises GenserveError."""
     # The first error, and no group of them: the others fail because of it.
     await asyncio.gather(*(_generate(submit, rank, max_model_len) for rank in range(num_engines)))
+
+
+@contextmanager
+def uncounted(llm: Any) -> Iterator[None]:
+    """Nothing is counted or traced in the block by vLLM's `llm`, an AsyncLLM."""
+    # internal: the running output handler's own reference, which vLLM exchanges too when it adds engines.
+    counting, llm._logger_ref[0] = llm._logger_ref[0], None
+    traces, llm.output_processor.tracing_enabled = llm.output_processor.tracing_enabled, False
+    try:
+        yield
+    finally:
+        llm._logger_ref[0], llm.output_processor.tracing_enabled = counting, traces
 
 
 async def _generate(submit: Submit, rank: int, max_model_len: int) -> None:

@@ -19,6 +19,7 @@ from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start.clients import ClientPlace
 from genserve.errors import LoraNotFoundError
 from genserve.memory.id_table import IdTable
+from genserve.worker.contract.calls import Ack
 
 
 class Workers:
@@ -30,6 +31,11 @@ class Workers:
     async def step(self, method: str, message: Any, timeout_s: float) -> None:
         """Succeeds."""
         self.steps.append(method)
+
+    async def acks(self, kind: type[Ack], method: str, message: Any, timeout_s: float) -> list[Ack]:
+        """Succeeds."""
+        self.steps.append(method)
+        return [kind("dp0:pp0:pcp0:tp0", message["nonce"], "")]
 
 
 class Core:
