@@ -13,7 +13,7 @@ AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
 """The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
 WITH_VLLM = (
     *("unit/engine/vllm", "unit/worker"),
-    *(f"engine/{name}.py" for name in ("test_internals", "test_client_internals", "test_openai_internals")),
+    *(f"engine/test_{each}internals.py" for each in ("", "client_", "lora_", "openai_")),
     *("unit/integrations/test_torchrl_answers.py", "unit/integrations/test_torchrl_options.py"),
     *("unit/test_frontend.py", "unit/test_refused_starts.py", "fake_cuda"),
 )

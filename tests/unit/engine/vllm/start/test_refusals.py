@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
-from vllm.config.load import LoadConfig
 from vllm.config.quantization import _ONLINE_SHORTHANDS
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
-from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from genserve.engine.vllm.start import config as vllm_config
@@ -23,6 +20,7 @@ from genserve.engine.vllm.start import refusals
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.refusals import TABLE, Row, check, rows
 from tests.support import models
+from tests.unit.engine.vllm.start.load_formats import LOAD_FORMATS_OF_OWN_MEMORY
 
 Make = Callable[..., VllmConfig]
 
@@ -60,12 +58,6 @@ def connector(name: str, **extra: Any) -> dict[str, Any]:
 
 STORE = "MooncakeStoreConnector"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
-
-# Their loaders make the tensors of the model themselves, and copy what they read into them.
-LOAD_FORMATS_OF_OWN_MEMORY = {
-    "auto", "hf", "dummy", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt", "runai_streamer",
-    "runai_streamer_sharded", "safetensors", "sharded_state", "tensorizer",
-}  # fmt: skip
 
 # By row: flags that vLLM takes here, which the row is about, and similar ones which it is not about.
 FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
@@ -326,13 +318,6 @@ def test_what_every_online_quantization_needs_of_other_ranks_is_known(make: Make
         "int8_per_channel_weight_only",
         "nvfp4_per_token",
     }
-
-
-def test_where_every_load_format_puts_weights_is_known() -> None:
-    """A new one of vLLM's is looked at before it is served: is what it makes the worker's own memory, which nobody else
-    reads? And what vLLM does without a mode is to share."""
-    assert _LOAD_FORMAT_TO_MODEL_LOADER.keys() == {*LOAD_FORMATS_OF_OWN_MEMORY, "ipc_cache", "modelexpress"}
-    assert IpcModelLoader(LoadConfig(load_format="ipc_cache")).mode == "zero_copy"
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.by_flags], ids=lambda row: row.name)
