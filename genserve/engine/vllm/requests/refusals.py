@@ -59,12 +59,12 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class Row:
     """A field of a request that some engines cannot serve. `parameter` is its name in SamplingParams. `where` names
-    those engines for people, and `serves` says whether one is among them. `applies` says whether parameters ask for it.
-    `problem` goes on after the name of the field, `reason` is a clause after "because"."""
+    those engines for people, and `concerns` says whether one is among them. `applies` says whether parameters ask for
+    it. `problem` goes on after the name of the field, `reason` is a clause after "because"."""
 
     parameter: str
     where: str
-    serves: Callable[[Serving], bool]
+    concerns: Callable[[Serving], bool]
     applies: Callable[[Params, Serving], bool]
     problem: str
     reason: str
@@ -90,7 +90,7 @@ def check(params: Params, serving: Serving) -> None:
 
 def refused(params: Params, serving: Serving) -> Iterator[Row]:
     """The rows that apply."""
-    return (row for row in TABLE if row.serves(serving) and row.applies(params, serving))
+    return (row for row in TABLE if row.concerns(serving) and row.applies(params, serving))
 
 
 def _v1(serving: Serving) -> bool:
@@ -112,7 +112,7 @@ TABLE: Final = (
     Row(
         parameter="logprob_token_ids",
         where="v1",
-        serves=_v1,
+        concerns=_v1,
         applies=lambda params, _: params.logprob_token_ids is not None,
         problem="is not supported",
         reason="all other requests of a step would lose their alternatives: use logprobs",
@@ -120,7 +120,7 @@ TABLE: Final = (
     Row(
         parameter="skip_reading_prefix_cache",
         where="all",
-        serves=lambda _: True,
+        concerns=lambda _: True,
         applies=lambda params, _: params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False,
         problem="must not be false for prompt_logprobs",
         reason="nothing computes those of tokens that are found in the cache, and uninitialised memory would be "
@@ -129,7 +129,7 @@ TABLE: Final = (
     Row(
         parameter="stop_token_ids",
         where="all",
-        serves=lambda _: True,
+        concerns=lambda _: True,
         applies=lambda params, serving: (
             params.min_tokens > 0 and any(each >= serving.vocab_size for each in params.all_stop_token_ids)
         ),
@@ -140,7 +140,7 @@ TABLE: Final = (
     Row(
         parameter="prompt_logprobs",
         where="CPU with --enable-lora",
-        serves=lambda serving: serving.is_cpu and serving.has_adapters,
+        concerns=lambda serving: serving.is_cpu and serving.has_adapters,
         applies=lambda params, _: params.prompt_logprobs is not None,
         problem="cannot be used on the CPU with --enable-lora",
         reason="vLLM takes the prompt's tokens for the batch's requests there, and its engine ends",
@@ -148,7 +148,7 @@ TABLE: Final = (
     Row(
         parameter="seed",
         where="CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
-        serves=lambda serving: serving.is_cpu and serving.splits_prompts,
+        concerns=lambda serving: serving.is_cpu and serving.splits_prompts,
         applies=lambda params, _: params.seed is not None,
         problem="cannot be used on the CPU with --enable-chunked-prefill or --long-prefill-token-threshold",
         reason="vLLM ends its engine there when a prompt with a seed is computed in pieces",
@@ -156,7 +156,7 @@ TABLE: Final = (
     Row(
         parameter="watermarking",
         where="without --watermark-config",
-        serves=lambda serving: not serving.has_watermark,
+        concerns=lambda serving: not serving.has_watermark,
         applies=lambda params, _: params.watermarking is True,
         problem="needs --watermark-config",
         reason="the engine has no watermark to apply",
@@ -164,7 +164,7 @@ TABLE: Final = (
     Row(
         parameter="allowed_token_ids",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, _: len(params.allowed_token_ids or ()) > MAX_ALLOWED_TOKEN_IDS,
         problem=f"must have at most {MAX_ALLOWED_TOKEN_IDS} entries",
         reason=_V2_IS_FULL,
@@ -172,7 +172,7 @@ TABLE: Final = (
     Row(
         parameter="logit_bias",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, _: len(params.logit_bias or ()) > MAX_LOGIT_BIASES,
         problem=f"must have at most {MAX_LOGIT_BIASES} entries",
         reason=_V2_IS_FULL,
@@ -180,7 +180,7 @@ TABLE: Final = (
     Row(
         parameter="bad_words",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, _: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
         problem="must not be longer than VLLM_MAX_BAD_WORDS_TOTAL_TOKENS tokens together (1024 by default)",
         reason=_V2_IS_FULL,
@@ -188,7 +188,7 @@ TABLE: Final = (
     Row(
         parameter="bad_words",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, serving: any(
             word[-1] >= serving.vocab_size for word in params.bad_words_token_ids or ()
         ),
@@ -198,7 +198,7 @@ TABLE: Final = (
     Row(
         parameter="stop_token_ids",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, _: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,
         problem=f"must have at most {MAX_STOP_TOKEN_IDS} entries, the model's EOS tokens included, if stop.min_tokens "
         "is set",
@@ -207,10 +207,10 @@ TABLE: Final = (
     Row(
         parameter="seed",
         where="v2",
-        serves=_v2,
+        concerns=_v2,
         applies=lambda params, _: params.seed is not None and params.seed > MAX_SEED,
         problem="must not exceed 64 bits as seed + n - 1",
-        reason="vLLM's Model Runner V2 holds no more",
+        reason=_V2_IS_FULL,
     ),
 )
 """The order in which a request is checked."""
