@@ -592,8 +592,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def engine_params(self) -> _struct_pb2.Struct:
-        """Any other field of vLLM's SamplingParams by its name; unknown ones, and those that are another field here, are
-        refused.
+        """vLLM's other SamplingParams by name: those that change this request's own answer and nothing else. Others, and
+        those that are another field here, are refused.
         """
 
     def __init__(

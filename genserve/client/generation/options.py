@@ -130,7 +130,7 @@ class GenerateOptions(SamplingOptions, StopOptions, ConstraintOptions, OutputOpt
     min_weight_version: int | None
     """Refuse the request while the served version is smaller."""
     engine_params: Mapping[str, Any] | None
-    """Any other field of vLLM's SamplingParams."""
+    """vLLM's other SamplingParams: those that change this request's own answer and nothing else. Others are refused."""
     session_id: str | None
     """Requests with the same one go to the same replica of a fleet, as long as it can serve them. A daemon ignores
     it."""

@@ -120,7 +120,7 @@ export interface GenerateOptions
   cacheSalt?: string | undefined;
   /** Refuse the request while the served version is smaller. */
   minWeightVersion?: number | undefined;
-  /** Any other field of vLLM's SamplingParams. */
+  /** vLLM's other SamplingParams: those that change this request's own answer and nothing else. Others are refused. */
   engineParams?: Readonly<Record<string, unknown>> | undefined;
   /** Requests with the same one go to the same replica of a fleet, as long as it can serve them. */
   sessionId?: string | undefined;

@@ -277,8 +277,8 @@ export interface GenerateRequest {
     | number
     | undefined;
   /**
-   * Any other field of vLLM's SamplingParams by its name; unknown ones, and those that are another field here, are
-   * refused.
+   * vLLM's other SamplingParams by name: those that change this request's own answer and nothing else. Others, and
+   * those that are another field here, are refused.
    */
   engineParams?:
     | { [key: string]: any }
