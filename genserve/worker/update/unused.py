@@ -18,7 +18,7 @@ from genserve.tensors.dtypes import FRAMEWORK_NAMES
 from genserve.worker.model.draft import draft_of
 from genserve.worker.update.structure import with_own_registries
 
-Described = Sequence[tuple[str, str, Sequence[int]]]
+Descriptions = Sequence[tuple[str, str, Sequence[int]]]
 """Names, safetensors' types and shapes of tensors."""
 
 _META: Final = torch.device("meta")
@@ -30,7 +30,7 @@ _LOOKS: Final = frozenset(
 """What a loader may ask of a tensor before it leaves it alone."""
 
 
-def unused_tensors(worker: Any, tensors: Described) -> list[str]:
+def unused_tensors(worker: Any, tensors: Descriptions) -> list[str]:
     """The names of the tensors that neither the model nor what drafts for it takes, in order. Call it while nothing is
     served, as it sets torch's default dtype. Raises what a loader raises that needs values."""
     configs = [(worker.vllm_config, worker.vllm_config.model_config)]
@@ -41,7 +41,7 @@ def unused_tensors(worker: Any, tensors: Described) -> list[str]:
     return [name for name, _, _ in tensors if name not in touched]
 
 
-def _touched(config: VllmConfig, model_config: ModelConfig, tensors: Described) -> set[str]:
+def _touched(config: VllmConfig, model_config: ModelConfig, tensors: Descriptions) -> set[str]:
     config, touches = with_own_registries(config), _Touches()
     with (
         torch.no_grad(),
@@ -64,7 +64,7 @@ class _Touches(TorchFunctionMode):
         self.names: set[str] = set()
         self._given: dict[int, tuple[str, torch.Tensor]] = {}  # with the tensor, so that no other gets its id
 
-    def of(self, tensors: Described) -> Iterator[tuple[str, torch.Tensor]]:
+    def of(self, tensors: Descriptions) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors, for the loader. Those of one element, which loaders read, have one."""
         for name, dtype, shape in tensors:
             with torch._C.DisableTorchFunction():
