@@ -15,7 +15,7 @@ from genserve.log_context import about
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
 from genserve.rpc.status import known_error, to_message
-from genserve.rpc.streams.parts import MAX_PART_VALUES, num_values, parts_of
+from genserve.rpc.streams.parts import BYTES_PER_VALUE, MAX_PART_VALUES, num_values, parts_of
 from genserve.v1 import generation_pb2
 
 METHOD: Final = "GenerateMany"
@@ -26,7 +26,6 @@ MAX_VALUES: Final = 1 << 17
 # The cost of an item besides its values, in time: building a message of thousands of items would block the loop.
 _VALUES_PER_ITEM: Final = 128
 _VALUES_PER_ROW: Final = 8
-_BYTES_PER_VALUE: Final = 7
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class NextMessage:
     def refuse(self, request_id: str, error: GenserveError) -> None:
         """Tells of a request that does not begin, before any output."""
         item = self._response.items.add(request_id=request_id, error=to_message(error))
-        self.num_values += item.ByteSize() // _BYTES_PER_VALUE
+        self.num_values += item.ByteSize() // BYTES_PER_VALUE
 
     # Once for each token of GenerateMany: every call in here is seen in the figures.
     def add(self, running: Running) -> None:

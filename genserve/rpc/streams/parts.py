@@ -13,9 +13,10 @@ from genserve.engine.generation import (
     WeightSpan,
 )
 
+BYTES_PER_VALUE: Final = 7
+"""At most, on the wire: an alternative's id (3) and log-probability (4), a sampled token's log-probability and rank."""
 MAX_PART_VALUES: Final = 1 << 18
-"""Of one part. A value has at most 7 bytes on the wire: an alternative's id (3) and log-probability (4), a sampled
-token's log-probability and rank. So a part has less than 2 MiB, and fits into a message that is nearly full."""
+"""Of one part, which so has less than 2 MiB, and fits into a message that is nearly full."""
 _VALUES_PER_SPAN: Final = 4
 
 
