@@ -13,6 +13,7 @@ from genserve.rpc.watchers import Watchers
 
 V1_SERVICE_NAME: Final = "grpc.reflection.v1.ServerReflection"
 MAX_STREAMS: Final = 64
+"""Of rollout workers; `watchers.budgets` has those of others."""
 
 
 class Reflection:
@@ -27,9 +28,8 @@ class Reflection:
     ) -> None:
         """Answers questions about services."""
         with self._streams.joined():
-            answering: Any = self._servicer.ServerReflectionInfo(
-                requests, context
-            )  # whose stubs do not know generators
+            # Any, because its stubs do not know generators.
+            answering: Any = self._servicer.ServerReflectionInfo(requests, context)
             async with aclosing(answering) as answers:
                 async for answer in answers:
                     await context.write(answer)
