@@ -12,7 +12,7 @@ MAX_PEERS: Final = 64
 MAX_REPLICAS: Final = 1024
 """Replicas that a router takes. A client that calls them itself has a connection to each of them."""
 MAX_ABORTED_SEQUENCES: Final = 1 << 14
-"""That are told to be aborted, of a request that no engine has checked; none takes a request for more."""
+"""In the answer to a request that ended before an engine checked its n. No daemon takes a request for more."""
 
 
 def check_text(text: str, field: str) -> None:

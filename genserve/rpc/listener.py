@@ -17,7 +17,7 @@ from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
 
 _MAX_PENDING: Final = 1 << 15
-"""Twice as many calls as a client may have on one connection. It bounds what a flood of calls costs that are reset."""
+"""Twice the default of --max-streams. It bounds what a flood of calls costs that are reset."""
 
 SERVER_OPTIONS: Final = (
     # A port in use is an error, not a second server at the same address.
