@@ -35,14 +35,14 @@ class DirectTokens:
         connection.on_close(lambda: None if (tokens := me()) is None else tokens.stop())
 
     def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[DirectGenerate, str]:
-        """Begins a call of Generate. Its errors name the replica."""
+        """Begins a call of Generate. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
         call = DirectGenerate(self, request, timeout_s)
         self._calls.add(call)
         return call, self._connection.target
 
     def generate_many(self, timeout_s: float | None) -> tuple[DirectGenerateMany, str]:
-        """Begins a call of GenerateMany. Its errors name the replica."""
+        """Begins a call of GenerateMany. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
         call = DirectGenerateMany(self, timeout_s)
         self._calls.add(call)
