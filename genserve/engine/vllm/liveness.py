@@ -1,7 +1,7 @@
 """Waits for an engine that may die or hang: vLLM's calls never return if EngineCore is killed.
 
-Every call to vLLM's engine comes back here, and here alone the end of the engine becomes EngineDeadError, whatever vLLM
-raises for it.
+Every call that controls vLLM's engine comes back here, and here the end of the engine becomes EngineDeadError with its
+cause, whatever vLLM raises for it. For requests `requests.build` and `requests.running` say so, without the cause.
 
 A call that EngineCore has begun cannot be revoked: the waiting caller may give up, and EngineCore continues. So a call
 is never cancelled here. It ends by itself, and `settled` tells when.
