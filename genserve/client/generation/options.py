@@ -180,6 +180,8 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation
         cache = build(generation_pb2.Cache, {"salt": given["cache_salt"]}, path="cache", options={"salt": "cache_salt"})
         request.cache.CopyFrom(cache)
     if "engine_params" in given:
+        if not isinstance(given["engine_params"], Mapping):
+            raise InvalidFieldError.of("engine_params", "must be a mapping of names to values")
         with naming("engine_params"):
             request.engine_params.update(given["engine_params"])
     return request

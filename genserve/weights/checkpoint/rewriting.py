@@ -11,7 +11,10 @@ _INSIDE: Final = {"_orig_mod": "model._orig_mod", "module": "model.module"}
 """What torch.compile and data parallelism put into names, and how to reach the module that they wrap."""
 _PARTS: Final = (*_INSIDE, "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
 """What is put into the middle of names: by those, by FSDP1, activation checkpointing and PEFT."""
+_PEFT: Final = "base_model.model."
 _ADAPTER: Final = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B", ".lora_magnitude_vector")
+_FUSED: Final = (".experts.gate_up_proj", ".experts.down_proj")
+"""How transformers names the experts of a layer, which checkpoints have one by one."""
 _NUM_TRIED: Final = 8
 """Foreign names for which a counterpart is looked for: some may have none."""
 
@@ -24,7 +27,11 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
         return ""
     adapter = next((name for name in foreign if any(part in name for part in _ADAPTER)), None)
     if adapter is not None:
-        return f"has tensors of an adapter, such as {adapter[:256]!r}: push it with push_lora, or merge it first"
+        remedy = "push it with push_lora, or merge it, and push the module"
+        return f"has tensors of an adapter, such as {adapter[:256]!r}: {remedy}"
+    fused = next((name for name in foreign if name.endswith(_FUSED)), None)
+    if fused is not None and any(name.startswith(f"{fused.rpartition('.')[0]}.0.") for name in known):
+        return f"has the experts of a layer in one tensor, such as {fused[:256]!r}: push the module, which is converted"
     for rewrite, says in _rewritings(foreign, known):
         # Most of what is tried fails at the first name: a manifest of 100,000 costs little.
         if all(rewrite(name) in known for name in foreign):
@@ -48,9 +55,15 @@ def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Calla
             says = f"begins {every} with {old!r}: {_REMEDY}{f', or push {inside}' if inside else ''}"
         yield partial(_begun, old, new), says
     parts = [part for part in _PARTS if any(f"{part}." in name for name in foreign)]
-    for left_out in [*([part] for part in parts), *([parts] if parts else [])]:
-        shown = " and ".join(repr(f"{part}.") for part in left_out)
-        yield partial(_without, frozenset(left_out)), f"has {shown} in names: {_REMEDY}, or push the module"
+    if any(name.startswith(_PEFT) for name in foreign):
+        left_out = frozenset(parts)
+        yield (
+            lambda name: _without(left_out, name.removeprefix(_PEFT)),
+            f"has PEFT's names, such as {foreign[0][:256]!r}: push the module, or pass rename=...",
+        )
+    for some in [*([part] for part in parts), *([parts] if parts else [])]:
+        shown = " and ".join(repr(f"{part}.") for part in some)
+        yield partial(_without, frozenset(some)), f"has {shown} in names: {_REMEDY}, or push the module"
 
 
 def _beginnings(name: str, ends: Sequence[list[str]]) -> Iterator[tuple[str, str]]:

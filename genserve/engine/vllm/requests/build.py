@@ -64,7 +64,9 @@ class RequestBuilder:
         """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
         num_sequences = request.sampling.n or 1
         if num_sequences > self._max_sequences:
-            raise InvalidFieldError.of("sampling.n", f"must be at most {self._max_sequences}, is {num_sequences}")
+            raise InvalidFieldError.of(
+                "sampling.n", f"must be at most {self._max_sequences} (--max-n), is {num_sequences}"
+            )
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
             # vLLM adds the index of each of the n sequences to the seed.
             raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")

@@ -24,6 +24,8 @@ def message(pushed: list[str], served: list[str]) -> str:
 
 
 INSIDE = [name.replace("mlp.", "_checkpoint_wrapped_module.mlp.") for name in NAMES]
+MERGED = [f"base_model.model.{name.replace('q_proj', 'q_proj.base_layer')}" for name in NAMES]
+FUSED, EXPERT = "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.experts.0.down_proj.weight"
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
 
 
@@ -41,7 +43,10 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
         ([name.removeprefix("model.") for name in NAMES], NAMES,
          "begins no name with 'model.', as the checkpoint does: pass rename=..."),
         (INSIDE, NAMES, "has '_checkpoint_wrapped_module.' in names: pass rename=..., or push the module"),
-        ([*NAMES, A], NAMES, f"such as {A!r}: push it with push_lora, or merge it first"),
+        (MERGED, NAMES, f"has PEFT's names, such as {MERGED[0]!r}: push the module, or pass rename=..."),
+        ([*NAMES[:2], FUSED], [*NAMES[:2], EXPERT],
+         f"has the experts of a layer in one tensor, such as {FUSED!r}: push the module, which is converted"),
+        ([*NAMES, A], NAMES, f"such as {A!r}: push it with push_lora, or merge it, and push the module"),
     ],
 )  # fmt: skip
 def test_one_thing_that_explains_every_name_is_said_in_one_sentence(
