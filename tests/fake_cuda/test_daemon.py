@@ -69,7 +69,8 @@ async def test_pushes_follow_a_sleep_of_either_level(tmp_path: Path) -> None:
     """With layers that draft."""
     kind = kind_named("drafts")
     checkpoints = checkpoints_of(kind, tmp_path)
-    async with serving(checkpoints["a"], tmp_path / "log", *kind.flags, "--enable-sleep-mode", EAGER) as (client, _):
+    flags, env = (*kind.flags, "--enable-sleep-mode", EAGER), {"GENSERVE_FAKE_CUDA_DRAFTS": "1"}
+    async with serving(checkpoints["a"], tmp_path / "log", *flags, env=env) as (client, _):
         cold = await digests(client)
         for level in (1, 2):
             await push(client, checkpoints["b"])

@@ -72,7 +72,11 @@ test("a client with TLS is told that the daemon has none", async () => {
 });
 
 test("a call that the other side has cancelled is UnavailableError", () => {
-  const cancelled = Object.assign(new Error(), { code: Code.CANCELLED, details: "CANCELLED", metadata: new Metadata() });
+  const cancelled = Object.assign(new Error(), {
+    code: Code.CANCELLED,
+    details: "CANCELLED",
+    metadata: new Metadata(),
+  });
   const error = errorOf(cancelled, "here:1");
   expect(error).toBeInstanceOf(UnavailableError);
   expect(error).toMatchObject({ code: "CANCELLED" });
