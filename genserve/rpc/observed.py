@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -116,6 +116,11 @@ def _told(method: Method, context: Context, observers: Sequence[CallObserver]) -
             end(code)
 
 
+_DEADLINE_SLACK_S: Final = 0.1
+"""The time of a call begins at the server when the call arrives, and is rounded up: a client whose time is over cancels
+the call a moment before the server would."""
+
+
 def code_of(context: Context) -> str:
     """The name of the status that a handler has set."""
     code: Any = context.code()
@@ -126,4 +131,4 @@ def code_of(context: Context) -> str:
 
 def _cancelled(context: Context) -> str:
     left_s = context.time_remaining()
-    return "CANCELLED" if left_s is None or left_s > 0 else "DEADLINE_EXCEEDED"
+    return "CANCELLED" if left_s is None or left_s > _DEADLINE_SLACK_S else "DEADLINE_EXCEEDED"

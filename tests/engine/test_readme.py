@@ -60,11 +60,13 @@ def model_is(checkpoint: Path) -> str:
 async def test_the_ten_lines_of_a_trainer_run(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None
 ) -> None:
-    """`model` is anything with a state_dict."""
+    """`model` is a module of transformers."""
     before = (await client.get_weights()).weight_version
-    program = model_is(checkpoints["b"]) + block("python", "push_weights", README).replace(
-        WRITTEN_ADDRESS, daemon.address
+    module = (
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(checkpoints['b'])!r}, dtype='auto')\n"
     )
+    program = module + block("python", "push_weights", README).replace(WRITTEN_ADDRESS, daemon.address)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused for") == 2
