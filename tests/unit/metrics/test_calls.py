@@ -122,6 +122,20 @@ async def test_a_call_whose_time_is_over_is_told_from_one_that_was_given_up(
         assert sample(code=code) == 1
 
 
+async def test_a_client_that_ends_its_call_a_moment_before_the_servers_clock_is_late_too() -> None:
+    """Of 200 calls a few have up to 12 ms left at the server when their client's time is over."""
+
+    async def behavior(requests: Any, context: Any) -> None:
+        await context.write(b"")
+        await asyncio.Event().wait()
+
+    async with counted("bidi_stream", behavior) as (channel, sample):
+        calls = [channel.stream_stream("/s/m")(timeout=0.5 + 0.003 * number) for number in range(200)]
+        await asyncio.gather(*(call.code() for call in calls))
+        await until(lambda: sample(what="count") == len(calls))
+        assert sample(code="DEADLINE_EXCEEDED") == len(calls)
+
+
 async def test_a_method_that_does_not_exist_is_no_label() -> None:
     """Its name is up to the client, and each would stay a series for ever."""
 
