@@ -12,8 +12,7 @@ _EVERYTHING = (type, ModuleType, FunctionType, asyncio.AbstractEventLoop)
 
 
 def kept(root: object, kind: type[T] = object) -> list[T]:  # type: ignore[assignment]
-    """All objects of this kind that can be reached from `root`, each once. Garbage is collected first."""
-    gc.collect()
+    """All objects of this kind that can be reached from `root`, each once."""
     found: dict[int, object] = {}
     following = [root]
     while following:

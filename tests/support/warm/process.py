@@ -100,7 +100,7 @@ class _Server:
 
     def start(self, launch: wire.Launch, files: Sequence[int]) -> int:
         """As `Start`. Raises RuntimeError with the server's own words if it has ended."""
-        self.warm_up()
+        self._begin("client")
         assert self._control is not None and self._process is not None
         with self._lock:
             try:
@@ -110,14 +110,17 @@ class _Server:
                 raise RuntimeError(f"the server of warm processes has ended:\n{said[-4000:]}") from error
 
     def warm_up(self) -> None:
-        """Begins to import, so that it is done when the first process is wanted."""
+        """Begins to import what engines do, so that it is done when the first process is wanted."""
+        self._begin("engine")
+
+    def _begin(self, imports: str) -> None:
         with self._lock:
             if self._control is not None:
                 return
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.support.warm.server", str(theirs.fileno())],
+                    [sys.executable, "-m", "tests.support.warm.server", str(theirs.fileno()), imports],
                     pass_fds=[theirs.fileno()],
                     # The forked processes keep its streams, with files of their own below: let them be pipes.
                     stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""The server: imports what a daemon and its engine import, then forks a process for each `Launch`.
+"""The server: imports what a daemon and its engine import, or what clients do, then forks a process for each `Launch`.
 
-    python -m tests.support.warm.server DESCRIPTOR
+    python -m tests.support.warm.server DESCRIPTOR engine|client
 
 The fork happens where nothing runs but its loop: no thread, no event loop, no engine. The new process is forked twice,
 and the one between ends at once: an orphan goes to the nearest ancestor that takes orphans in, which is the process
@@ -19,7 +19,7 @@ from setproctitle import setproctitle
 
 from tests.support.warm import child, wire
 
-MODULES = (
+ENGINE_MODULES = (
     "genserve.cli.serve",
     "genserve.daemon",
     "vllm.model_executor.layers.quantization.online.base",
@@ -36,6 +36,8 @@ MODULES = (
 )
 """What the processes of an engine import, as far as that does not depend on the model. Left out is what does something
 when it is imported: genserve.worker.extension ties a worker to its daemon."""
+CLIENT_MODULES = ("genserve.client", "torch.distributed")
+"""What programs import that have no engine: seconds less."""
 # Out of the way of the numbers under which new processes are to have their files.
 _CONTROL = 900
 
@@ -45,7 +47,7 @@ def main() -> None:
     # It finds the memory for titles beside the first environment: too late once that has been replaced.
     setproctitle("python -m tests.support.warm.server")
     control = socket.socket(fileno=int(sys.argv[1]))
-    for name in MODULES:
+    for name in ENGINE_MODULES if sys.argv[2] == "engine" else CLIENT_MODULES:
         importlib.import_module(name)
     if (count := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"{count} threads run after the imports, and a fork would lose all but one")

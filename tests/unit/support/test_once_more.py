@@ -11,6 +11,11 @@ from tests.support.flaky_record import Row, faults
 
 ROOT = Path(__file__).parents[3]
 RECORD = ROOT / "tests" / "flaky.tsv"
+# Each starts pytest once or twice: half a minute of CPU time, for what changes once a month.
+of_second_tries = pytest.mark.long(
+    *("tests/support/once_more.py", "tests/support/failure_evidence.py", "tests/support/flaky_record.py"),
+    *("tests/conftest.py", "requirements.lock"),
+)
 
 CONFTEST = """
 from pathlib import Path
@@ -85,6 +90,7 @@ def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str)
     assert (row.test, row.fixed) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
 
 
+@of_second_tries
 def test_a_process_that_stood_still_explains_a_flaky_test(tmp_path: Path) -> None:
     """The clock runs in a thread: it stands still when the whole process does."""
     done = run(tmp_path, "-n0", test_flaky=STOOD_STILL)
@@ -131,6 +137,7 @@ OTHERS = {
 }
 
 
+@of_second_tries
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_final_failure_gets_no_second_try(tmp_path: Path, kind: str) -> None:
     """Each of them would pass."""
@@ -141,6 +148,7 @@ def test_a_final_failure_gets_no_second_try(tmp_path: Path, kind: str) -> None:
     assert "FLAKY" not in done.stdout
 
 
+@of_second_tries
 def test_a_finding_in_a_group_of_exceptions_is_final(tmp_path: Path) -> None:
     """A TaskGroup raises one."""
     raises = "raise ExceptionGroup('of tasks', [ValueError(), Wrong()])"
@@ -148,6 +156,7 @@ def test_a_finding_in_a_group_of_exceptions_is_final(tmp_path: Path) -> None:
     assert done.returncode == 1 and "FINAL  test_flaky.py::test_flaky" in done.stdout
 
 
+@of_second_tries
 def test_a_second_try_that_is_skipped_excuses_nothing(tmp_path: Path) -> None:
     """pytest calls that a success."""
     text = FIRST_TIME + "def test_it():\n    if is_first('one'): assert 0\n    pytest.skip('no memory')\n"
@@ -156,12 +165,14 @@ def test_a_second_try_that_is_skipped_excuses_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "flaky.tsv").exists()
 
 
+@of_second_tries
 def test_a_run_that_its_first_failure_stopped_stays_red(tmp_path: Path) -> None:
     """The tests after it did not run."""
     done = run(tmp_path, "-n0", "-x", test_it=FLAKY + "\n\n" + REAL)
     assert done.returncode == 1 and "others did not run" in done.stdout and "FLAKY" not in done.stdout
 
 
+@of_second_tries
 def test_more_than_three_failures_are_not_tried_again(tmp_path: Path) -> None:
     """They have one cause."""
     text = FIRST_TIME + "@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    assert not is_first(str(n))\n"
@@ -175,6 +186,7 @@ SHARED = FIRST_TIME + (
 )
 
 
+@of_second_tries
 @pytest.mark.parametrize(("bad", "status"), [(9, 0), (4, 1)])
 def test_a_fixture_that_fails_is_one_failure(tmp_path: Path, bad: int, status: int) -> None:
     """However many tests use it; all of them have to pass then."""
@@ -184,12 +196,14 @@ def test_a_fixture_that_fails_is_one_failure(tmp_path: Path, bad: int, status: i
     assert f"{said}  test_it.py::test_uses[0] and 4 more of its fixture" in done.stdout
 
 
+@of_second_tries
 def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
     """Nothing is tried again."""
     done = run(tmp_path, "-n2", test_flaky=FLAKY, test_broken="import nothing_of_this_name\n")
     assert done.returncode not in (0, 5) and "FLAKY" not in done.stdout
 
 
+@of_second_tries
 def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path) -> None:
     """And how the machine was."""
     text = "def test_it(tmp_path):\n    (tmp_path / 'stderr').write_text('the daemon: why')\n    assert 0\n"
@@ -220,6 +234,7 @@ def test_it(tmp_path, number):
 """
 
 
+@of_second_tries
 def test_what_vanishes_while_logs_are_looked_for_ends_no_run(tmp_path: Path) -> None:
     """An error in a hook of pytest would."""
     done = run(tmp_path, "-n0", test_it=RESTLESS)
