@@ -65,6 +65,7 @@ async def test_a_push_at_default_flags_equals_a_cold_start(tmp_path: Path) -> No
         assert await digests(client) == cold_a
 
 
+@LONG
 async def test_pushes_follow_a_sleep_of_either_level(tmp_path: Path) -> None:
     """With layers that draft."""
     kind = kind_named("drafts")
@@ -96,6 +97,7 @@ async def test_segments_that_grow_do_not_disturb_pushes(way: str, tmp_path: Path
         assert await digests(client) == cold
 
 
+@LONG
 @LONG
 async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
     """What an adapter adds is computed by kernels: it is only loaded here."""
