@@ -1,6 +1,7 @@
 """GenerateMany through a router, as a client on the wire sees it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -233,6 +234,29 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     other.cancel()
     call.cancel()
     await until(stream.closed.is_set)
+
+
+async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(router: ScriptedFleet) -> None:
+    """Requests that wait for a replica count no more when they are ended: their answers wait here for the client."""
+    for link in router.links:
+        link.kill()
+    await until(lambda: not router.fleet.ready)
+    num_requests, num_sent = 15_000, 0
+
+    async def asked() -> AsyncIterator[Request]:
+        nonlocal num_sent
+        for num_sent in range(1, num_requests + 1):
+            yield generate(str(num_sent), sampling={"n": 256})  # an answer of 3 KiB
+            yield Request(abort=str(num_sent))
+
+    call = router.generation.GenerateMany(asked())
+    before, stuck = 0, 0
+    while stuck < 20:
+        await asyncio.sleep(0.05)
+        stuck = stuck + 1 if num_sent == before else 0
+        before = num_sent
+    call.cancel()
+    assert before < num_requests
 
 
 async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
