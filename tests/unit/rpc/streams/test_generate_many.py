@@ -3,15 +3,19 @@ request it refuses unread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
 from genserve.control.state import StateBoard
+from genserve.engine.aborted import AbortedStream
 from genserve.engine.generation import (
     GenerationRequest,
     GenerationUpdate,
     LogprobColumns,
+    Output,
     PromptInfo,
+    Sampling,
     SequenceDelta,
 )
 from genserve.errors import QueueFullError
@@ -195,3 +199,29 @@ async def test_a_message_is_full_with_the_item_that_brings_its_values_to_the_lim
     caller.takes.set()
     await GenerateMany(engine, StateBoard(engine, tuple, "test"), caller.write).run(caller.requests())
     assert caller.sizes == sizes
+
+
+class Ending(ScriptedEngine):
+    """Of which every request is ended while it is admitted."""
+
+    async def submit(self, request: GenerationRequest) -> AbortedStream:
+        return AbortedStream(replace(request, sampling=Sampling(n=256), output=Output(logprobs=0)))
+
+
+async def test_the_ends_of_many_sequences_without_a_token_are_no_message_that_a_client_refuses() -> None:
+    """Each has an index, a reason and a sum of log-probabilities: what 4 MiB are soon full of. And the loop must not
+    build one message for long."""
+    engine, caller = Ending(), Caller(2000)
+    num_bytes: list[int] = []
+
+    async def write(response: generation_pb2.GenerateManyResponse) -> None:
+        num_bytes.append(response.ByteSize())
+        await caller.write(response)
+
+    running = asyncio.create_task(GenerateMany(engine, StateBoard(engine, tuple, "test"), write).run(caller.requests()))
+    for _ in range(20_000):
+        await asyncio.sleep(0)
+    caller.takes.set()
+    await running
+    assert sum(caller.sizes) == caller.num_requests
+    assert max(num_bytes) < 4 << 20
