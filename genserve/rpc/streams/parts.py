@@ -18,6 +18,8 @@ BYTES_PER_VALUE: Final = 7
 MAX_PART_VALUES: Final = 1 << 18
 """Of one part, which so has less than 2 MiB, and fits into a message that is nearly full."""
 _VALUES_PER_SPAN: Final = 4
+_VALUES_PER_FINISH: Final = 4
+"""Of a sequence that has ended: its index, reason, length and sum of log-probabilities."""
 
 
 def num_values(update: GenerationUpdate) -> int:
@@ -66,7 +68,7 @@ def _values_of_delta(delta: SequenceDelta) -> int:
     if delta.logprobs is not None:
         count += len(delta.logprobs.values) + len(delta.logprobs.sampled)
     if delta.finish is not None:
-        count += _VALUES_PER_SPAN * len(delta.finish.weight_spans)
+        count += _VALUES_PER_FINISH + _VALUES_PER_SPAN * len(delta.finish.weight_spans)
     return count
 
 
