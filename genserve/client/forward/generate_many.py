@@ -29,6 +29,9 @@ from genserve.v1 import generation_pb2
 IDLE_S: Final = 2.0
 """After which a call that carries no request ends: a replica that shuts down waits for its calls."""
 
+_MAX_UNWRITTEN: Final = 256
+"""Messages for the caller: while so many wait until it reads, none of its own are read."""
+
 T = TypeVar("T")
 
 _Item = generation_pb2.GenerateManyItem
@@ -86,6 +89,9 @@ class GenerateMany(Generic[UpstreamT]):
                     await self.abort(action)
                 case Failure():
                     await self._tell([action])
+            if self._num_writes >= _MAX_UNWRITTEN:
+                async with self._writing:  # when all that came for it before are written
+                    pass
 
     async def _begin(self, begun: Begun) -> None:
         forwarded = begun.forwarded
