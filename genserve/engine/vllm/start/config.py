@@ -20,7 +20,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
-from genserve.engine.vllm.start import refusals, unreached
+from genserve.engine.vllm.start import refusals
 from genserve.log_lines import JsonFormatter, is_json
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.runners import runner_of
@@ -72,8 +72,7 @@ def check_flags(flags: argparse.Namespace, weight_update: str, *, with_openai: b
     `with_openai`: requests come over HTTP, too."""
     if weight_update not in ("auto", *ways(current_platform.device_type)):
         raise ValueError(f"--weight-update {weight_update} needs a GPU: on a CPU beside uses the host's memory")
-    refusals.check_flags(flags)
-    unreached.check_flags(flags, with_openai=with_openai)
+    refusals.check_flags(flags, with_openai=with_openai)
 
 
 def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
