@@ -128,6 +128,7 @@ class RequestBuilder:
             raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+        refusals.check_names(request.engine_params)
         fields = sampling_fields(request)
         for name in request.engine_params:
             fields[name] = _typed(name, fields[name])
