@@ -1,15 +1,16 @@
 """The requests that an engine works on, from their admission until their streams end."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.aborted import AbortedStream
+from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan, prompt_too_long
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
@@ -32,32 +33,6 @@ class Tally(Protocol):
 
     def served(self, num_versions: int, num_tokens: int) -> None:
         """Counts tokens of a sequence that has ended: this many versions behind the served one."""
-
-
-class _Admission:
-    """A request that is being admitted by the task that makes it."""
-
-    def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
-        self._task = asyncio.current_task()
-        self._is_aborted = False
-
-    def abort(self) -> None:
-        """Ends it with reason ABORTED."""
-        if not self._is_aborted and self._task is not None:
-            self._is_aborted = True
-            self._task.cancel()
-
-    async def run(self, admit: Coroutine[Any, Any, VllmStream]) -> VllmStream | AbortedStream:
-        """The stream of what is admitted, or of what was aborted meanwhile."""
-        num_cancelling = 0 if self._task is None else self._task.cancelling()
-        try:
-            return await admit
-        except asyncio.CancelledError:
-            # Another cancellation may have come as well, and counts.
-            if self._task is not None and self._is_aborted and self._task.uncancel() <= num_cancelling:
-                return AbortedStream(self._request)
-            raise
 
 
 class RunningRequests:
@@ -90,7 +65,7 @@ class RunningRequests:
         self._weight_version = weight_version
         self._max_active = max_active
         self._max_model_len = max_model_len
-        self._streams: dict[str, VllmStream | _Admission] = {}  # by id, from when the id is taken
+        self._streams: dict[str, VllmStream | Admission] = {}  # by id, from when the id is taken
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
         self._reason_if_aborted = FinishReason.ABORTED
@@ -115,13 +90,13 @@ class RunningRequests:
                 f"{num_active} sequences are running or waiting, of {self._max_active} at most",
                 retry_after_s=1.0,
             )
-        admission = self._streams[request.request_id] = _Admission(request)  # the id is taken from here on
+        admission = self._streams[request.request_id] = Admission(request)  # the id is taken from here on
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
         self._tally.publish(self._num_active, len(self._streams))
         self._idle.clear()
         try:
-            stream = await admission.run(self._admit(request))
+            stream = await admission.run(partial(self._admit, request))
         except BaseException:
             self._forget(request.request_id)
             raise
