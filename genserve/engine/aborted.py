@@ -1,6 +1,8 @@
-"""A request that was ended before the engine had it."""
+"""A request that is ended before the engine has it."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from genserve.arguments import MAX_ABORTED_SEQUENCES
 from genserve.engine.generation import (
@@ -13,6 +15,42 @@ from genserve.engine.generation import (
     TokenPrompt,
     Usage,
 )
+
+Stream = TypeVar("Stream")
+
+
+class Admission:
+    """A request from the moment that its id is taken until it has a stream."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._task: asyncio.Task[Any] | None = None
+        self._is_aborted = False
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._is_aborted
+
+    def abort(self) -> None:
+        """Ends it with reason ABORTED. Once `run` has returned, abort the stream instead."""
+        if not self._is_aborted and self._task is not None:
+            self._task.cancel()
+        self._is_aborted = True
+
+    async def run(self, admit: Callable[[], Awaitable[Stream]]) -> "Stream | AbortedStream":
+        """The stream of what is admitted, or of what was aborted meanwhile. Run it once."""
+        if self._is_aborted:
+            return AbortedStream(self._request)
+        self._task = task = asyncio.current_task()
+        num_cancelling = 0 if task is None else task.cancelling()
+        try:
+            return await admit()
+        except asyncio.CancelledError:
+            # Another cancellation may have come as well, and counts.
+            if task is not None and self.is_aborted and task.uncancel() <= num_cancelling:
+                return AbortedStream(self._request)
+            raise
 
 
 class AbortedStream:

@@ -151,6 +151,7 @@ class ScriptedEngine:
         self.free.set()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.cause_of_death = ""
         self.calls: list[str] = []
         self.misuses: list[str] = []
         self.running = True
@@ -173,7 +174,7 @@ class ScriptedEngine:
             "scripted",
             "Scripted",
             "bfloat16",
-            *(8, "cpu", self.max_model_len, 4, 4, 1, 1, 1, {}),
+            *(8, "cpu", self.max_model_len, 4, 4, 256, 1, 1, 1, {}),
             weight_transfer=self.backend,
             logprobs_mode="processed_logprobs",
             max_loras=self.max_loras,

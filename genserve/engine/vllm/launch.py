@@ -10,7 +10,7 @@ from vllm.utils.network_utils import get_ip
 
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.requests.intake import IntakeLimits
-from genserve.engine.vllm.start import clients, refusals, unreached
+from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import progress as steps
 from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
@@ -66,8 +66,7 @@ def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:
     """As AsyncLLM.from_engine_args begins, with a look at the configuration before any process starts. Raises
     EngineStartError, or what vLLM raises."""
     config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
-    warnings = refusals.check(config)
-    unreached.check(config, with_openai=options.clients.with_openai)
+    warnings = refusals.check(config, with_openai=options.clients.with_openai)
     return Configured(config, daemon_address(config.parallel_config, options.host, options.port, get_ip), warnings)
 
 

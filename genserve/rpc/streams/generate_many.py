@@ -10,7 +10,7 @@ from functools import partial
 
 from genserve.arguments import MAX_TEXT_CHARS
 from genserve.control.phase_admission import HasPhase, check_generation
-from genserve.engine.aborted import AbortedStream
+from genserve.engine.aborted import Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
@@ -51,21 +51,6 @@ class _Action:
     in_columns: bool = False
 
 
-@dataclass(slots=True)
-class _Admission:
-    """A request that the engine is asked to admit. `is_aborted`: the client has ended it meanwhile."""
-
-    request: GenerationRequest
-    asking: "asyncio.Task[GenerationStream]"
-    in_columns: bool
-    is_aborted: bool = False
-
-    def abort(self) -> None:
-        """Ends it."""
-        self.is_aborted = True
-        self.asking.cancel()
-
-
 class GenerateMany:
     """One call. `run` it once.
 
@@ -78,7 +63,8 @@ class GenerateMany:
         self._engine = engine
         self._board = board
         self._write = write
-        self._admissions: dict[str, _Admission] = {}
+        self._admissions: dict[str, Admission] = {}
+        self._asking: set[asyncio.Task[GenerationStream]] = set()
         self._running: dict[str, Running] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._slots = Slots() if slots is None else slots
@@ -149,27 +135,30 @@ class GenerateMany:
         if request.request_id in self._admissions or request.request_id in self._running:
             await self._refuse(request.request_id, RequestIdInUseError.of(request.request_id))
             return
-        asking = asyncio.create_task(self._submit(request))
-        admission = self._admissions[request.request_id] = _Admission(request, asking, in_columns)
-        asking.add_done_callback(lambda _: self._admitted(admission))
+        admission = self._admissions[request.request_id] = Admission(request)
+        asking = asyncio.create_task(admission.run(partial(self._submit, request)))
+        self._asking.add(asking)
+        asking.add_done_callback(lambda _: self._admitted(request, asking, in_columns=in_columns))
         await self._wait_for_room()
 
     async def _submit(self, request: GenerationRequest) -> GenerationStream:
-        check_generation(self._board.phase)
+        check_generation(self._board)
         note(request_id=request.request_id)
         return await self._engine.submit(request)
 
-    def _admitted(self, admission: _Admission) -> None:
-        request, asking = admission.request, admission.asking
-        del self._admissions[request.request_id]
+    def _admitted(
+        self, request: GenerationRequest, asking: "asyncio.Task[GenerationStream]", *, in_columns: bool
+    ) -> None:
+        admission = self._admissions.pop(request.request_id)
+        self._asking.discard(asking)
         try:
-            stream = AbortedStream(request) if asking.cancelled() and admission.is_aborted else asking.result()
+            stream = asking.result()
         except asyncio.CancelledError:
             self._note_refusal(request.request_id, UnavailableError("the daemon has ended the admission"))
         except Exception as error:
             self._note_refusal(request.request_id, error)
         else:
-            running = Running(stream, (request.sampling.n or 1) if admission.in_columns else 0)
+            running = Running(stream, (request.sampling.n or 1) if in_columns else 0)
             self._running[request.request_id] = running
             if admission.is_aborted:
                 stream.abort()
@@ -231,8 +220,7 @@ class GenerateMany:
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
-        asking = [admission.asking for admission in self._admissions.values()]
-        for each in asking:
+        for each in (asking := list(self._asking)):
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         await asyncio.gather(*(running.stream.close() for running in self._running.values()), *self._closing)

@@ -30,7 +30,7 @@ from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
-from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
+from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 
 _CHECK_LIMIT_S = 10.0
 _NUM_CHECK_THREADS = 2
@@ -43,13 +43,12 @@ _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__datacla
 
 
 class RequestBuilder:
-    """Makes vLLM's requests. `max_sequences`: the largest n of a request."""
+    """Makes vLLM's requests."""
 
-    def __init__(self, llm: AsyncLLM, info: EngineInfo, max_sequences: int) -> None:
+    def __init__(self, llm: AsyncLLM, info: EngineInfo) -> None:
         self._llm = llm
         self._info = info
         self._serving = refusals.Serving.of(llm.vllm_config)
-        self._max_sequences = max_sequences
         self.is_traced = llm.observability_config.otlp_traces_endpoint is not None
         """Whether vLLM exports spans."""
         self._encoder = MsgpackEncoder()
@@ -62,11 +61,9 @@ class RequestBuilder:
 
     def check_early(self, request: GenerationRequest) -> None:
         """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
-        num_sequences = request.sampling.n or 1
-        if num_sequences > self._max_sequences:
-            raise InvalidFieldError.of(
-                "sampling.n", f"must be at most {self._max_sequences} (--max-n), is {num_sequences}"
-            )
+        num_sequences, max_n = request.sampling.n or 1, self._info.max_n
+        if num_sequences > max_n:
+            raise InvalidFieldError.of("sampling.n", f"must be at most {max_n} (--max-n), is {num_sequences}")
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
             # vLLM adds the index of each of the n sequences to the seed.
             raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
@@ -128,6 +125,7 @@ class RequestBuilder:
             raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+        refusals.check_names(request.engine_params)
         fields = sampling_fields(request)
         for name in request.engine_params:
             fields[name] = _typed(name, fields[name])
@@ -140,12 +138,11 @@ class RequestBuilder:
         return SamplingParams(output_kind=kind, skip_clone=True, **fields)
 
 
-def translated(error: Exception, request: GenerationRequest | None = None) -> GenserveError:
-    """The error for a client from an error that vLLM raised for its request, which helps to find the field."""
-    if isinstance(error, GenserveError):
+def translated(error: Exception, request: GenerationRequest | None = None) -> Exception:
+    """The error for a client from an error that vLLM raised for its request, which helps to find the field. That the
+    engine has died stays vLLM's: `Liveness` knows the cause."""
+    if isinstance(error, (GenserveError, VllmEngineDeadError)):
         return error
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
     if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):
         return QueueFullError(error.message, retry_after_s=1.0)
     if isinstance(error, VLLMValidationError):

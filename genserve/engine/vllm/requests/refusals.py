@@ -1,14 +1,15 @@
 """The requests that the engine does not take, whatever entrance they come through: gRPC, a front end or HTTP.
 
-vLLM checks most fields of a request, and not these. TABLE says of each what it would do: end the engine for everybody,
-or put wrong numbers into answers, even into those of others. Rows about Model Runner V2 are about its fixed tables: it
-raises an error in the middle of a step, which ends its engine. docs/runner.md has the table for users.
+ENGINE_PARAMS says which of vLLM's parameters a request over gRPC may name. TABLE has the values that vLLM does not
+check: it says of each what it would do, end the engine for everybody, or put wrong numbers into answers, even into
+those of others. Rows about Model Runner V2 are about its fixed tables: it raises an error in the middle of a step,
+which ends its engine. docs/runner.md has the tables for users.
 
 A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
 changes no answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,6 +79,42 @@ class Row:
     def message(self) -> str:
         """What a client reads after the field's name."""
         return f"{self.problem}, because {self.reason}"
+
+
+_OURS = frozenset({"output_kind", "flat_logprobs", "skip_clone", "extra_args", "output_text_buffer_length"})
+"""Parameters that only this adapter sets."""
+
+ENGINE_PARAMS: Final = {
+    "repetition_detection": "",
+    "skip_reading_prefix_cache": "",
+    "spaces_between_special_tokens": "",
+    "thinking_token_budget": "",  # vLLM refuses it without --reasoning-parser or --reasoning-config
+    "trace_decode_token_ids": "",  # and this without --enable-trace-replay
+    "watermarking": "",
+    "logprob_token_ids": "answers have no field for the scores of chosen tokens: use output.logprobs",
+    "prompt_logprob_start": "it belongs to prompt_logprob_token_ids, which is not supported",
+    "prompt_logprob_token_ids": "answers have no field for the scores of chosen tokens of a prompt: use "
+    "output.prompt_logprobs",
+    "routed_experts_prompt_start": "answers have no field for the experts that tokens were routed to",
+}
+"""The parameters without a field of their own. "" = engine_params may set it: it changes this request's own
+answer and nothing else. Otherwise why not. A parameter without a row is refused: nobody has looked at what it does
+to other requests."""
+
+
+def check_names(engine_params: Iterable[str]) -> None:
+    """Raises InvalidFieldError if one is unknown, is another field of the request, or is not for clients."""
+    for name in engine_params:
+        path = f"engine_params.{name}"
+        if name in _OURS:
+            raise InvalidFieldError.of(path, "is set by the daemon")
+        if (field := request_field(name)) != path:
+            raise InvalidFieldError.of(path, f"is another field of the request: {field}")
+        if (reason := ENGINE_PARAMS.get(name)) is None:
+            free = ", ".join(sorted(each for each, closed in ENGINE_PARAMS.items() if not closed))
+            raise InvalidFieldError.of(path, f"is no parameter that requests may set; those are {free}")
+        if reason:
+            raise InvalidFieldError.of(path, f"is not supported, because {reason}")
 
 
 def check(params: Params, serving: Serving) -> None:

@@ -1,15 +1,15 @@
 """The requests that an engine works on, from their admission until their streams end."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.aborted import AbortedStream
+from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan, prompt_too_long
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
@@ -17,7 +17,7 @@ from genserve.engine.vllm.requests.build import RequestBuilder, translated
 from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.stream import VllmStream
-from genserve.errors import EngineDeadError, GenserveError, QueueFullError, RequestIdInUseError
+from genserve.errors import GenserveError, QueueFullError, RequestIdInUseError, WeightVersionMismatchError
 
 
 class Tally(Protocol):
@@ -32,32 +32,6 @@ class Tally(Protocol):
 
     def served(self, num_versions: int, num_tokens: int) -> None:
         """Counts tokens of a sequence that has ended: this many versions behind the served one."""
-
-
-class _Admission:
-    """A request that is being admitted by the task that makes it."""
-
-    def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
-        self._task = asyncio.current_task()
-        self._is_aborted = False
-
-    def abort(self) -> None:
-        """Ends it with reason ABORTED."""
-        if not self._is_aborted and self._task is not None:
-            self._is_aborted = True
-            self._task.cancel()
-
-    async def run(self, admit: Coroutine[Any, Any, VllmStream]) -> VllmStream | AbortedStream:
-        """The stream of what is admitted, or of what was aborted meanwhile."""
-        num_cancelling = 0 if self._task is None else self._task.cancelling()
-        try:
-            return await admit
-        except asyncio.CancelledError:
-            # Another cancellation may have come as well, and counts.
-            if self._task is not None and self._is_aborted and self._task.uncancel() <= num_cancelling:
-                return AbortedStream(self._request)
-            raise
 
 
 class RunningRequests:
@@ -84,13 +58,13 @@ class RunningRequests:
         self._liveness = liveness
         self._prompts = prompts
         self._builder = builder
-        self._outputs = LeanOutputs(llm.output_processor)
+        self._outputs = LeanOutputs(llm.output_processor, liveness)
         self._adapters = adapters
         self._tally = tally
         self._weight_version = weight_version
         self._max_active = max_active
         self._max_model_len = max_model_len
-        self._streams: dict[str, VllmStream | _Admission] = {}  # by id, from when the id is taken
+        self._streams: dict[str, VllmStream | Admission] = {}  # by id, from when the id is taken
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
         self._reason_if_aborted = FinishReason.ABORTED
@@ -103,8 +77,16 @@ class RunningRequests:
         return [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
 
     async def submit(self, request: GenerationRequest) -> VllmStream | AbortedStream:
-        """Admits a request, unless `abort` ends it meanwhile. Raises RequestIdInUseError, QueueFullError, and what is
-        wrong with the request."""
+        """Admits a request, unless `abort` ends it meanwhile. Raises EngineDeadError, WeightVersionMismatchError,
+        RequestIdInUseError, QueueFullError, and what is wrong with the request."""
+        if self._liveness.dead:
+            raise self._liveness.died()
+        version = self._weight_version()
+        if request.min_weight_version is not None and version < request.min_weight_version:
+            raise WeightVersionMismatchError(
+                f"version {version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(version)},
+            )
         if request.request_id in self._streams:
             raise RequestIdInUseError.of(request.request_id)
         self._builder.check_early(request)
@@ -115,13 +97,14 @@ class RunningRequests:
                 f"{num_active} sequences are running or waiting, of {self._max_active} at most",
                 retry_after_s=1.0,
             )
-        admission = self._streams[request.request_id] = _Admission(request)  # the id is taken from here on
+        admission = self._streams[request.request_id] = Admission(request)  # the id is taken from here on
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
         self._tally.publish(self._num_active, len(self._streams))
         self._idle.clear()
         try:
-            stream = await admission.run(self._admit(request))
+            admitting = admission.run(partial(self._admit, request))
+            stream = await self._liveness.told(admitting, "the admission of a request")
         except BaseException:
             self._forget(request.request_id)
             raise
@@ -178,7 +161,7 @@ class RunningRequests:
         # internal: vLLM's own id of the request, which it made just now.
         internal_id = collector.request_id
         stream = VllmStream(
-            request, internal_id, unread, self._abort_stream, self._forget, _stream_failure, self._count_served
+            request, internal_id, unread, self._abort_stream, self._forget, self._failure, self._count_served
         )
         stream.reason_if_aborted(self._reason_if_aborted)
         return stream
@@ -206,11 +189,10 @@ class RunningRequests:
         if not self._streams:
             self._idle.set()
 
-
-def _stream_failure(error: Exception) -> GenserveError:
-    """What ended a stream that had begun."""
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
-    if isinstance(error, VLLMValidationError):  # from vLLM 0.33 on its engine checks some requests when they arrive
-        return translated(error)
-    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")
+    def _failure(self, error: Exception) -> Exception:
+        """What ended a stream that had begun."""
+        if self._liveness.dead:
+            return self._liveness.died()
+        if isinstance(error, VLLMValidationError):  # from vLLM 0.33 on its engine checks some requests when they arrive
+            return translated(error)
+        return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
-from genserve.engine.vllm.start import refusals, unreached
+from genserve.engine.vllm.start import refusals
 from genserve.log_lines import JsonFormatter, is_json
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.runners import runner_of
@@ -72,8 +72,7 @@ def check_flags(flags: argparse.Namespace, weight_update: str, *, with_openai: b
     `with_openai`: requests come over HTTP, too."""
     if weight_update not in ("auto", *ways(current_platform.device_type)):
         raise ValueError(f"--weight-update {weight_update} needs a GPU: on a CPU beside uses the host's memory")
-    refusals.check_flags(flags)
-    unreached.check_flags(flags, with_openai=with_openai)
+    refusals.check_flags(flags, with_openai=with_openai)
 
 
 def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
@@ -186,8 +185,8 @@ def _extension(asked: str) -> str:
     return asked
 
 
-def info(config: VllmConfig) -> EngineInfo:
-    """What an engine with this configuration serves."""
+def info(config: VllmConfig, max_n: int) -> EngineInfo:
+    """What an engine with this configuration serves. `max_n`: sequences of one request that the daemon allows."""
     model, parallel = config.model_config, config.parallel_config
     return EngineInfo(
         model=model.model,
@@ -198,6 +197,8 @@ def info(config: VllmConfig) -> EngineInfo:
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_logprobs=model.get_vocab_size() if model.max_logprobs == -1 else model.max_logprobs,
+        # More sequences than vLLM's own queue takes would always be refused.
+        max_n=min(max_n, config.scheduler_config.max_num_queued_reqs or max_n),
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         data_parallel_size=parallel.data_parallel_size,

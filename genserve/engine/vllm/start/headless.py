@@ -37,7 +37,7 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
         checked = vllm_config.with_ranks_here(
             args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
         )
-        refusals.check(checked)
+        refusals.check(checked, with_openai=True)  # whether there is HTTP is said on the daemon's host
         address = daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:
             raise EngineStartError(

@@ -1,70 +1,40 @@
-"""The settings of vLLM that cannot be used with pushed weights, or not at all on this device, and why.
+"""The settings of vLLM that cannot be used with pushed weights, on this device or through this daemon, and why.
 
-This is a table, without vLLM: each row checks a VllmConfig, or an object with its fields. A refused setting would
-corrupt or hang the engine at a push, perhaps hours after the start, so it is reported at the start, before a process
-exists. A warning is for a setting with a cost that the user must know.
+This is a table, without vLLM: each row checks a VllmConfig, or an object with its fields, or vLLM's flags. A refused
+setting would corrupt or hang the engine at a push, perhaps hours after the start, or do nothing in silence, so it is
+reported at the start, before a process exists. A warning is for a setting with a cost that the user must know.
 
-Rows that need only flags are checked twice: before vLLM makes a configuration, because its own checks may complain
-first and ask for flags that belong to a refused one; and on the configuration, because other things set it too.
+What flags show is checked before vLLM makes a configuration, because its own checks may complain first and ask for
+flags that belong to a refused one.
 
 `worker.model.audit` finds what depends on the model and not on settings, such as weights that no exchange reaches.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.engine.vllm.start.unreached import UNREACHED, Config, Flags, Row, connectors
 from genserve.worker.contract import online_quantization
 from genserve.worker.contract.drafting import drafts_with_served_checkpoint
 
-Config = Any
-"""A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
-Flags = Any
-"""vLLM's flags by their names, flat: a parsed namespace, AsyncEngineArgs, or SetFlags."""
+
+def check_flags(flags: Flags, *, with_openai: bool) -> None:
+    """Raises EngineStartError naming the flags that are refused whatever the model is. `with_openai`: requests come
+    over HTTP too."""
+    _messages((row for row in TABLE if row.reads != "configuration" and row.applies(flags)), with_openai)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A setting. `name` never changes: documents and tests refer to it. `flags` are the flags that request it.
-    `applies` says whether a configuration has it, or whether flags do if `by_flags`. `reason` is a clause after
-    "because". `instead` is the beginning of a sentence that says what to do. `problem` is what is wrong with the
-    setting. A row that is not `refused` is a warning."""
-
-    name: str
-    flags: tuple[str, ...]
-    applies: Callable[[Config | Flags], bool]
-    reason: str
-    instead: str
-    refused: bool = True
-    by_flags: bool = False
-    problem: str = ""
-
-    @property
-    def message(self) -> str:
-        """One line for users."""
-        about_pushes = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
-        problem = self.problem or about_pushes
-        return f"{' or '.join(self.flags)} {problem}, because {self.reason}; {self.instead} [{self.name}]"
-
-
-def check(config: Config) -> tuple[str, ...]:
+def check(config: Config, *, with_openai: bool) -> tuple[str, ...]:
     """The warnings for a configuration. Raises EngineStartError naming the flags if one is refused."""
-    found = list(rows(config))
-    _refuse(found)
-    return tuple(row.message for row in found)
-
-
-def check_flags(flags: Flags) -> None:
-    """Raises EngineStartError naming the flags that are refused whatever the model is."""
-    _refuse([row for row in TABLE if row.by_flags and row.applies(flags)])
+    return _messages(rows(config), with_openai)
 
 
 def rows(config: Config) -> Iterator[Row]:
     """The rows that apply to a configuration."""
     flags = SetFlags(config)
-    return (row for row in TABLE if row.applies(flags if row.by_flags else config))
+    return (row for row in TABLE if row.reads != "flags" and row.applies(flags if row.reads == "both" else config))
 
 
 class SetFlags:
@@ -82,10 +52,12 @@ class SetFlags:
         raise AttributeError(f"no part of the configuration that is looked at has {name}")
 
 
-def _refuse(found: Sequence[Row]) -> None:
-    refused = [row.message for row in found if row.refused]
-    if refused:
+def _messages(found: Iterable[Row], with_openai: bool) -> tuple[str, ...]:
+    """The warnings among these rows. Raises EngineStartError if one of them refuses."""
+    counted = [row for row in found if not (row.by_http and with_openai)]
+    if refused := [row.message for row in counted if row.refused]:
         raise EngineStartError("; ".join(refused))
+    return tuple(row.message for row in counted)
 
 
 # Speculative methods without their own weights.
@@ -124,16 +96,7 @@ def _shares_weights(config: Config) -> bool:
 
 
 def _keeps_old_keys(config: Config) -> bool:
-    transfer = config.kv_transfer_config
-    return transfer is not None and any(name not in _RESETTING_CONNECTORS for name in _connectors(transfer))
-
-
-def _connectors(transfer: Any) -> Sequence[str]:
-    """Names of the connectors: those in a MultiConnector, or the only one."""
-    if transfer.kv_connector != "MultiConnector":
-        return [transfer.kv_connector]
-    extra = transfer.kv_connector_extra_config or {}
-    return [str(each.get("kv_connector", "")) for each in extra.get("connectors", [])]
+    return any(name not in _RESETTING_CONNECTORS for name in connectors(config))
 
 
 def _is_on_cpu(config: Config) -> bool:
@@ -157,7 +120,7 @@ TABLE: tuple[Row, ...] = (
         applies=lambda flags: flags.enable_eplb,
         reason="it moves experts between ranks while it serves, and a push loads them where they were at the start",
         instead="leave it out: --enable-expert-parallel alone works",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="elastic-experts",
@@ -165,7 +128,7 @@ TABLE: tuple[Row, ...] = (
         applies=lambda flags: flags.enable_elastic_ep,
         reason="ranks that join later load the checkpoint's weights instead of the pushed ones",
         instead="start all ranks that you need at once",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="online-quantization-over-ranks",
@@ -183,7 +146,7 @@ TABLE: tuple[Row, ...] = (
         reason="attention gathers weights from all ranks while they are loaded, and a rank that gives up a push would "
         "leave the others waiting for ever",
         instead="leave it out",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="attention-fused-with-quantization",
@@ -199,7 +162,7 @@ TABLE: tuple[Row, ...] = (
         applies=lambda flags: flags.cpu_offload_gb > 0 or flags.offload_backend == "uva",
         reason="vLLM keeps those weights in host memory that an exchange does not reach",
         instead="use more ranks or a smaller model",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="weights-prefetched-from-host",
@@ -207,7 +170,7 @@ TABLE: tuple[Row, ...] = (
         applies=lambda flags: flags.offload_group_size > 0 or flags.offload_backend == "prefetch",
         reason="vLLM copies those weights from host memory that an exchange does not reach into every step",
         instead="use more ranks or a smaller model",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="weights-shared-with-preload",
@@ -234,7 +197,7 @@ TABLE: tuple[Row, ...] = (
         reason="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 asks for vLLM's older Ray executor, whose workers take calls while "
         "a step runs",
         instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or use --distributed-executor-backend mp",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="ray-engines",
@@ -243,7 +206,7 @@ TABLE: tuple[Row, ...] = (
         reason="the daemon cannot watch engines that are Ray actors: a killed daemon would leave them "
         "behind with all their memory",
         instead="use --data-parallel-backend mp",
-        by_flags=True,
+        reads="both",
     ),
     Row(
         name="adapters-on-other-hosts",
@@ -304,5 +267,6 @@ TABLE: tuple[Row, ...] = (
         instead="empty the connector after every push",
         refused=False,
     ),
+    *UNREACHED,
 )
 """The order of the messages."""

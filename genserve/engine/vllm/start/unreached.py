@@ -1,60 +1,80 @@
-"""The settings of vLLM that nothing can reach through this daemon, and what to use instead.
+"""A row of the table of settings that are refused, and the rows of those that nothing can reach through this daemon.
 
-They ask for what requests or answers would have to carry, or for a part of `vllm serve` that does not run here. With
-some of them an engine starts, serves, and refuses every request; the others change nothing, in silence. So they are
-refused at the start, as `refusals` refuses what pushes cannot work with. Some are for requests over HTTP, and are taken
-with --openai-port.
+Such a setting asks for what requests or answers would have to carry, or for a part of `vllm serve` that does not run
+here. With some of them an engine starts, serves, and refuses every request; the others change nothing, in silence. Some
+are for requests over HTTP, and are accepted with --openai-port.
 
-tests/unit/engine/vllm/start/test_unreached.py knows every flag of vLLM's engine: a new one has a row here, or a line
-there that says that it reaches something.
+This is data: `refusals` has the other rows, and reads all of them. The test test_refused_flags.py knows every flag of
+vLLM's engine: a new one gets a row, or a line in engine_flags.txt that says that it reaches something.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from genserve.engine.vllm.start.failure import EngineStartError
+from typing import Any, Final, Literal
 
 Config = Any
-"""A VllmConfig."""
+"""A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
 Flags = Any
-"""vLLM's flags, parsed."""
+"""vLLM's flags by their names, flat: a parsed namespace, AsyncEngineArgs, or `refusals.SetFlags`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unreached:
-    """A setting. `name`, `flags`, `applies`, `reason`, `instead` and `by_flags` are as in `refusals.Row`. `by_http`:
-    requests over HTTP reach it."""
+class Row:
+    """A setting. `name` never changes: documents and tests refer to it. `flags` are the flags that request it.
+    `applies` says whether what the row `reads` has it: the flags before there is a configuration, the configuration,
+    or both in turn, because other things than flags set it too. `reason` is a clause after "because". `instead` is
+    the beginning of a sentence that says what to do. `problem` is what is wrong with the setting, by default that
+    pushes and it exclude each other, or that it has a cost. A row that is not `refused` is a warning. `by_http`:
+    requests over HTTP have no problem with it."""
 
     name: str
     flags: tuple[str, ...]
     applies: Callable[[Config | Flags], object]
     reason: str
     instead: str
+    refused: bool = True
+    problem: str = ""
     by_http: bool = False
-    by_flags: bool = True
+    reads: Literal["flags", "configuration", "both"] = "configuration"
 
     @property
     def message(self) -> str:
         """One line for users."""
-        without = " without --openai-port" if self.by_http else ""
-        return f"{' or '.join(self.flags)} would reach nothing{without}: {self.reason}; {self.instead} [{self.name}]"
+        about_pushes = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
+        problem = (self.problem or about_pushes) + (" without --openai-port" if self.by_http else "")
+        return f"{' or '.join(self.flags)} {problem}, because {self.reason}; {self.instead} [{self.name}]"
 
 
-def check_flags(flags: Flags, *, with_openai: bool) -> None:
-    """Raises EngineStartError naming the flags that nothing reaches whatever the model is."""
-    _refuse([row for row in TABLE if row.by_flags and row.applies(flags)], with_openai=with_openai)
+@dataclass(frozen=True, slots=True)
+class Unreached(Row):
+    """A setting that nothing reaches; most are the user's flags and nothing else."""
+
+    problem: str = "would reach nothing"
+    reads: Literal["flags", "configuration", "both"] = "flags"
 
 
-def check(config: Config, *, with_openai: bool) -> None:
-    """Raises EngineStartError naming the flags that nothing reaches with this model."""
-    _refuse([row for row in TABLE if not row.by_flags and row.applies(config)], with_openai=with_openai)
+_CONNECTORS_OF_REQUESTS: Final = frozenset(
+    {
+        "ExampleHiddenStatesConnector",
+        "MooncakeConnector",
+        "MoRIIOConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+    }
+)
+"""The connectors of keys and values that do nothing without kv_transfer_params in requests or answers."""
 
 
-def _refuse(found: Sequence[Unreached], *, with_openai: bool) -> None:
-    refused = [row.message for row in found if not (row.by_http and with_openai)]
-    if refused:
-        raise EngineStartError("; ".join(refused))
+def connectors(config: Config) -> Sequence[str]:
+    """Names of the connectors of keys and values: those in a MultiConnector, or the only one."""
+    transfer = config.kv_transfer_config
+    if transfer is None:
+        return ()
+    if transfer.kv_connector != "MultiConnector":
+        return (transfer.kv_connector,)
+    extra = transfer.kv_connector_extra_config or {}
+    return [str(each.get("kv_connector", "")) for each in extra.get("connectors", [])]
 
 
 def _profiles_on_call(flags: Flags) -> bool:
@@ -62,7 +82,7 @@ def _profiles_on_call(flags: Flags) -> bool:
     return profiler.profiler is not None and not profiler.capture_torch_profiler  # the latter is for CUDA graphs
 
 
-TABLE: tuple[Unreached, ...] = (
+UNREACHED: tuple[Row, ...] = (
     Unreached(
         name="pooling",
         flags=("--runner pooling",),
@@ -71,7 +91,7 @@ TABLE: tuple[Unreached, ...] = (
         instead="pass --openai-port, whose server in Python has /v1/embeddings, or serve the model with --runner "
         "generate",
         by_http=True,
-        by_flags=False,
+        reads="configuration",
     ),
     Unreached(
         name="io-processors",
@@ -185,5 +205,25 @@ TABLE: tuple[Unreached, ...] = (
         reason="it makes `vllm serve` start a server for each engine",
         instead="start a daemon for each (genserve up)",
     ),
+    Unreached(
+        name="kv-connector-of-requests",
+        flags=("--kv-transfer-config",),
+        applies=lambda config: any(name in _CONNECTORS_OF_REQUESTS for name in connectors(config)),
+        reason="this connector is told by each request what to transfer (kv_transfer_params), or tells it each answer, "
+        "and those over gRPC have no field for it",
+        instead="pass --openai-port, or use a connector that needs no field, such as OffloadingConnector",
+        by_http=True,
+        reads="configuration",
+    ),
+    Unreached(
+        name="arguments-of-logits-processors",
+        flags=("--logits-processors",),
+        applies=lambda config: config.model_config.logits_processors,
+        reason="requests over gRPC carry none (extra_args): a processor that waits for its own acts on no request",
+        instead="pass --openai-port (vllm_xargs), or use processors that act on every request",
+        refused=False,
+        problem="get no arguments",
+        by_http=True,
+        reads="configuration",
+    ),
 )
-"""The order of the messages."""

@@ -16,10 +16,11 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 
 from genserve.engine.vllm.openai.messages import Params
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.refusals import TABLE, Serving, check, refused
+from genserve.engine.vllm.requests.refusals import ENGINE_PARAMS, TABLE, Serving, check, check_names, refused
 from genserve.engine.vllm.requests.sampling import request_field
 from genserve.errors import InvalidFieldError
 from genserve.worker.contract.runners import V1, V2, runner_of
+from tests.support.refusals import refuses
 
 Make = Callable[[int], SamplingParams]
 
@@ -153,6 +154,30 @@ def test_the_limits_are_those_of_vllm() -> None:
 def test_the_runner_is_the_one_that_vllm_has_resolved(uses_v2: bool, runner: str) -> None:
     """Its configuration and its worker say it under one name."""
     assert runner_of(SimpleNamespace(use_v2_model_runner=uses_v2)) == runner
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tempreature", "watermarking"),
+        ("temperature", "sampling.temperature"),
+        ("output_kind", None),
+        ("logprob_token_ids", "output.logprobs"),
+        ("_eos_token_id", "watermarking"),
+    ],
+)
+def test_unknown_engine_parameter_or_one_with_its_own_field_is_refused(name: str, says: str | None) -> None:
+    """Nothing is ignored in silence. A field of ours is named, or the parameters that there are."""
+    with refuses(InvalidFieldError, field=f"engine_params.{name}", says=says):
+        check_names([name])
+
+
+def test_each_of_vllms_parameters_is_classified() -> None:
+    """A new vLLM's new one fails here: what does it do to other requests of a step, and is it told in an answer?"""
+    ours = {"output_kind", "flat_logprobs", "skip_clone", "extra_args", "output_text_buffer_length"}
+    known = {f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
+    own = {name for name in known if not request_field(name).startswith("engine_params.")}
+    assert known - own - ours == ENGINE_PARAMS.keys()
 
 
 def test_the_documentation_has_every_row() -> None:

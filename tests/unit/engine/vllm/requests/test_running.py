@@ -22,11 +22,13 @@ from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
+from tests.support.patience import turns
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.engine.vllm.requests.scripted_llm import Builder, Codec, Loras, ScriptedLlm, ScriptedTally
 
 MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
+CAUSE = "EngineCore was ended by SIGKILL"
 
 
 @pytest.fixture
@@ -101,11 +103,52 @@ async def test_an_engine_that_has_died_is_not_asked_to_abort(
     requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
 ) -> None:
     """No answer would come."""
+    llm.taking = Gate()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await llm.taking.reached.wait()
     llm.refusal = VllmEngineDeadError()
-    liveness.declare_dead("it was killed")
-    with pytest.raises(EngineDeadError):
-        await requests.submit(request())
+    liveness.declare_dead(CAUSE)
+    llm.taking.open.set()
+    with refuses(EngineDeadError, says=CAUSE):
+        await submitting
     assert llm.aborted == []
+
+
+async def test_request_to_an_engine_that_has_died_is_refused_with_the_cause(
+    requests: RunningRequests, liveness: Liveness
+) -> None:
+    """Whatever version it asks for, and though vLLM may not know it yet."""
+    liveness.declare_dead(CAUSE)
+    with refuses(EngineDeadError, says=CAUSE):
+        await requests.submit(replace(request(), min_weight_version=1))
+
+
+async def test_admission_that_vllm_refuses_as_dead_waits_for_the_cause(
+    requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
+) -> None:
+    """vLLM refuses calls a moment before the cause is known."""
+    llm.refusal = VllmEngineDeadError()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await turns()
+    liveness.declare_dead(CAUSE)
+    with refuses(EngineDeadError, says=CAUSE):
+        await submitting
+
+
+async def test_stream_of_an_engine_that_has_died_ends_with_the_cause(tally: ScriptedTally) -> None:
+    """vLLM ends streams a moment before the cause is known."""
+    llm = ProcessingLlm()
+    liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+    ended: list[bool] = []
+    stream = await processed(llm, tally, liveness=liveness).submit(replace(request(), output=Output(text=False)))
+    stream.call_when_ready(lambda: ended.append(True))
+    llm.output_processor.propagate_error(VllmEngineDeadError())
+    assert ended == []
+    assert stream.take() is None
+    liveness.declare_dead(CAUSE)
+    assert ended == [True]
+    with refuses(EngineDeadError, says=CAUSE):
+        stream.take()
 
 
 async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(
@@ -273,9 +316,11 @@ class ProcessingLlm(ScriptedLlm):
         self.output_processor.process_outputs([output], 0.0, None, weight_version=str(version))
 
 
-def processed(llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0) -> RunningRequests:
+def processed(
+    llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0, liveness: Liveness | None = None
+) -> RunningRequests:
     """Requests of an engine that serves this version."""
-    parts: Any = (llm, Liveness(), Codec(), Builder(), Loras())
+    parts: Any = (llm, liveness or Liveness(), Codec(), Builder(), Loras())
     limits = {"max_active": MAX_ACTIVE, "max_model_len": MAX_MODEL_LEN}
     return RunningRequests(*parts, tally, lambda: weight_version, **limits)
 

@@ -3,13 +3,10 @@
 import dataclasses
 
 import msgspec
-import pytest
 from vllm.sampling_params import SamplingParams
 
 from genserve.engine.generation import GenerationRequest, Output, Sampling, Stop, TextPrompt
-from genserve.engine.vllm.requests.sampling import ENGINE_PARAMS, request_field, sampling_fields
-from genserve.errors import InvalidFieldError
-from tests.support.refusals import refuses
+from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
 
 KNOWN = {f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
 
@@ -36,29 +33,6 @@ def test_stop_strings_need_text_even_when_none_is_wanted() -> None:
     wanted = Output(text=False)
     assert sampling_fields(request(output=wanted))["detokenize"] is False
     assert sampling_fields(request(output=wanted, stop=Stop(strings=["x"])))["detokenize"] is True
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("tempreature", "watermarking"),
-        ("temperature", "sampling.temperature"),
-        ("output_kind", None),
-        ("logprob_token_ids", "output.logprobs"),
-        ("_eos_token_id", "watermarking"),
-    ],
-)
-def test_an_engine_parameter_that_is_unknown_or_has_its_own_field_is_refused(name: str, says: str | None) -> None:
-    """Nothing is ignored in silence. A field of ours is named, or the parameters that there are."""
-    with refuses(InvalidFieldError, field=f"engine_params.{name}", says=says):
-        sampling_fields(request(engine_params={name: 1}))
-
-
-def test_each_of_vllms_parameters_has_been_looked_at() -> None:
-    """A new vLLM's new one fails here: what does it do to other requests of a step, and is it told in an answer?"""
-    ours = {"output_kind", "flat_logprobs", "skip_clone", "extra_args", "output_text_buffer_length"}
-    own = {name for name in KNOWN if not request_field(name).startswith("engine_params.")}
-    assert KNOWN - own - ours == ENGINE_PARAMS.keys()
 
 
 def test_every_field_exists_in_vllm() -> None:

@@ -1,4 +1,5 @@
-"""The table of settings that cannot be used with pushed weights, on vLLM's own configurations."""
+"""The table of settings that are refused, on vLLM's own configurations. test_refused_flags.py has what flags
+show by themselves."""
 
 import copy
 import inspect
@@ -16,9 +17,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start import refusals, unreached
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.engine.vllm.start.refusals import TABLE, Row, check, rows
+from genserve.engine.vllm.start.refusals import TABLE, check, rows
 from tests.support import models
 from tests.unit.engine.vllm.start.load_formats import LOAD_FORMATS_OF_OWN_MEMORY
 
@@ -122,6 +123,22 @@ FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
             {"kv_offloading_size": 1.0},
         ],
     ),
+    "kv-connector-of-requests": (
+        [
+            {"kv_transfer_config": connector("NixlConnector")},
+            {
+                "kv_transfer_config": connector(
+                    "MultiConnector", connectors=[connector(STORE), connector("NixlConnector")]
+                )
+            },
+        ],
+        [
+            {"kv_transfer_config": connector("OffloadingConnector", cpu_bytes_to_use=1 << 20)},
+            {"kv_transfer_config": connector("MultiConnector", connectors=[connector(STORE)])},
+            {},
+        ],
+    ),
+    "arguments-of-logits-processors": ([{"logits_processors": ["package.module:Processor"]}], [{}]),
     "draft-model": ([], [{"speculative_config": NGRAM}]),
     "pipeline-on-cpu": ([{"pipeline_parallel_size": 2}], [{"tensor_parallel_size": 2}]),
     "spread-experts-on-cpu": ([], [{"data_parallel_size": 2}, {"tensor_parallel_size": 2}]),
@@ -160,6 +177,7 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{"parallel_config.data_parallel_backend": "ray"}],
         [{"parallel_config.data_parallel_backend": "mp"}],
     ),
+    "pooling": ([{"model_config.runner_type": "pooling"}], [{"model_config.runner_type": "generate"}]),
     "encoder-connector": ([{"ec_transfer_config": object()}], [{"ec_transfer_config": None}]),
     "pipeline-on-cpu": (
         [],
@@ -176,21 +194,6 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
             {**EXPERTS, "parallel_config.data_parallel_size": 2, "device_config.device_type": "cuda"},
         ],
     ),
-}
-
-
-# By row: flags as they are written, for the rows that need nothing else.
-WRITTEN: dict[str, tuple[list[str], list[str]]] = {
-    "expert-load-balancing": (["--enable-eplb"], ["--enable-expert-parallel"]),
-    "elastic-experts": (["--enable-elastic-ep"], ["--data-parallel-size=2"]),
-    "decode-context-parallelism": (
-        ["--decode-context-parallel-size=2"],
-        ["--decode-context-parallel-size=1", "--prefill-context-parallel-size=2"],
-    ),
-    "weights-offloaded-to-host": (["--cpu-offload-gb=1", "--offload-backend=uva"], ["--offload-backend=auto"]),
-    "weights-prefetched-from-host": (["--offload-group-size=2", "--offload-backend=prefetch"], []),
-    "ray-workers": (["--distributed-executor-backend=ray"], ["--distributed-executor-backend=mp"]),
-    "ray-engines": (["--data-parallel-backend=ray"], ["--data-parallel-backend=mp"]),
 }
 
 
@@ -218,14 +221,14 @@ def applying(config: VllmConfig) -> set[str]:
 
 def test_the_table_is_whole() -> None:
     """Every row has a name of its own, something to be asked for by, and a test of what it is about and what not."""
-    names = [row.name for row in TABLE]
-    assert len(set(names)) == len(names)
-    for row in TABLE:
+    assert len({row.name for row in TABLE}) == len(TABLE)
+    configured = [row for row in TABLE if row.reads != "flags"]
+    for row in configured:
         assert all(flag.startswith("--") for flag in row.flags)
         cases = [table[row.name] for table in (FLAGS, FIELDS) if row.name in table]
         assert any(applies for applies, _ in cases), row.name
         assert any(others for _, others in cases), row.name
-    assert FLAGS.keys() | FIELDS.keys() == set(names)
+    assert FLAGS.keys() | FIELDS.keys() == {row.name for row in configured}
 
 
 def test_the_flags_are_vllms() -> None:
@@ -238,7 +241,7 @@ def test_the_flags_are_vllms() -> None:
 
 def test_no_flags_are_no_reason_to_refuse(plain: VllmConfig) -> None:
     """Nor to warn."""
-    assert check(plain) == ()
+    assert check(plain, with_openai=False) == ()
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -278,7 +281,7 @@ def test_a_refusal_names_the_flag_the_reason_and_what_to_do(plain: VllmConfig) -
     """All of them, when there is more than one; warnings wait for another start."""
     refused = {"parallel_config.enable_eplb": True, "parallel_config.enable_elastic_ep": True}
     with pytest.raises(EngineStartError) as error:
-        check(changed(plain, {**refused, "ec_transfer_config": object()}))
+        check(changed(plain, {**refused, "ec_transfer_config": object()}), with_openai=False)
     text = str(error.value)
     for row in TABLE:
         named = row.name in ("expert-load-balancing", "elastic-experts")
@@ -290,9 +293,27 @@ def test_a_refusal_names_the_flag_the_reason_and_what_to_do(plain: VllmConfig) -
 
 def test_a_warning_lets_the_engine_start(plain: VllmConfig) -> None:
     """And is told."""
-    (warning,) = check(changed(plain, {"speculative_config": Speculative("eagle3")}))
+    (warning,) = check(changed(plain, {"speculative_config": Speculative("eagle3")}), with_openai=True)
     assert warning.startswith("--speculative-config ")
     assert "draft-model" in warning
+
+
+def test_a_connector_for_fields_of_requests_is_refused_without_http(make: Make) -> None:
+    """Requests over gRPC have none of the fields that such a connector waits for."""
+    config = make(kv_transfer_config=connector("NixlConnector"))
+    with pytest.raises(
+        EngineStartError, match=r"would reach nothing without --openai-port.*\[kv-connector-of-requests\]"
+    ):
+        check(config, with_openai=False)
+    assert all("kv-connector-without-reset" in warning for warning in check(config, with_openai=True))
+
+
+def test_logits_processors_that_get_no_arguments_are_a_warning_without_http(make: Make) -> None:
+    """One that acts on every request needs none."""
+    config = make(logits_processors=["package.module:Processor"])
+    (warning,) = check(config, with_openai=False)
+    assert warning.startswith("--logits-processors get no arguments without --openai-port, because ")
+    assert check(config, with_openai=True) == ()
 
 
 def test_connectors_that_are_said_to_drop_what_they_hold_do() -> None:
@@ -300,7 +321,7 @@ def test_connectors_that_are_said_to_drop_what_they_hold_do() -> None:
     registered = KVConnectorFactory._registry
     directory = Path(inspect.getfile(KVConnectorBase_V1)).parent
     resetting = {path for path in directory.rglob("*.py") if "    def reset_cache(" in path.read_text()}
-    assert registered.keys() >= refusals._RESETTING_CONNECTORS
+    assert registered.keys() >= refusals._RESETTING_CONNECTORS | unreached._CONNECTORS_OF_REQUESTS
     for name in refusals._RESETTING_CONNECTORS:
         assert any(f"class {name}(" in path.read_text() for path in resetting), name
     assert "return None" in inspect.getsource(KVConnectorBase_V1.reset_cache)
@@ -318,26 +339,3 @@ def test_what_every_online_quantization_needs_of_other_ranks_is_known(make: Make
         "int8_per_channel_weight_only",
         "nvfp4_per_token",
     }
-
-
-@pytest.mark.parametrize("row", [row for row in TABLE if row.by_flags], ids=lambda row: row.name)
-def test_what_flags_show_by_themselves_is_refused_without_a_model(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has checks of its own on the way to a configuration, which ask for what should go with the flag."""
-    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
-    parser = vllm_config.parser("genserve serve", "")
-    refused, taken = WRITTEN[row.name]
-    for flag in refused:
-        with pytest.raises(EngineStartError, match=rf"\[{row.name}\]"):
-            refusals.check_flags(parser.parse_args([flag]))
-    for flag in taken:
-        refusals.check_flags(parser.parse_args([flag]))
-
-
-def test_the_guide_tells_of_every_row() -> None:
-    """As the row says it, and of no other one."""
-    page = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
-    listed = page.partition("## Flags that are refused")[2].partition("\n## ")[0]
-    for row in TABLE:
-        flags = ", ".join(f"`{flag}`" for flag in row.flags)
-        assert f"| {row.name} | {flags} | {row.reason} | {row.instead} |" in listed
-    assert listed.count("\n| ") == len(TABLE) + 2  # the heads

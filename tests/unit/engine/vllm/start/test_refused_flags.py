@@ -1,8 +1,7 @@
-"""The table of settings that nothing can reach, and the flags of the installed vLLM."""
+"""The table of refused settings on what flags show by themselves, and the flags of the installed vLLM."""
 
 import argparse
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import vllm
@@ -11,14 +10,26 @@ from genserve.config import ServeConfig
 from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.engine.vllm.start.unreached import TABLE, Unreached, check, check_flags
+from genserve.engine.vllm.start.refusals import TABLE, check_flags
+from genserve.engine.vllm.start.unreached import UNREACHED, Row
 from tests.support import models
 
 PAGE = Path(__file__).parents[5] / "docs/gpu.md"
+UNREACHED_TITLE = "## Flags that reach nothing"
 LISTED = Path(__file__).with_name("engine_flags.txt")
 
 # By row: flags that it is about, and similar ones that it is not about.
 WRITTEN: dict[str, tuple[list[list[str]], list[list[str]]]] = {
+    "expert-load-balancing": ([["--enable-eplb"]], [["--enable-expert-parallel"]]),
+    "elastic-experts": ([["--enable-elastic-ep"]], [["--data-parallel-size=2"]]),
+    "decode-context-parallelism": (
+        [["--decode-context-parallel-size=2"]],
+        [["--decode-context-parallel-size=1"], ["--prefill-context-parallel-size=2"]],
+    ),
+    "weights-offloaded-to-host": ([["--cpu-offload-gb=1"], ["--offload-backend=uva"]], [["--offload-backend=auto"]]),
+    "weights-prefetched-from-host": ([["--offload-group-size=2"], ["--offload-backend=prefetch"]], []),
+    "ray-workers": ([["--distributed-executor-backend=ray"]], [["--distributed-executor-backend=mp"]]),
+    "ray-engines": ([["--data-parallel-backend=ray"]], [["--data-parallel-backend=mp"]]),
     "io-processors": ([["--io-processor-plugin", "prithvi"]], []),
     "prompt-embeddings": ([["--enable-prompt-embeds"]], [["--no-enable-prompt-embeds"]]),
     "media-of-requests": (
@@ -63,11 +74,13 @@ WRITTEN: dict[str, tuple[list[list[str]], list[list[str]]]] = {
         [["--data-parallel-external-lb"], ["--data-parallel-hybrid-lb"]],
     ),
 }
-TAKEN_WITHOUT_A_ROW = [
-    ["--logits-processors", "package.module:Processor"],
-    ["--kv-transfer-config", '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}'],
-    ["--reasoning-parser", "qwen3"],
-]
+TAKEN_WITHOUT_A_ROW = [["--reasoning-parser", "qwen3"], ["--generation-config", "vllm"]]
+
+
+@pytest.fixture(autouse=True)
+def older_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks for vLLM's older executor on Ray where one is asked for."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
 
 
 def parsed(*flags: str) -> argparse.Namespace:
@@ -75,15 +88,15 @@ def parsed(*flags: str) -> argparse.Namespace:
     return vllm_config.parser("genserve serve", "").parse_args(flags)
 
 
-def names(*, by_http: bool) -> set[str]:
-    """Of the rows that flags show."""
-    return {row.name for row in TABLE if row.by_flags and row.by_http == by_http}
+def row_of(name: str) -> Row:
+    """A row by its name."""
+    (row,) = [row for row in TABLE if row.name == name]
+    return row
 
 
 def test_every_row_that_flags_show_has_flags_to_be_tried_with() -> None:
-    """And a name of its own."""
-    assert names(by_http=True) | names(by_http=False) == WRITTEN.keys()
-    assert len({row.name for row in TABLE}) == len(TABLE)
+    """Those that read only a configuration have one in test_refusals.py."""
+    assert {row.name for row in TABLE if row.reads != "configuration"} == WRITTEN.keys()
 
 
 def test_no_flag_is_no_reason_to_refuse() -> None:
@@ -93,9 +106,9 @@ def test_no_flag_is_no_reason_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_flag_that_nothing_reaches_is_refused_with_the_reason_and_what_to_do(name: str) -> None:
-    """In one line, before a model is looked for."""
-    (row,) = [row for row in TABLE if row.name == name]
+def test_a_flag_is_refused_with_the_reason_and_what_to_do(name: str) -> None:
+    """In one line, before a model is looked for, and before vLLM's own checks, which ask for more flags."""
+    row = row_of(name)
     for flags in WRITTEN[name][0]:
         with pytest.raises(EngineStartError) as caught:
             check_flags(parsed(*flags), with_openai=False)
@@ -107,23 +120,11 @@ def test_a_flag_that_nothing_reaches_is_refused_with_the_reason_and_what_to_do(n
 def test_what_requests_over_http_reach_is_taken_with_the_openai_port(name: str) -> None:
     """And nothing else."""
     for flags in WRITTEN[name][0]:
-        if name in names(by_http=True):
+        if row_of(name).by_http:
             check_flags(parsed(*flags), with_openai=True)
         else:
             with pytest.raises(EngineStartError):
                 check_flags(parsed(*flags), with_openai=True)
-
-
-@pytest.mark.parametrize("runner", ["pooling", "generate"])
-def test_a_model_without_tokens_is_for_http_alone(runner: str) -> None:
-    """Whether a flag says so, or vLLM finds it in the model's files."""
-    config = SimpleNamespace(model_config=SimpleNamespace(runner_type=runner))
-    check(config, with_openai=True)
-    if runner == "generate":
-        check(config, with_openai=False)
-        return
-    with pytest.raises(EngineStartError, match=r"--runner pooling .*\[pooling\]"):
-        check(config, with_openai=False)
 
 
 @pytest.mark.parametrize("with_openai", [True, False])
@@ -141,8 +142,23 @@ def test_the_flags_of_the_daemon_decide_whether_there_is_http() -> None:
     """No call forgets it."""
     flags = engine_flags.parse(["--renderer-num-workers", "2"])[1]
     engine_flags.check_refused(ServeConfig(openai_port=0), flags)
+    engine_flags.check_refused(ServeConfig(headless=True), flags)  # the daemon on the first host says
     with pytest.raises(EngineStartError, match=r"\[renderer-threads\]"):
         engine_flags.check_refused(ServeConfig(), flags)
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "most"),
+    [(ServeConfig(max_n=5), None, 5), (ServeConfig(max_n=5, max_active_requests=4), None, 4), (ServeConfig(), 3, 3)],
+)
+def test_largest_n_is_what_every_limit_lets_through(
+    tmp_path: Path, asked: ServeConfig, queue: int | None, most: int
+) -> None:
+    """Of the daemon and of vLLM's queue: requests run into it, and GetServerInfo says it."""
+    model = str(models.tiny_qwen3(tmp_path))
+    config = vllm_config.AsyncEngineArgs(model=model, max_num_queued_reqs=queue).create_engine_config()
+    limits = engine_flags.engine_options(asked).limits
+    assert vllm_config.info(config, limits.max_n).max_n == most
 
 
 def listed() -> set[str]:
@@ -152,7 +168,7 @@ def listed() -> set[str]:
     return {name for name, first in since.items() if first <= vllm.__version_tuple__[:2]}
 
 
-def named(row: Unreached) -> set[str]:
+def named(row: Row) -> set[str]:
     """Flags of a row that it is about whatever their value is."""
     return {flag for flag in row.flags if " " not in flag}
 
@@ -168,11 +184,13 @@ def test_every_flag_of_vllms_engine_is_known() -> None:
     assert rows | listed() == have
 
 
-def test_the_guide_tells_of_every_row() -> None:
-    """As the row says it, and of no other one."""
-    section = PAGE.read_text().partition("## Flags that reach nothing")[2].partition("\n## ")[0]
-    for row in TABLE:
+@pytest.mark.parametrize(("title", "reach_nothing"), [("## Flags that are refused", False), (UNREACHED_TITLE, True)])
+def test_the_guide_lists_every_row(title: str, reach_nothing: bool) -> None:
+    """As the row says it, and no other one."""
+    section = PAGE.read_text().partition(title)[2].partition("\n## ")[0]
+    rows = [row for row in TABLE if (row in UNREACHED) == reach_nothing]
+    for row in rows:
         flags = ", ".join(f"`{flag}`" for flag in row.flags)
-        http = "yes" if row.by_http else "no"
-        assert f"| {row.name} | {flags} | {http} | {row.reason} | {row.instead} |" in section
-    assert section.count("\n| ") == len(TABLE) + 1  # the head
+        http = f" | {'yes' if row.by_http else 'no'}" if reach_nothing else ""
+        assert f"| {row.name} | {flags}{http} | {row.reason} | {row.instead} |" in section
+    assert section.count("\n| ") == len(rows) + section.count("\n|---")  # the heads
