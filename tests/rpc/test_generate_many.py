@@ -1,6 +1,7 @@
 """GenerateMany, as a client on the wire sees it, and through ours."""
 
 import asyncio
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -245,6 +246,29 @@ async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemo
     daemon.engine.refusal = QueueFullError("full" * 200)  # as long as one can be, so that gRPC's own buffers fill up
     num_requests = 15_000
     call = daemon.generation.GenerateMany(iter([generate(str(i)) for i in range(num_requests)]))
+    await daemon.engine.submitted.wait()
+    before, stuck = 0, 0
+    while stuck < 20:
+        await asyncio.sleep(0.02)
+        stuck = stuck + 1 if len(daemon.engine.requests) == before else 0
+        before = len(daemon.engine.requests)
+    assert before < num_requests
+    assert sum([len(response.items) async for response in call]) == num_requests
+
+
+async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(daemon: Daemon) -> None:
+    """A request that is ended while it is admitted counts nowhere in the engine: only here it could pile up."""
+    daemon.engine.admission.clear()  # as while a long text is tokenised, or a constraint compiled
+    num_requests = 15_000
+    sampling = {"n": 64}  # an answer as long as a refusal, so that gRPC's own buffers fill up
+
+    def asked() -> Iterator[Request]:
+        for index in range(num_requests):
+            name = str(index)
+            yield Request(generate=generation_pb2.GenerateRequest(request_id=name, text="hi", sampling=sampling))
+            yield Request(abort=name)
+
+    call = daemon.generation.GenerateMany(asked())
     await daemon.engine.submitted.wait()
     before, stuck = 0, 0
     while stuck < 20:
