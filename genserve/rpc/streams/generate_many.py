@@ -10,7 +10,7 @@ from functools import partial
 
 from genserve.arguments import MAX_TEXT_CHARS
 from genserve.control.phase_admission import HasPhase, check_generation
-from genserve.engine.aborted import Admission
+from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
@@ -23,7 +23,8 @@ from genserve.rpc.streams.next_message import MAX_VALUES, METHOD, NextMessage, R
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 
-# Refusals per message: each has at most 4 KiB. If as many wait to be written, no further requests are read.
+# Refusals per message: each has at most 4 KiB. If as many wait to be written, or ends of requests that the engine never
+# had and does not count, no further requests are read.
 _MAX_REFUSALS = 256
 # Requests that are being admitted at once: one with a constraint may take seconds, and aborts are behind it.
 _MAX_ADMISSIONS = 64
@@ -70,6 +71,7 @@ class GenerateMany:
         self._slots = Slots() if slots is None else slots
         self._ready: deque[Running] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
+        self._num_aborted = 0  # before the engine had them, and whose end is not told yet
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -160,6 +162,7 @@ class GenerateMany:
         else:
             running = Running(stream, (request.sampling.n or 1) if in_columns else 0)
             self._running[request.request_id] = running
+            self._num_aborted += isinstance(stream, AbortedStream)
             if admission.is_aborted:
                 stream.abort()
             stream.call_when_ready(partial(self._note, running))
@@ -177,7 +180,10 @@ class GenerateMany:
 
     async def _wait_for_room(self) -> None:
         """Returns when further requests may be read."""
-        while (num := len(self._admissions)) >= _MAX_ADMISSIONS or num + len(self._refused) >= _MAX_REFUSALS:
+        while (
+            len(self._admissions) >= _MAX_ADMISSIONS
+            or len(self._admissions) + len(self._refused) + self._num_aborted >= _MAX_REFUSALS
+        ):
             self._room.clear()
             await self._room.wait()
 
@@ -190,7 +196,6 @@ class GenerateMany:
         message = NextMessage(self._slots, self._failed)
         for _ in range(min(len(self._refused), _MAX_REFUSALS)):
             message.refuse(*self._refused.popleft())
-        self._room.set()
         unfinished: list[Running] = []
         while self._ready and message.num_values < MAX_VALUES:
             running = self._ready.popleft()
@@ -204,6 +209,7 @@ class GenerateMany:
         self._ready += unfinished  # for the next message
         response = message.finish()
         self._slots.end_message()
+        self._room.set()
         return response
 
     def _failed(self, running: Running) -> None:
@@ -216,6 +222,7 @@ class GenerateMany:
     def _forget(self, running: Running) -> None:
         if self._running.get(running.stream.request_id) is running:
             del self._running[running.stream.request_id]
+            self._num_aborted -= isinstance(running.stream, AbortedStream)
             self._slots.free(running.slots or ())
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
