@@ -115,13 +115,13 @@ class PushConflictError(GenserveError):
 
 
 class WeightVersionMismatchError(GenserveError):
-    """The served version is not the one that the request asks for."""
+    """The served version, or that of the adapter, is not the one that the request asks for."""
 
     reason = "WEIGHT_VERSION_MISMATCH"
 
 
 class VersionNotNewerError(GenserveError):
-    """The pushed version is not above the served version."""
+    """The pushed version is not above the served version, or that of an adapter not above the loaded one."""
 
     reason = "VERSION_NOT_NEWER"
 

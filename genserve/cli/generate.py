@@ -141,12 +141,15 @@ def _print_stats(generation: "Generation", elapsed_s: float, first_token_s: floa
     num_tokens = sum(len(sequence.token_ids) for sequence in generation.sequences)
     num_prompt_tokens = generation.prompt.num_tokens if generation.prompt is not None else 0
     reasons = ", ".join(sequence.finish_reason for sequence in generation.sequences)
-    versions = sorted({span.version for sequence in generation.sequences for span in sequence.weight_spans})
+    spans = [span for sequence in generation.sequences for span in sequence.weight_spans]
+    versions = sorted({span.version for span in spans})
+    of_adapter = sorted({span.lora_version for span in spans} - {0})
     parts = [
         f"{num_prompt_tokens} prompt tokens",
         f"{num_tokens} output tokens ({reasons})",
         f"{num_tokens / elapsed_s:.1f} tok/s",
         f"first token after {first_token_s * 1000:.0f} ms" if first_token_s is not None else "no token",
         f"weights {', '.join(map(str, versions))}",
+        *([f"adapter {', '.join(map(str, of_adapter))}"] if of_adapter else []),
     ]
     print(" | ".join(parts), file=sys.stderr)

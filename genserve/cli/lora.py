@@ -31,6 +31,9 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument(
                 "path", metavar="DIRECTORY", help="directory with adapter_config.json and adapter_model.safetensors"
             )
+        if action == "push":
+            one.add_argument("--version", type=int, metavar="N", help="version of the adapter (default: the next one)")
+            one.add_argument("--force", action="store_true", help="accept a version that is not above the loaded one")
         add_connection_options(one)
 
 
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     with open_client(args) as client:
         match args.action:
             case "push":
-                _push(client, args.name, args.path)
+                _push(client, args)
             case "load":
                 client.load_lora(args.name, args.path)
             case "unload":
@@ -49,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _push(client: "Client", name: str, path: str) -> None:
+def _push(client: "Client", args: argparse.Namespace) -> None:
     progress = ProgressDisplay(sys.stderr)
     try:
-        client.push_lora(name, path, progress=progress.show)
+        client.push_lora(args.name, args.path, version=args.version, force=args.force, progress=progress.show)
     except ValueError as error:  # a file is not what it claims to be
         raise InvalidFieldError(str(error)) from error
     finally:
@@ -61,10 +64,10 @@ def _push(client: "Client", name: str, path: str) -> None:
 
 def lora_table(loras: "list[Lora]") -> str:
     """One line per adapter."""
-    rows = [("NAME", "RANK", "SIZE", "REQUESTS", "FROM")]
+    rows = [("NAME", "VERSION", "RANK", "SIZE", "REQUESTS", "FROM")]
     for each in loras:
         size = f"{each.size_bytes / 1e6:.1f} MB"
-        rows.append((each.name, str(each.rank), size, str(each.running_requests), each.source))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        rows.append((each.name, str(each.version), str(each.rank), size, str(each.running_requests), each.source))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) if loras else "no adapter is loaded"

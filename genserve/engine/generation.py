@@ -168,11 +168,12 @@ class LogprobColumns:
 
 
 class WeightSpan(NamedTuple):
-    """Output tokens [start, end) were sampled under weights `version`."""
+    """Output tokens [start, end) were sampled under weights `version`, and `lora_version` of an adapter; 0 = none."""
 
     version: int
     start: int
     end: int
+    lora_version: int = 0
 
 
 @dataclass(slots=True)

@@ -88,9 +88,10 @@ class LoraDirectory(Protocol):
 class Loras(Protocol):
     """The LoRA adapters of an engine. Replaced or unloaded ones are kept until their requests have ended."""
 
-    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
-        """Loads an adapter on every rank while generation runs; later requests that name it use it. Closes `files` when
-        they are not needed any more.
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float, version: int = 0) -> LoadedLora:
+        """Loads an adapter on every rank while generation runs; later requests that name it use it, and their spans
+        have its version: 0 = the next one after that of the adapter which it replaces. Closes `files` when they are not
+        needed any more.
 
         Raises StagingFullError if the workers hold as many adapters as they can, PushRolledBackError with vLLM's error,
         and ManifestMismatchError if a part of the adapter reached no layer. After these errors, and after

@@ -115,11 +115,13 @@ WAIT_PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class UsedAdapter:
-    """A LoRA adapter as vLLM needs it for a request: its name and id there, and the directory of its files."""
+    """A LoRA adapter as vLLM needs it for a request: its name and id there, and the directory of its files. `version`:
+    of the adapter, for the request's spans."""
 
     unique_name: str
     lora_id: int
     directory: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class LoadedLora:
     """An adapter that requests can use; `loaded_at_s` in seconds of the epoch."""
 
     name: str
+    version: int
     rank: int
     size_bytes: int
     source: str

@@ -969,6 +969,7 @@ class Lora(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     LOAD_TIME_FIELD_NUMBER: _builtins.int
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    LORA_VERSION_FIELD_NUMBER: _builtins.int
     lora_name: _builtins.str
     """Its name in requests."""
     rank: _builtins.int
@@ -979,6 +980,8 @@ class Lora(_message.Message):
     """Where it came from: the path that was loaded, or "push " and the id of the push."""
     running_requests: _builtins.int
     """Requests that use it."""
+    lora_version: _builtins.int
+    """Its version, which spans of its requests name. From a router: the smallest one of any replica."""
     @_builtins.property
     def load_time(self) -> _timestamp_pb2.Timestamp:
         """When it was loaded."""
@@ -992,10 +995,11 @@ class Lora(_message.Message):
         source: _builtins.str = ...,
         load_time: _timestamp_pb2.Timestamp | None = ...,
         running_requests: _builtins.int = ...,
+        lora_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "lora_name", b"lora_name", "rank", b"rank", "running_requests", b"running_requests", "size_bytes", b"size_bytes", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "lora_name", b"lora_name", "lora_version", b"lora_version", "rank", b"rank", "running_requests", b"running_requests", "size_bytes", b"size_bytes", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,7 +182,8 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+        next one after that of the adapter which is loaded under its name, 1 if none is.
 
         Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
         """

@@ -69,7 +69,8 @@ class ControlServiceStub:
     WakeUp: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]
     """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]
-    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+    next one after that of the adapter which is loaded under its name, 1 if none is.
 
     Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
     """
@@ -129,7 +130,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     WakeUp: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]  # type: ignore[assignment]
     """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+    next one after that of the adapter which is loaded under its name, 1 if none is.
 
     Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
     """
@@ -246,7 +248,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.LoadLoraResponse, _abc.Awaitable[_control_pb2.LoadLoraResponse]]:
-        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+        next one after that of the adapter which is loaded under its name, 1 if none is.
 
         Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
         """

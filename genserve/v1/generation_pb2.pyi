@@ -942,8 +942,8 @@ Global___GenerateManyItem: _TypeAlias = GenerateManyItem  # noqa: Y015
 @_typing.final
 class TokenColumns(_message.Message):
     """New tokens of many sequences, as columns. Row i is what the sequence in slots[i] gained. The rows of one TokenColumns
-    were all sampled under one weight version, and all have the same kinds of output. The rows of a request's sequences
-    stand side by side.
+    were all sampled under one weight version and one adapter version, and all have the same kinds of output. The rows of
+    a request's sequences stand side by side.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -954,8 +954,11 @@ class TokenColumns(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    LORA_VERSION_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.int
     """The weights that sampled all tokens of these rows. The tokens of a row follow those that the sequence had before."""
+    lora_version: _builtins.int
+    """As in WeightSpan, for all tokens of these rows."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence of each row, as told by the first item of its request."""
@@ -985,10 +988,11 @@ class TokenColumns(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         logprobs: _types_pb2.Logprobs | None = ...,
+        lora_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_tokens", b"num_tokens", "slots", b"slots", "texts", b"texts", "token_ids", b"token_ids", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "lora_version", b"lora_version", "num_tokens", b"num_tokens", "slots", b"slots", "texts", b"texts", "token_ids", b"token_ids", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -298,29 +298,33 @@ Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class WeightSpan(_message.Message):
-    """Output tokens [start, end) of a sequence were sampled under one version of the weights."""
+    """Output tokens [start, end) of a sequence were sampled under one version of the weights, and of the LoRA adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    LORA_VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the weights; 0 before the first push."""
     start: _builtins.int
     """Index of the first token of the span in the sequence's output."""
     end: _builtins.int
     """Index after the last token of the span."""
+    lora_version: _builtins.int
+    """Version of the LoRA adapter that the request named, which sampled on top of the weights; 0 = no adapter."""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         start: _builtins.int = ...,
         end: _builtins.int = ...,
+        lora_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "lora_version", b"lora_version", "start", b"start", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

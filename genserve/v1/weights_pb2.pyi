@@ -276,9 +276,12 @@ class PushHeader(_message.Message):
     under the id are PUSH_CONFLICT. Generated if empty.
     """
     weight_version: _builtins.int
-    """Version of these weights; above the served one unless `force`. 0 for a LoRA adapter."""
+    """Version of these weights; above the served one unless `force`. Of a LoRA adapter: its own version, above that of the
+    adapter which is loaded under its name, if one is; 0 = the next one after that, 1 if none is. A repeat of the push
+    that brought the loaded one loads it again.
+    """
     expected_version: _builtins.int
-    """Refuse unless this version is served (compare and swap)."""
+    """Refuse unless this version is served (compare and swap); of an adapter 0 = unless none is loaded under its name."""
     manifest_digest: _builtins.str
     """Instead of the manifest on further streams: SHA-256, in hex, of the lines
     "name TAB dtype TAB shape joined by , TAB offset TAB length NEWLINE" in order of the names.
@@ -324,7 +327,9 @@ class PushHeader(_message.Message):
 
     @_builtins.property
     def lora(self) -> Global___LoraAdapter:
-        """The tensors are a LoRA adapter: they are loaded under its name, and the weights and their version do not change."""
+        """The tensors are a LoRA adapter: they are loaded under its name, and the weights and their version do not change.
+        `weight_version`, `expected_version` and `force` are about the adapter.
+        """
 
     @_builtins.property
     def prepared_ttl(self) -> _duration_pb2.Duration:
@@ -608,7 +613,7 @@ class Push(_message.Message):
     state: Global___PushState.ValueType
     """Its state."""
     weight_version: _builtins.int
-    """Version of its weights."""
+    """Version of its weights, or of its adapter: 0 until that is loaded, if its header left it to the daemon."""
     received_bytes: _builtins.int
     """Distinct bytes that count for the present attempt."""
     total_bytes: _builtins.int
@@ -676,7 +681,7 @@ class PushInFlight(_message.Message):
     state: Global___PushState.ValueType
     """Its state: RECEIVING, STAGED, PREPARING, PREPARED, APPLYING or FAILED. One that is applied is not listed any more."""
     weight_version: _builtins.int
-    """Version of its weights."""
+    """As in Push."""
     received_bytes: _builtins.int
     """Distinct bytes that count for the present attempt."""
     total_bytes: _builtins.int

@@ -136,7 +136,15 @@ class Completion:
         if self._applying is not None:
             raise self._applying.in_progress()
         check_weights(self._board)
-        check_version(header, self._engine.weight_version)
+        self.check_version(header)
+
+    def check_version(self, header: PushHeader) -> None:
+        """Raises VersionNotNewerError or WeightVersionMismatchError unless the version may follow what it replaces. A
+        repeat of the push that brought an adapter brings no other version."""
+        served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
+        applied = self._outcomes.applied(header.push_id)
+        if applied is None or applied.outcome.push.weight_version != served:
+            check_version(header, served)
 
     def check_commit(self, header: PushHeader) -> None:
         """As `check`, and what applying it as the header says would raise before anything is tried."""

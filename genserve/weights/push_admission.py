@@ -17,7 +17,7 @@ from genserve.tensors.manifest import (
 )
 from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
-from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction, PushHeader
+from genserve.weights.push.types import MAX_VERSION, ApplyOptions, LoraAdapter, PushAction, PushHeader
 
 MAX_STREAMS = 1024
 _MAX_TTL_S = 24 * 3600.0
@@ -30,7 +30,7 @@ def check_header(header: PushHeader) -> None:
         check_text(getattr(header, field), f"header.{field}")
     if header.lora is not None:
         _check_lora(header, header.lora)
-    else:
+    if header.lora is None or header.weight_version:
         check_version_number(header.weight_version, "header.weight_version")
     _check_ttl(header.staging_ttl_s, "header.staging_ttl")
     _check_ttl(header.prepared_ttl_s, "header.prepared_ttl")
@@ -49,9 +49,6 @@ def check_header(header: PushHeader) -> None:
 
 def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
     check_lora_name(lora.lora_name, "header.lora.lora_name")
-    if header.weight_version or header.expected_version is not None:
-        field = "expected_version" if header.expected_version is not None else "weight_version"
-        raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
     if header.manifest is not None and header.manifest.partial:
         raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
     if header.action is PushAction.PREPARE:
@@ -70,23 +67,26 @@ def check_apply(apply: ApplyOptions, field: str) -> None:
 
 def check_version_number(version: int, field: str) -> None:
     """Raises InvalidFieldError unless the number can be that of a version after the checkpoint's."""
-    if not 1 <= version < 1 << 32:
+    if not 1 <= version <= MAX_VERSION:
         raise InvalidFieldError.of(field, f"must be in [1, 2^32), is {version}")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:
-    """Raises VersionNotNewerError or WeightVersionMismatchError if the version may not follow the served one."""
-    if header.lora is not None:
-        return
+    """Raises VersionNotNewerError or WeightVersionMismatchError if the version may not follow the served one, which of
+    an adapter is that of the one loaded under its name, 0 if none is."""
     metadata = {"weight_version": str(served_version)}
-    if header.weight_version <= served_version and not header.force:
+    of_adapter = f" of adapter {header.lora_name!r}" if header.lora is not None else ""
+    is_next = header.lora is not None and header.weight_version == 0
+    if header.weight_version <= served_version and not (header.force or is_next):
         raise VersionNotNewerError(
-            f"version {header.weight_version} is not above the served version {served_version}; `force` allows it",
+            f"version {header.weight_version}{of_adapter} is not above the served version {served_version}; `force` "
+            "allows it",
             metadata=metadata,
         )
     if header.expected_version is not None and header.expected_version != served_version:
         raise WeightVersionMismatchError(
-            f"version {served_version} is served, not {header.expected_version} as expected", metadata=metadata
+            f"version {served_version}{of_adapter} is served, not {header.expected_version} as expected",
+            metadata=metadata,
         )
 
 

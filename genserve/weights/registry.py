@@ -36,7 +36,6 @@ from genserve.weights.push_admission import (
     check_apply,
     check_header,
     check_num_tensors,
-    check_version,
     examine,
     refuse_issues,
 )
@@ -168,7 +167,7 @@ class PushRegistry:
             push.identity.check(header, digest)
             if header.action is not PushAction.VALIDATE:
                 return self._join(push, header)
-        check_version(header, self._engine.weight_version)
+        self._completion.check_version(header)
         refuse_issues(issues)
         if header.manifest is None:
             raise not_found(header.push_id)

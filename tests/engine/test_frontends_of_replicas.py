@@ -84,13 +84,15 @@ async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[Asyn
 async def test_an_adapter_stays_while_a_front_end_uses_it(
     replicas: DaemonProcess, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
 ) -> None:
-    """The same tokens at every port. Unloaded, it stays until the last request ends; nobody can begin another one."""
+    """The same tokens and version at every port. Unloaded, it stays until the last request ends; nobody can begin
+    another one."""
     daemon = everywhere[0]
-    await daemon.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG)
+    await daemon.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG, version=7)
     options: Any = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
     plain = (await daemon.generate(PROMPT, **options)).token_ids
-    said = [(await each.generate(PROMPT, **options, lora_name="policy")).token_ids for each in everywhere]
-    assert all(each == said[0] != plain for each in said)
+    said = [(await each.generate(PROMPT, **options, lora_name="policy")).sequences[0] for each in everywhere]
+    assert all(each.token_ids == said[0].token_ids != plain for each in said)
+    assert {span.lora_version for each in said for span in each.weight_spans} == {7}
     async with running(everywhere, lora_name="policy") as tasks:
         assert (await daemon.unload_lora("policy")).running_requests == len(everywhere)
         for each in everywhere:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from genserve.client import AsyncClient
+from genserve.client import AsyncClient, Generation, WeightSpan
 from genserve.errors import (
     DeadlineError,
     InvalidFieldError,
@@ -151,6 +151,60 @@ async def test_an_adapter_is_replaced_between_requests(
     assert await scores(client, "policy") == pytest.approx(new_scores, abs=1e-4)
 
 
+async def test_each_token_is_labelled_with_the_version_of_the_adapter_that_sampled_it(
+    client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """A trainer pushes under one name while requests run. Tokens, those that come after the pushes too, are what the
+    labelled version says when nothing else is loaded; also in columns, beside requests without an adapter."""
+    options: Any = {"temperature": 0.0, "max_tokens": 1900, "ignore_eos": True, "lora_name": "policy"}
+    weights = (await client.get_weights()).weight_version
+    answers: list[tuple[int, list[int]]] = []  # the label of all tokens, and the tokens
+
+    async def push(number: int, version: int | None) -> None:
+        pushed = await client.push_lora("policy", adapter(checkpoints["a"], seed=number), CONFIG, version=version)
+        assert pushed.push.weight_version == number
+        assert [(lora.name, lora.version) for lora in await client.list_loras()] == [("policy", number)]
+
+    async def ask_in_columns(number: int) -> None:
+        found = {"policy": Generation(), "": Generation()}
+        async with client.stream_many() as many:
+            for name in found:
+                await many.submit(PROMPT, request_id=f"of {name}", **(options | {"max_tokens": 24, "lora_name": name}))
+            await many.done()
+            async for item in many:
+                assert item.delta is not None
+                found[item.request_id.removeprefix("of ")].add(item.delta)
+        for name, label in (("policy", number), ("", 0)):
+            (sequence,) = found[name].sequences
+            assert sequence.weight_spans == [(weights, 0, 24, label)]
+            answers.append((label, sequence.token_ids))
+
+    await push(5, 5)
+    tokens: list[int] = []
+    spans: list[WeightSpan] = []
+    wanted = 0
+    async with client.stream(PROMPT, **options) as stream:
+        async for delta in stream:
+            if not tokens:
+                for number, version in ((6, 6), (7, None)):
+                    await push(number, version)
+                    await ask_in_columns(number)
+            elif not wanted:  # this much had come before the pushes were over
+                wanted = len(tokens) + len(delta.outputs[0].token_ids) + 24
+            tokens += delta.outputs[0].token_ids
+            spans += delta.outputs[0].weight_spans
+            if 0 < wanted <= len(tokens):
+                break
+    assert 0 < wanted <= len(tokens), "the pushes took longer than the stream"
+    assert {(span.version, span.lora_version) for span in spans} == {(weights, 5)}
+    for label, told in [*answers, (5, tokens)]:
+        if label:
+            await client.push_lora("cold", adapter(checkpoints["a"], seed=label), CONFIG)
+        asked = options | {"max_tokens": len(told), "lora_name": "cold" if label else ""}
+        assert (await client.generate(PROMPT, **asked)).token_ids == told
+    assert len({tuple(told[:24]) for _, told in [*answers, (5, tokens)]}) == 4, "else a wrong label would not show"
+
+
 async def test_unloaded_while_it_is_used(
     client: AsyncClient, checkpoints: dict[str, Path], lora_daemon: DaemonProcess
 ) -> None:
@@ -285,7 +339,7 @@ async def test_an_adapter_is_a_push(client: AsyncClient, checkpoints: dict[str, 
     again = await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")
     assert (first.push.state, again.push.state) == ("applied", "applied")
     told = await client.get_push("adapter-1")
-    assert (told.push.state, told.push.weight_version) == ("applied", 0)
+    assert (told.push.state, told.push.weight_version) == ("applied", again.push.weight_version)
     with pytest.raises(PushConflictError):
         await client.push_lora("other", tensors, CONFIG, push_id="adapter-1")
     with pytest.raises(PushConflictError):

@@ -48,6 +48,12 @@ def one_span(sequences: list[Result]) -> None:
         each["weight_spans"] = [[each["weight_spans"][0][0], 0, len(each["token_ids"])]]
 
 
+def no_adapter(sequences: list[Result]) -> None:
+    """Knows no versions of adapters."""
+    for each in sequences:
+        each["weight_spans"] = [span[:3] for span in each["weight_spans"]]
+
+
 def zeros(sequences: list[Result]) -> None:
     """Finds every token certain."""
     for each in sequences:
@@ -127,6 +133,7 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "no text": ("stream", with_field("text", "")),
     "no spans": ("stream", with_field("weight_spans", [])),
     "one span": ("push-while-generating", lambda: of_sequences(one_span)),
+    "no version of an adapter": ("lora", lambda: of_sequences(no_adapter)),
     "log-probabilities of 0": ("logprobs", lambda: of_sequences(zeros)),
     "the first sequence again": ("several-sequences", lambda: of_sequences(first_one)),
     "no request id": ("generate", without("request_id")),

@@ -168,13 +168,14 @@ def tokens(
     index: int = 0,
     num_prompt_tokens: int = 2,
     with_logprobs: bool = False,
+    lora_version: int = 0,
 ) -> GenerationUpdate:
-    """New tokens of a sequence from `start` on, all under one version. `prompt`: the number of the prompt's tokens, on
-    the first message. `finish`: on the last one."""
+    """New tokens of a sequence from `start` on, all under the same versions. `prompt`: the number of the prompt's
+    tokens, on the first message. `finish`: on the last one."""
     end = start + len(ids)
-    spans = [WeightSpan(version, start, end)] if ids else []
+    spans = [WeightSpan(version, start, end, lora_version)] if ids else []
     logprobs = LogprobColumns([-float(i) for i in ids], [1] * len(ids), 0, [], []) if with_logprobs else None
-    whole = [WeightSpan(version, 0, end)] if end else []
+    whole = [WeightSpan(version, 0, end, lora_version)] if end else []
     total = sum(-float(i) for i in ids) if with_logprobs else None
     last = None if finish is None else Finish(finish, None, end, whole, total)
     return GenerationUpdate(

@@ -117,7 +117,7 @@ async def test_an_answer_can_go_on_elsewhere(prompt: list[int] | str) -> None:
         again.put(tokens([7, 8], version=1, prompt=4, finish=FinishReason.LENGTH))
         last = await anext(stream)
         assert last.outputs[0].finish is not None
-        assert last.outputs[0].finish.weight_spans == [(0, 0, 2), (1, 2, 4)]
+        assert last.outputs[0].finish.weight_spans == [(0, 0, 2, 0), (1, 2, 4, 0)]
         assert [each async for each in stream] == []
 
 
@@ -188,7 +188,7 @@ async def test_a_push_changes_the_version_of_the_next_request() -> None:
             for daemon in fleet.daemons:
                 let_talk(daemon.engine, version)
             generation = await fleet.client.generate([1], max_tokens=1, text=False, min_weight_version=version)
-            assert generation.sequences[0].weight_spans == [(version, 0, 1)]
+            assert generation.sequences[0].weight_spans == [(version, 0, 1, 0)]
 
 
 async def test_a_full_replica_and_one_without_the_adapter_are_done_without() -> None:

@@ -13,6 +13,7 @@ from genserve.errors import (
     GenserveError,
     LoraNotFoundError,
     PushRolledBackError,
+    VersionNotNewerError,
 )
 from genserve.fleet.push import fleet_push
 from genserve.fleet.push.commit import commit_everywhere
@@ -45,11 +46,17 @@ def having(fleet: RoutedFleet) -> list[bool]:
 
 async def test_an_adapter_is_pushed_to_all(fleet: RoutedFleet) -> None:
     """The weights and their version stay, and no replica is out of rotation."""
-    result = await fleet.client.push_lora(NAME, TENSORS, CONFIG)
-    assert (result.push.state, result.state.weight_version) == ("applied", 0)
+    result = await fleet.client.push_lora(NAME, TENSORS, CONFIG, version=5)
+    assert (result.push.state, result.push.weight_version, result.state.weight_version) == ("applied", 5, 0)
     assert having(fleet) == [True] * 3
     assert len(fleet.running.router.fleet.ready) == 3
-    assert [(each.name, each.running_requests) for each in await fleet.client.list_loras()] == [(NAME, 6)]
+    found = [(each.name, each.running_requests, each.version) for each in await fleet.client.list_loras()]
+    assert found == [(NAME, 6, 5)]
+    assert (await fleet.client.push_lora(NAME, TENSORS, CONFIG)).push.weight_version == 6
+    with pytest.raises(VersionNotNewerError):
+        await fleet.client.push_lora(NAME, TENSORS, CONFIG, version=6)
+    fleet.daemons[1].engine.loras.versions[NAME] = 4
+    assert [each.version for each in await fleet.client.list_loras()] == [4], "all have at least this one"
     await fleet.client.unload_lora(NAME)
     assert having(fleet) == [False] * 3
 
@@ -59,12 +66,13 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     failing = fleet.daemons[1]
     failing.engine.fails["load_lora"] = PushRolledBackError("no room for it")
     with pytest.raises(PushRolledBackError) as caught:
-        await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+        await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=3)
     assert f"{failing.address}: no room for it" in caught.value.message
     assert having(fleet) == [True, False, True]
     assert len(fleet.running.router.fleet.ready) == 3
-    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=3)
     assert having(fleet) == [True] * 3
+    assert [daemon.engine.loras.versions[NAME] for daemon in fleet.daemons] == [3] * 3
     assert [daemon.engine.calls.count(f"load_lora {NAME}") for daemon in fleet.daemons] == [1, 2, 1]
 
 

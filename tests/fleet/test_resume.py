@@ -75,6 +75,20 @@ async def test_the_answer_is_as_if_nothing_had_happened(router: ScriptedFleet) -
     assert (usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens) == (3, 1, 5)
 
 
+async def test_the_other_replica_may_have_another_version_of_the_adapter(router: ScriptedFleet) -> None:
+    """The spans say where one ends and the other begins, though the weights are the same."""
+    call = router.generation.Generate(asked(lora_name="poet"), timeout=20)
+    number, stream = await router.running("a")
+    stream.put(tokens([5, 6], prompt=3, lora_version=7))
+    await call.read()
+    router.links[number].kill()
+    number, again = await router.running("a", stream)
+    again.put(tokens([8], prompt=5, lora_version=7))
+    again.put(tokens([9], 1, finish=FinishReason.EOS, lora_version=8))
+    finish = (await rest(call))[-1].outputs[0].finish
+    assert [(span.lora_version, span.start, span.end) for span in finish.weight_spans] == [(7, 0, 2), (8, 2, 4)]
+
+
 async def test_it_can_be_lost_twice(router: ScriptedFleet) -> None:
     """And waits for a replica as any other request does."""
     call = router.generation.Generate(asked(), timeout=20)

@@ -174,7 +174,7 @@ async def test_answers_keep_the_order_of_their_prompts() -> None:
         assert [each.outputs[0].token_ids for each in answers] == [[5], [6]]
         assert [each.prompt for each in answers] == [None, "text"]
         assert answers[0].outputs[0].logprobs[0][5].logprob == -5.0
-        assert [each.generation.sequences[0].weight_spans for each in answers] == [[(0, 0, 1)]] * 2
+        assert [each.generation.sequences[0].weight_spans for each in answers] == [[(0, 0, 1, 0)]] * 2
 
 
 async def test_a_generation_ends_after_its_timeout() -> None:

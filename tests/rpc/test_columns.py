@@ -38,10 +38,11 @@ COLUMNS = generation_pb2.GENERATE_MANY_FORM_COLUMNS
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asked for, and the new tokens of its sequences in each step, under which versions: step ->
-    (index, version of each token)."""
+    """What a request asked for, the version of its adapter, and the new tokens of its sequences in each step, under
+    which versions: step -> (index, version of each token)."""
 
     n: int
+    lora_version: int
     text: bool
     token_ids: bool
     width: int | None
@@ -57,9 +58,8 @@ def asked(draw: st.DrawFn) -> Asked:
     """Any request; every sequence gains something in some steps."""
     n = draw(st.integers(1, 3))
     steps = draw(st.lists(st.dictionaries(st.integers(0, n - 1), versions), min_size=1, max_size=5))
-    return Asked(
-        n, draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([None, 0, 2])), steps, draw(st.booleans())
-    )
+    lora_version, width = draw(st.sampled_from([0, 3, 4])), draw(st.sampled_from([None, 0, 2]))
+    return Asked(n, lora_version, draw(st.booleans()), draw(st.booleans()), width, steps, draw(st.booleans()))
 
 
 def updates(request: Asked) -> list[GenerationUpdate | BaseException | None]:
@@ -85,8 +85,9 @@ def delta(
     """New tokens, each sampled under one of these versions in turn. Their ids and log-probabilities tell them apart."""
     start = counts[index]
     end = counts[index] = start + len(each)
-    spans = [WeightSpan(version, start + i, start + i + 1) for i, version in enumerate(each)]
-    joined = [WeightSpan(each[0], start, end)] if len(set(each)) == 1 else spans
+    lora_version = request.lora_version
+    spans = [WeightSpan(version, start + i, start + i + 1, lora_version) for i, version in enumerate(each)]
+    joined = [WeightSpan(each[0], start, end, lora_version)] if len(set(each)) == 1 else spans
     positions = range(100 * index + start, 100 * index + end)
     logprobs = None
     if request.width is not None:
@@ -293,14 +294,19 @@ def test_rows_of_no_sequence_are_an_error(columns: generation_pb2.TokenColumns) 
 
 def test_rows_are_what_an_item_adds_to_a_generation() -> None:
     """Sequences by index, with the positions that follow."""
-    columns = generation_pb2.TokenColumns(slots=[5, 2], weight_version=3, num_tokens=[2, 1], token_ids=[7, 8, 9])
+    columns = generation_pb2.TokenColumns(
+        slots=[5, 2], weight_version=3, lora_version=4, num_tokens=[2, 1], token_ids=[7, 8, 9]
+    )
     ((request_id, told),) = noted(2, 5).deltas(columns)
     generation = Generation()
     generation.add(Delta(generation_pb2.GenerateResponse()))
     generation.add(told)
     assert request_id == "r" and not told.is_last and told.prompt is None and told.usage is None
     assert [sequence.token_ids for sequence in generation.sequences] == [[9], [7, 8]]
-    assert [list(map(tuple, sequence.weight_spans)) for sequence in generation.sequences] == [[(3, 1, 2)], [(3, 1, 3)]]
+    assert [list(map(tuple, sequence.weight_spans)) for sequence in generation.sequences] == [
+        [(3, 1, 2, 4)],
+        [(3, 1, 3, 4)],
+    ]
     assert "token_ids: 9" in repr(told) and "token_ids: 9" in repr(told.outputs[1])
 
 

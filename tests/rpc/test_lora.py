@@ -11,7 +11,15 @@ from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
-from genserve.errors import InvalidFieldError, LoraNotFoundError, ManifestMismatchError, UnsupportedError
+from genserve.errors import (
+    InvalidFieldError,
+    LoraNotFoundError,
+    ManifestMismatchError,
+    UnsupportedError,
+    VersionNotNewerError,
+    WeightVersionMismatchError,
+)
+from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon
 
@@ -40,7 +48,7 @@ async def test_push_load_list_and_unload(daemon: Daemon, client: AsyncClient, sa
     assert json.loads(config.read_text()) == CONFIG | {"target_modules": ["q"]}
     loaded = await client.load_lora("loaded", saved)
     size_bytes = (saved / "adapter_model.safetensors").stat().st_size
-    expected = Lora("loaded", 2, size_bytes, str(saved), datetime.fromtimestamp(1.5, UTC), 2)
+    expected = Lora("loaded", 2, size_bytes, str(saved), datetime.fromtimestamp(1.5, UTC), 2, 1)
     assert loaded == expected
     assert [(lora.name, lora.source) for lora in await client.list_loras()] == [
         ("loaded", str(saved)),
@@ -50,6 +58,25 @@ async def test_push_load_list_and_unload(daemon: Daemon, client: AsyncClient, sa
     await client.unload_lora("pushed")
     with pytest.raises(LoraNotFoundError, match="pushed"):
         await client.unload_lora("pushed")
+
+
+async def test_a_push_gives_an_adapter_its_version(daemon: Daemon, client: AsyncClient, saved: Path) -> None:
+    """Or the daemon does; the one that is served as weights stays."""
+    daemon.engine.max_loras = 1
+    told = [(await client.push_lora("x", TENSORS, CONFIG)).push.weight_version]
+    told.append((await client.push_lora("x", TENSORS, CONFIG, version=500)).push.weight_version)
+    with refuses(VersionNotNewerError, says="adapter 'x'"):
+        await client.push_lora("x", TENSORS, CONFIG, version=500)
+    with refuses(WeightVersionMismatchError, says="adapter 'x'"):
+        await client.push_lora("x", TENSORS, CONFIG, expected_version=0)
+    result = await client.push_lora("x", TENSORS, CONFIG, version=7, expected_version=500, force=True, push_id="p")
+    told += [result.push.weight_version, (await client.get_push("p")).push.weight_version]
+    told += [(await client.load_lora("x", saved)).version, *[lora.version for lora in await client.list_loras()]]
+    assert told == [1, 500, 7, 7, 8, 8]
+    assert result.applied is not None and result.applied.active_version == result.state.weight_version == 0
+    with refuses(InvalidFieldError, field="header.weight_version", says="version"):
+        await client.push_lora("x", TENSORS, CONFIG, version=-1)
+    await client.unload_lora("x")
 
 
 async def test_without_the_flag(client: AsyncClient, saved: Path) -> None:
@@ -96,11 +123,13 @@ async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.Capt
         return status, *capsys.readouterr()
 
     assert await run("list") == (0, "no adapter is loaded\n", "")
-    assert (await run("push", "one", str(saved)))[0] == 0
+    assert (await run("push", "one", str(saved), "--version", "7"))[0] == 0
+    assert (await run("push", "one", str(saved), "--version", "6"))[0] == 1
+    assert (await run("push", "one", str(saved), "--version", "6", "--force"))[0] == 0
     status, shown, _ = await run("load", "second", str(saved))
     rows = [line.split() for line in shown.splitlines()]
-    assert (status, rows[0]) == (0, ["NAME", "RANK", "SIZE", "REQUESTS", "FROM"])
-    assert [row[:2] for row in rows[1:]] == [["one", "2"], ["second", "2"]]
+    assert (status, rows[0]) == (0, ["NAME", "VERSION", "RANK", "SIZE", "REQUESTS", "FROM"])
+    assert [row[:3] for row in rows[1:]] == [["one", "6", "2"], ["second", "1", "2"]]
     assert (await run("unload", "one"))[1].count("\n") == 2
     status, _, said = await run("unload", "one")
     assert (status, said) == (1, "genserve: LORA_NOT_FOUND: no adapter 'one' is loaded\n")

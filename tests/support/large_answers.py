@@ -29,7 +29,9 @@ def large(num_sequences: int = NUM_SEQUENCES, *, last: bool = True, start: int =
     for index in range(num_sequences):
         end = start + NUM_TOKENS
         spans = (
-            [WeightSpan(1, start, end - 300), WeightSpan(2, end - 300, end)] if last else [WeightSpan(1, start, end)]
+            [WeightSpan(1, start, end - 300, 5), WeightSpan(2, end - 300, end, 5)]
+            if last
+            else [WeightSpan(1, start, end, 5)]
         )
         logprobs = LogprobColumns(
             [-1.0 * i for i in range(NUM_TOKENS)],
@@ -39,7 +41,7 @@ def large(num_sequences: int = NUM_SEQUENCES, *, last: bool = True, start: int =
             [-0.25 * i for i in range(NUM_TOKENS * WIDTH)],
         )
         finish = (
-            Finish(FinishReason.LENGTH, None, end, [WeightSpan(1, 0, end - 300), spans[-1]], -3.0) if last else None
+            Finish(FinishReason.LENGTH, None, end, [WeightSpan(1, 0, end - 300, 5), spans[-1]], -3.0) if last else None
         )
         token_ids = [100_000 + index + i for i in range(NUM_TOKENS)]
         deltas.append(SequenceDelta(index, token_ids, "word " * 1000, logprobs, spans, finish))
@@ -56,7 +58,8 @@ def check(generation: Generation, num_tokens: int = NUM_TOKENS) -> None:
         assert sequence.text == "word " * 1000 * (num_tokens // NUM_TOKENS)
         assert sequence.logprobs is not None and len(sequence.logprobs.sampled) == num_tokens
         assert sequence.logprobs.values[-2:] == [-0.25 * (NUM_TOKENS * WIDTH - 2), -0.25 * (NUM_TOKENS * WIDTH - 1)]
-        assert list(map(tuple, sequence.weight_spans)) == [(1, 0, num_tokens - 300), (2, num_tokens - 300, num_tokens)]
+        expected = [(1, 0, num_tokens - 300, 5), (2, num_tokens - 300, num_tokens, 5)]
+        assert list(map(tuple, sequence.weight_spans)) == expected
 
 
 async def read_all(

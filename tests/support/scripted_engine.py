@@ -79,16 +79,18 @@ class ScriptedLoras:
     def __init__(self, engine: "ScriptedEngine") -> None:
         self._engine = engine
         self.files: dict[str, LoraDirectory] = {}
+        self.versions: dict[str, int] = {}
 
-    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float, version: int = 0) -> LoadedLora:
         try:
             await self._engine.step("load_lora", f"load_lora {name}", timeout_s)
         except BaseException:
             files.close()
             raise
+        previous = self.versions[name] if name in self.files else 0
         if name in self.files:
             self.files[name].close()
-        self.files[name] = files
+        self.files[name], self.versions[name] = files, version or previous + 1
         return self._told(name)
 
     def unload(self, name: str) -> LoadedLora:
@@ -103,7 +105,8 @@ class ScriptedLoras:
 
     def _told(self, name: str) -> LoadedLora:
         files = self.files[name]
-        return LoadedLora(name, files.rank, files.size_bytes, files.source, 1.5, num_requests=2)
+        version = self.versions[name]
+        return LoadedLora(name, version, files.rank, files.size_bytes, files.source, 1.5, num_requests=2)
 
 
 class ScriptedInterruption:

@@ -51,10 +51,10 @@ class Steps:
         return {"generations": generations}
 
     async def push(self, checkpoint: str, version: int, push_id: str, lora_name: str = "", **options: Any) -> Result:
+        how: Result = {"version": version, "push_id": push_id, "shared_memory": False}
         if lora_name:
-            return push_of(await self._client.push_lora(lora_name, checkpoint, push_id=push_id, shared_memory=False))
-        pushed = self._client.push_weights(checkpoint, version=version, push_id=push_id, shared_memory=False, **options)
-        return push_of(await pushed)
+            return push_of(await self._client.push_lora(lora_name, checkpoint, **how))
+        return push_of(await self._client.push_weights(checkpoint, **how, **options))
 
     async def commit(self, push_id: str) -> Result:
         return push_of(await self._client.commit_push(push_id))
@@ -91,7 +91,8 @@ class Steps:
         return {"phase": state.phase, "version": state.weight_version, "pauses": pauses}
 
     async def list_loras(self) -> Result:
-        return {"names": [lora.name for lora in await self._client.list_loras()]}
+        loras = await self._client.list_loras()
+        return {"names": [lora.name for lora in loras], "versions": [lora.version for lora in loras]}
 
     async def unload_lora(self, lora_name: str) -> Result:
         await self._client.unload_lora(lora_name)
@@ -116,7 +117,8 @@ def generation_of(generation: Generation) -> Result:
     for sequence in generation.sequences:
         finish = sequence.finish
         result: Result = {"token_ids": sequence.token_ids, "text": sequence.text, "finish": sequence.finish_reason}
-        result["weight_spans"] = [list(span) for span in sequence.weight_spans]
+        # The version of an adapter is there if one has sampled.
+        result["weight_spans"] = [list(span if span.lora_version else span[:3]) for span in sequence.weight_spans]
         if finish is not None:
             result["num_tokens"] = finish.num_tokens
             if finish.stop_string is not None:

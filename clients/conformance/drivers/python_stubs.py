@@ -148,7 +148,8 @@ class Steps:
 
     def list_loras(self) -> Result:
         answer = self._call(self._control.ListLoras, control_pb2.ListLorasRequest())
-        return {"names": [lora.lora_name for lora in answer.loras]}
+        versions = [lora.lora_version for lora in answer.loras]
+        return {"names": [lora.lora_name for lora in answer.loras], "versions": versions}
 
     def unload_lora(self, lora_name: str) -> Result:
         self._call(self._control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=lora_name))
@@ -193,11 +194,12 @@ class Generation:
 
 
 def add_span(spans: list[list[int]], new: Any) -> None:
-    """Adjacent spans of one version are one."""
-    if spans and (spans[-1][0], spans[-1][2]) == (new.version, new.start):
+    """Adjacent spans of one version are one. The version of an adapter is there if one has sampled."""
+    of_adapter = [new.lora_version] if new.lora_version else []
+    if spans and (spans[-1][0], spans[-1][2], spans[-1][3:]) == (new.version, new.start, of_adapter):
         spans[-1][2] = new.end
     else:
-        spans.append([new.version, new.start, new.end])
+        spans.append([new.version, new.start, new.end, *of_adapter])
 
 
 def request_of(prompt: Result, options: Result) -> Any:

@@ -8,8 +8,8 @@ from genserve.v1 import generation_pb2, types_pb2
 def generation_vectors() -> list[dict[str, Any]]:
     """Streams of GenerateResponse, and what their deltas sum up to."""
 
-    def span(version: int, start: int, end: int) -> types_pb2.WeightSpan:
-        return types_pb2.WeightSpan(version=version, start=start, end=end)
+    def span(version: int, start: int, end: int, lora_version: int = 0) -> types_pb2.WeightSpan:
+        return types_pb2.WeightSpan(version=version, start=start, end=end, lora_version=lora_version)
 
     def delta(
         index: int, tokens: list[int], text: str, *spans: types_pb2.WeightSpan, **more: Any
@@ -94,6 +94,22 @@ def generation_vectors() -> list[dict[str, Any]]:
                     "finish": "unspecified",
                 },
                 {"token_ids": [9], "text": "", "weight_spans": [[3, 0, 1]], "finish": "unspecified"},
+            ],
+        },
+        {
+            "name": "of an adapter, one version after another, as when a request goes on elsewhere",
+            "responses_hex": responses(
+                [delta(0, [5], "", span(3, 0, 1, 7))],
+                [delta(0, [6], "", span(3, 1, 2, 7))],
+                [delta(0, [7], "", span(3, 2, 3, 8))],
+            ),
+            "sequences": [
+                {
+                    "token_ids": [5, 6, 7],
+                    "text": "",
+                    "weight_spans": [[3, 0, 2, 7], [3, 2, 3, 8]],
+                    "finish": "unspecified",
+                }
             ],
         },
         {

@@ -116,8 +116,10 @@ async function carryOut(step: Step): Promise<unknown> {
       const { state } = await client.status();
       return { phase: state.phase, version: state.weightVersion, pauses: state.pauses.map(({ holder }) => holder) };
     }
-    case "list_loras":
-      return { names: (await client.listLoras()).map(({ loraName }) => loraName) };
+    case "list_loras": {
+      const loras = await client.listLoras();
+      return { names: loras.map(({ loraName }) => loraName), versions: loras.map(({ version }) => version) };
+    }
     case "unload_lora":
       await client.unloadLora(step.lora_name);
       return {};
@@ -149,14 +151,19 @@ async function stream(request: Request, cancelAfterTokens = Infinity): Promise<u
   return generated(sum);
 }
 
-function extend(spans: WeightSpan[], { version, start, end }: WeightSpan): void {
+function extend(spans: WeightSpan[], { version, start, end, loraVersion }: WeightSpan): void {
   const last = spans.at(-1);
-  if (last?.version === version && last.end === start) last.end = end;
-  else spans.push({ version, start, end });
+  if (last?.version === version && last.loraVersion === loraVersion && last.end === start) last.end = end;
+  else spans.push({ version, start, end, loraVersion });
+}
+
+/** The version of an adapter is there if one has sampled. */
+function numbersOf({ version, start, end, loraVersion }: WeightSpan): number[] {
+  return loraVersion === 0 ? [version, start, end] : [version, start, end, loraVersion];
 }
 
 function push({ checkpoint, lora_name: loraName, push_id: pushId, ...step }: Push): Promise<PushResult> {
-  if (loraName !== undefined) return client.pushLora(loraName, checkpoint, { pushId });
+  if (loraName !== undefined) return client.pushLora(loraName, checkpoint, { pushId, version: step.version });
   const { version, action, partial, expected_version: expectedVersion } = step;
   return client.pushCheckpoint(checkpoint, { version, pushId, action, partial, expectedVersion });
 }
@@ -188,7 +195,7 @@ function generated({ sequences, requestId, prompt, usage }: Generation): object 
       finish: finish?.reason,
       num_tokens: finish?.numTokens,
       stop_string: finish?.stopString,
-      weight_spans: weightSpans.map(({ version, start, end }) => [version, start, end]),
+      weight_spans: weightSpans.map(numbersOf),
       logprobs: logprobs?.sampled.map((each) => Number(each.toFixed(4))),
     })),
     request_id: requestId,

@@ -23,7 +23,7 @@ import type { CallOptions } from "./transport/timeouts.js";
 import { type ServedWeights, WeightCalls } from "./weights/calls.js";
 import type { PulledWeights, PullOptions } from "./weights/download.js";
 import { type Lora, type LoraAdapter, LoraCalls } from "./weights/lora.js";
-import type { ApplyOptions, PushOptions, SendOptions } from "./weights/options.js";
+import type { ApplyOptions, LoraPushOptions, PushOptions } from "./weights/options.js";
 import type { Push, PushResult } from "./weights/push.js";
 import type { Tensor } from "./weights/sources.js";
 
@@ -165,7 +165,7 @@ export class Client implements Disposable {
    *
    * @param adapter tensors and PEFT's configuration, or a directory that PEFT has saved
    */
-  pushLora(loraName: string, adapter: string | LoraAdapter, options: SendOptions = {}): Promise<PushResult> {
+  pushLora(loraName: string, adapter: string | LoraAdapter, options: LoraPushOptions = {}): Promise<PushResult> {
     return this.#loras.push(loraName, adapter, options);
   }
 

@@ -104,12 +104,12 @@ export class PushConflictError extends GenserveError {
   static override readonly reason = "PUSH_CONFLICT";
 }
 
-/** The served version is not the one that the request asks for. */
+/** The served version, or that of the adapter, is not the one that the request asks for. */
 export class WeightVersionMismatchError extends GenserveError {
   static override readonly reason = "WEIGHT_VERSION_MISMATCH";
 }
 
-/** The pushed version is not above the served version. */
+/** The pushed version is not above the served version, or that of an adapter not above the loaded one. */
 export class VersionNotNewerError extends GenserveError {
   static override readonly reason = "VERSION_NOT_NEWER";
 }

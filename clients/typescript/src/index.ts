@@ -41,7 +41,14 @@ export type { ServedTensor, ServedWeights, WeightDigest } from "./weights/calls.
 export type { PulledTensor, PulledWeights, PullOptions } from "./weights/download.js";
 export type { Dtype } from "./weights/dtypes.js";
 export type { Lora, LoraAdapter } from "./weights/lora.js";
-export type { ApplyOptions, PrepareMode, PushAction, PushOptions, SendOptions } from "./weights/options.js";
+export type {
+  ApplyOptions,
+  LoraPushOptions,
+  PrepareMode,
+  PushAction,
+  PushOptions,
+  SendOptions,
+} from "./weights/options.js";
 export type { Applied, Push, PushProgress, PushResult } from "./weights/push.js";
 export type { ByteRange } from "./weights/ranges.js";
 export { CheckpointFileError } from "./weights/safetensors.js";

@@ -24,7 +24,7 @@ test("a generation has the tokens, the text, what weights sampled them and why i
   expect(generation.prompt?.numTokens).toBe(2);
   const [sequence] = generation.sequences;
   expect(sequence?.finish).toMatchObject({ reason: "length", numTokens: 3, stopString: undefined });
-  expect(sequence?.weightSpans).toEqual([{ version: 0, start: 0, end: 3 }]);
+  expect(sequence?.weightSpans).toEqual([{ version: 0, start: 0, end: 3, loraVersion: 0 }]);
 });
 
 test("a stream yields strict deltas, whose sum is the generation", async () => {
@@ -36,7 +36,7 @@ test("a stream yields strict deltas, whose sum is the generation", async () => {
   }
   expect(new Set(ids)).toEqual(new Set(["two"]));
   expect(sum.tokenIds).toEqual([0, 1, 2, 3, 4]);
-  expect(sum.sequences[0]?.weightSpans).toEqual([{ version: 0, start: 0, end: 5 }]);
+  expect(sum.sequences[0]?.weightSpans).toEqual([{ version: 0, start: 0, end: 5, loraVersion: 0 }]);
 });
 
 test("token ids and chats are prompts as well", async () => {

@@ -1,6 +1,14 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { CheckpointFileError, Client, InvalidFieldError, type LoraAdapter, LoraNotFoundError } from "genserve";
+import {
+  CheckpointFileError,
+  Client,
+  InvalidFieldError,
+  type LoraAdapter,
+  LoraNotFoundError,
+  VersionNotNewerError,
+  WeightVersionMismatchError,
+} from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { newDirectory, writeSafetensors } from "./checkpoints.js";
 import { ScriptedDaemon } from "./scripted-daemon.js";
@@ -47,6 +55,18 @@ test("an adapter in memory is pushed, and requests can name it", async () => {
   expect(await client.listLoras()).toEqual([]);
 });
 
+test("a push gives an adapter its version, or the daemon does", async () => {
+  const versions = [];
+  for (const options of [{}, { version: 500 }, { expectedVersion: 500 }, { version: 7, force: true }]) {
+    versions.push((await client.pushLora("policy", ADAPTER, options)).push.weightVersion);
+  }
+  expect(versions).toEqual([1, 500, 501, 7]);
+  await expect(client.pushLora("policy", ADAPTER, { version: 7 })).rejects.toBeInstanceOf(VersionNotNewerError);
+  const other = client.pushLora("policy", ADAPTER, { expectedVersion: 0 });
+  await expect(other).rejects.toBeInstanceOf(WeightVersionMismatchError);
+  expect(await client.unloadLora("policy")).toMatchObject({ loraName: "policy", version: 7 });
+});
+
 test("an adapter is pushed from a directory here, or loaded from one on the daemon's host", async () => {
   const directory = await saved();
   await client.pushLora("pushed", directory);
@@ -65,6 +85,6 @@ test("what is no adapter is refused by what is wrong with it", async () => {
   await expect(pushing).rejects.toThrow("header.lora.config");
   await expect(client.pushLora("wrong", await saved("[]"))).rejects.toBeInstanceOf(CheckpointFileError);
   await expect(client.pushLora("wrong", await newDirectory())).rejects.toThrow("adapter_config.json");
-  await expect(client.pushLora("wrong", ADAPTER, { version: 1 } as object)).rejects.toThrow("version");
+  await expect(client.pushLora("wrong", ADAPTER, { action: "stage" } as object)).rejects.toThrow("action");
   await expect(client.unloadLora("wrong")).rejects.toBeInstanceOf(LoraNotFoundError);
 });

@@ -108,7 +108,9 @@ test.each(vectors<GenerationVector>("generations.json"))("the generation: $name"
   const found = generation.sequences.map(({ tokenIds, text, weightSpans, finish, logprobs }) => ({
     token_ids: tokenIds,
     text,
-    weight_spans: weightSpans.map(({ version, start, end }) => [version, start, end]),
+    weight_spans: weightSpans.map(({ version, start, end, loraVersion }) =>
+      loraVersion === 0 ? [version, start, end] : [version, start, end, loraVersion],
+    ),
     finish: finish?.reason ?? "unspecified",
     ...(finish?.stopString === undefined ? {} : { stop_string: finish.stopString }),
     ...(finish?.stopTokenId === undefined ? {} : { stop_token_id: finish.stopTokenId }),

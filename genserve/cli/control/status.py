@@ -131,8 +131,9 @@ def _lease_row(lease: "PauseLease", now: datetime) -> str:
 
 
 def _push_row(push: "PushInFlight", now: datetime) -> str:
-    adapter = f"adapter {push.lora_name}" if push.lora_name else f"version {push.weight_version}"
-    parts = [push.push_id, adapter, push.state]
+    adapter = [f"adapter {push.lora_name}"] if push.lora_name else []
+    version = [f"version {push.weight_version}"] if push.weight_version else []  # that of an adapter may be given later
+    parts = [push.push_id, *adapter, *version, push.state]
     if push.state == "receiving":
         rate = mean_rate(push.received_bytes, push.begin_time, now)
         parts += [share_text(push.received_bytes, push.total_bytes), sizes_text(push.received_bytes, push.total_bytes)]

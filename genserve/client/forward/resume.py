@@ -198,11 +198,13 @@ def _shift(spans: Iterable[types_pb2.WeightSpan], offset: int) -> None:
 
 
 def _joined(spans: Iterable[types_pb2.WeightSpan]) -> list[types_pb2.WeightSpan]:
-    """Copies of the spans; those of one version that follow each other are one."""
+    """Copies of the spans; those of the same versions that follow each other are one."""
     joined: list[types_pb2.WeightSpan] = []
     for span in spans:
-        if joined and joined[-1].version == span.version and joined[-1].end == span.start:
+        now = span.version, span.lora_version
+        if joined and (joined[-1].version, joined[-1].lora_version) == now and joined[-1].end == span.start:
             joined[-1].end = span.end
         else:
-            joined.append(types_pb2.WeightSpan(version=span.version, start=span.start, end=span.end))
+            joined.append(types_pb2.WeightSpan())
+            joined[-1].CopyFrom(span)
     return joined

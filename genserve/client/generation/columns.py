@@ -32,7 +32,7 @@ class SequenceRow(SequenceDelta):
         """Of the new tokens, when asked for."""
         if self._columns is None:
             return None
-        _, first, end = self._span
+        _, first, end, _ = self._span
         return self._columns.rows(self._start, self._start + end - first)
 
     @property
@@ -51,7 +51,7 @@ class SequenceRow(SequenceDelta):
             index=self.index,
             text=self.text,
             token_ids=self.token_ids,
-            weight_spans=[types_pb2.WeightSpan(version=v, start=s, end=e) for v, s, e in self.weight_spans],
+            weight_spans=[types_pb2.WeightSpan(**self._span._asdict())],
         )
         logprobs = self.logprobs
         if logprobs is not None:
@@ -161,7 +161,7 @@ class Sequences:
             yield request_id, RowsDelta(rows)
 
     def _rows(self, columns: generation_pb2.TokenColumns) -> Iterator[tuple[_Sequence, SequenceDelta]]:
-        version, token_ids = columns.weight_version, list(columns.token_ids)
+        version, lora_version, token_ids = columns.weight_version, columns.lora_version, list(columns.token_ids)
         texts = columns.texts or [""] * len(columns.slots)
         counts = columns.num_tokens or [1] * len(columns.slots)
         logprobs = Logprobs.of(columns.logprobs) if columns.HasField("logprobs") else None
@@ -175,6 +175,6 @@ class Sequences:
             end = start + num_tokens
             first = sequence.num_tokens
             sequence.num_tokens = last = first + num_tokens
-            span = WeightSpan(version, first, last)
+            span = WeightSpan(version, first, last, lora_version)
             yield sequence, SequenceRow(sequence.index, text, token_ids[start:end], span, logprobs, start)
             start = end

@@ -62,11 +62,13 @@ class Logprobs:
 
 
 class WeightSpan(NamedTuple):
-    """Output tokens [start, end) were sampled under weights `version`; 0 = those before the first push."""
+    """Output tokens [start, end) were sampled under weights `version`, 0 = those before the first push, and under
+    `lora_version` of the adapter that the request named, 0 = no adapter."""
 
     version: int
     start: int
     end: int
+    lora_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +276,8 @@ class GeneratedSequence:
             self.logprobs.extend(delta.logprobs)
         for span in delta.weight_spans:
             last = self.weight_spans[-1] if self.weight_spans else None
-            if last is not None and last.version == span.version and last.end == span.start:
-                self.weight_spans[-1] = WeightSpan(span.version, last.start, span.end)
+            if last is not None and last == (span.version, last.start, span.start, span.lora_version):
+                self.weight_spans[-1] = span._replace(start=last.start)
             else:
                 self.weight_spans.append(span)
         if delta.finish is not None:
@@ -323,7 +325,7 @@ class Generation:
 
 
 def _spans(messages: Iterable[types_pb2.WeightSpan]) -> list[WeightSpan]:
-    return [WeightSpan(span.version, span.start, span.end) for span in messages]
+    return [WeightSpan(span.version, span.start, span.end, span.lora_version) for span in messages]
 
 
 def _line(message: Message) -> str:

@@ -24,7 +24,7 @@ _CONFIG_FILE = "adapter_config.json"
 @dataclass(frozen=True, slots=True)
 class Lora:
     """An adapter that requests can use. `size_bytes`: of its tensors on the host; `source`: the path that was loaded,
-    or the push; `running_requests` use it now."""
+    or the push; `running_requests` use it now; `version`: spans of its requests name it."""
 
     name: str
     rank: int
@@ -32,6 +32,7 @@ class Lora:
     source: str
     load_time: datetime
     running_requests: int
+    version: int
 
     @classmethod
     def of(cls, message: control_pb2.Lora) -> "Lora":
@@ -43,6 +44,7 @@ class Lora:
             source=message.source,
             load_time=as_utc(message.load_time),
             running_requests=message.running_requests,
+            version=message.lora_version,
         )
 
 
@@ -56,6 +58,9 @@ class LoraCalls(WeightCalls):
         tensors: Mapping[str, Any] | str | PathLike[str],
         config: Mapping[str, Any] | None = None,
         *,
+        version: int | None = None,
+        expected_version: int | None = None,
+        force: bool = False,
         timeout_s: Timeout = UNSET,
         **options: Unpack[SendOptions],
     ) -> PushResult:
@@ -68,8 +73,13 @@ class LoraCalls(WeightCalls):
         whose configuration is read from it. `SendOptions` documents the options. DTensors and a broken stream are
         treated as by `push_weights`.
 
-        Raises ManifestMismatchError naming tensors that do not fit the model, InvalidFieldError for the configuration,
-        StagingFullError when the daemon holds as many adapters as it can, PushRolledBackError with what vLLM says.
+        `version`: of the adapter, above that of the one it replaces unless `force`; spans of its requests name it, and
+        the result as `push.weight_version`. Default: the next one, 1 if none is loaded under the name.
+        `expected_version` refuses the push unless that one is loaded; 0 = none.
+
+        Raises VersionNotNewerError and WeightVersionMismatchError for the version, ManifestMismatchError naming tensors
+        that do not fit the model, InvalidFieldError for the configuration, StagingFullError when the daemon holds as
+        many adapters as it can, PushRolledBackError with what vLLM says.
         """
         refuse_unknown(options, SendOptions)
         if isinstance(tensors, str | os.PathLike) and config is None:
@@ -79,13 +89,20 @@ class LoraCalls(WeightCalls):
         with naming("config"):
             encoded = json.dumps(config, default=_plain)
         adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
-        header = build(weights_pb2.PushHeader, {"push_id": options.get("push_id"), "lora": adapter})
+        fields = {
+            "push_id": options.get("push_id"),
+            "weight_version": version,
+            "expected_version": expected_version,
+            "force": force,
+            "lora": adapter,
+        }
+        header = build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
         sources = tensor_sources(tensors, tied_once=False, rename=options.get("rename"))
         return await self._send(sources, header, cast(PushOptions, options), timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
-        """Loads an adapter from a directory on the daemon's host, as PEFT saves it. Otherwise it behaves as
-        `push_lora`."""
+        """Loads an adapter from a directory on the daemon's host, as PEFT saves it, under the next version. Otherwise
+        it behaves as `push_lora`."""
         with naming("path"):
             directory = os.fspath(path)
         fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}

@@ -37,12 +37,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class HeldLora:
-    """An adapter that workers hold. `is_current`: later requests can use it. `users`: the requests that use
-    it."""
+    """An adapter that workers hold. `version`: known when it is loaded. `is_current`: later requests can use it.
+    `users`: the requests that use it."""
 
     lora_id: int
     name: str
     files: LoraDirectory
+    version: int = 0
     loaded_at_s: float = 0.0
     is_current: bool = False
     users: set[Hashable] = field(default_factory=set)
@@ -56,7 +57,13 @@ class HeldLora:
         """The adapter for other modules."""
         files = self.files
         return LoadedLora(
-            self.name, files.rank, files.size_bytes, files.source, self.loaded_at_s, num_requests=len(self.users)
+            self.name,
+            self.version,
+            files.rank,
+            files.size_bytes,
+            files.source,
+            self.loaded_at_s,
+            num_requests=len(self.users),
         )
 
 
@@ -73,7 +80,7 @@ class LiveLoras:
         self._by_request: dict[Hashable, HeldLora] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
-    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float, version: int = 0) -> LoadedLora:
         """Loads an adapter on every rank, and refuses one of which a part reached no layer on any of them: vLLM would
         leave it out without a word."""
         lora = HeldLora(next(self._ids), name, files)
@@ -99,6 +106,7 @@ class LiveLoras:
                 raise PushRolledBackError(f"adapter {name!r} could not be loaded; nothing changed: {error}") from error
             raise
         previous = self._current.get(name)
+        lora.version = version or (1 if previous is None else previous.version + 1)
         lora.loaded_at_s, lora.is_current = time.time(), True
         self._current[name] = lora
         if previous is not None:
@@ -121,7 +129,7 @@ class LiveLoras:
         LoraNotFoundError."""
         lora = self._by_request[request] = self._require(name)
         lora.users.add(request)
-        return UsedAdapter(lora.unique_name, lora.lora_id, lora.files.directory)
+        return UsedAdapter(lora.unique_name, lora.lora_id, lora.files.directory, lora.version)
 
     def release(self, request: Hashable) -> None:
         """Records that the request has ended."""

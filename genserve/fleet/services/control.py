@@ -226,4 +226,5 @@ def _together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:
     lora = control_pb2.Lora()
     lora.CopyFrom(loras[0])
     lora.running_requests = sum(each.running_requests for each in loras)
+    lora.lora_version = min(each.lora_version for each in loras)
     return lora

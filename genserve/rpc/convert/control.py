@@ -144,6 +144,7 @@ def to_lora(lora: LoadedLora) -> control_pb2.Lora:
         source=lora.source,
         load_time=to_timestamp(lora.loaded_at_s),
         running_requests=lora.num_requests,
+        lora_version=lora.version,
     )
 
 

@@ -87,8 +87,10 @@ def _fill_finish(message: generation_pb2.Finish, finish: Finish) -> None:
 
 
 def _fill_spans(messages: "RepeatedCompositeFieldContainer[types_pb2.WeightSpan]", spans: Sequence[WeightSpan]) -> None:
-    for version, start, end in spans:
+    for version, start, end, lora_version in spans:
         message = messages.add()
         message.version = version
         message.start = start
         message.end = end
+        if lora_version:
+            message.lora_version = lora_version

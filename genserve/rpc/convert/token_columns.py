@@ -14,8 +14,9 @@ MAX_FIRST_SLOT: Final = (1 << 32) - SLOTS_PER_CALL
 """A slot is a uint32."""
 _MAX_DIGITS: Final = 10
 
-_Kind = tuple[int, int, bool]
-"""What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
+_Kind = tuple[int, int, bool, int]
+"""What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids,
+version of the adapter."""
 
 
 def first_slot(metadata: Iterable[tuple[str, str | bytes]]) -> int:
@@ -103,14 +104,14 @@ def _kind(delta: SequenceDelta) -> _Kind | None:
     """The kind of a row, None if it cannot be one."""
     if delta.finish is not None or len(delta.weight_spans) != 1:
         return None
-    version, start, end = delta.weight_spans[0]
+    version, start, end, lora_version = delta.weight_spans[0]
     if delta.token_ids and len(delta.token_ids) != end - start:
         return None
     if delta.logprobs is None:
-        return version, -1, bool(delta.token_ids)
+        return version, -1, bool(delta.token_ids), lora_version
     if len(delta.logprobs.sampled) != end - start:
         return None
-    return version, delta.logprobs.width, bool(delta.token_ids)
+    return version, delta.logprobs.width, bool(delta.token_ids), lora_version
 
 
 class _Columns:
@@ -130,7 +131,7 @@ class _Columns:
 
     def add(self, slot: int, delta: SequenceDelta) -> None:
         """Adds a row."""
-        _, start, end = delta.weight_spans[0]
+        _, start, end, _ = delta.weight_spans[0]
         self.slots.append(slot)
         self.num_tokens.append(end - start)
         self.token_ids += delta.token_ids
@@ -144,7 +145,7 @@ class _Columns:
 
     def between(self, first: int, last: int, kind: _Kind) -> "_Columns":
         """The rows [first, last)."""
-        _, width, has_token_ids = kind
+        _, width, has_token_ids, _ = kind
         start, end = sum(self.num_tokens[:first]), sum(self.num_tokens[:last])
         rows = _Columns()
         rows.slots = self.slots[first:last]
@@ -160,9 +161,10 @@ class _Columns:
         return rows
 
     def fill(self, message: generation_pb2.TokenColumns, kind: _Kind) -> None:
-        version, width, _ = kind
+        version, width, _, lora_version = kind
         message.slots.extend(self.slots)
         message.weight_version = version
+        message.lora_version = lora_version
         if self.num_tokens.count(1) != len(self.num_tokens):
             message.num_tokens.extend(self.num_tokens)
         message.token_ids.extend(self.token_ids)

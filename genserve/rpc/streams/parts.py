@@ -10,7 +10,6 @@ from genserve.engine.generation import (
     LogprobColumns,
     PromptInfo,
     SequenceDelta,
-    WeightSpan,
 )
 
 BYTES_PER_VALUE: Final = 7
@@ -100,7 +99,7 @@ def _parts_of_delta(delta: SequenceDelta) -> Iterator[SequenceDelta]:
             text[len(text) * number // len(slices) : len(text) * (number + 1) // len(slices)],
             None if logprobs is None else _rows(logprobs, start, end),
             [
-                WeightSpan(span.version, max(span.start, first + start), min(span.end, first + end))
+                span._replace(start=max(span.start, first + start), end=min(span.end, first + end))
                 for span in spans
                 if max(span.start, first + start) < min(span.end, first + end)
             ],

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, LoraAdapter, timings_of
+from genserve.weights.push.types import MAX_VERSION, Applied, LoraAdapter, timings_of
 
 _MIN_TIMEOUT_S = 0.001
 
@@ -41,12 +42,18 @@ class LoraLoader:
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
+    def version(self, name: str) -> int:
+        """The version of the adapter that is loaded under a name; 0 if none is."""
+        return next((each.version for each in self._engine.loras.loaded() if each.name == name), 0)
+
     async def apply(self, push: LivePush, lora: LoraAdapter) -> Applied:
-        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`."""
+        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`. From then on the header has
+        its version."""
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
-        began_s = time.perf_counter()
-        _, prepare_s = await self._load(lora.lora_name, make, push.header.apply.timeout_s)
+        began_s, header = time.perf_counter(), push.header
+        loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, header.weight_version)
+        push.header = replace(header, weight_version=loaded.version)
         commit_s = time.perf_counter() - began_s - prepare_s
         version = self._engine.weight_version
         steps = {
@@ -84,8 +91,14 @@ class LoraLoader:
         check_weights(self._board)
         return self._engine.loras.unload(name)
 
-    async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:
-        """Loads the adapter. Also returns the seconds for making its files."""
+    async def _load(
+        self, name: str, make: Callable[[], LoraFiles], timeout_s: float, version: int = 0
+    ) -> tuple[LoadedLora, float]:
+        """Loads the adapter; version 0 = the next one. Also returns the seconds for making its files."""
+        if not version and self.version(name) == MAX_VERSION:
+            raise InvalidFieldError.of(
+                "lora_name", f"there is no version after {MAX_VERSION}: unload the adapter first"
+            )
         deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
@@ -96,7 +109,7 @@ class LoraLoader:
             async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
                 is_loading = True
                 remaining_s = max(deadline_s - time.monotonic(), 0.0)
-                return await self._engine.loras.load(name, files, remaining_s), prepare_s
+                return await self._engine.loras.load(name, files, remaining_s, version), prepare_s
         except BaseException:
             if not is_loading:
                 await asyncio.to_thread(files.close)

@@ -12,6 +12,7 @@ from genserve.tensors.manifest import Manifest, PushIssue
 DEFAULT_APPLY_TIMEOUT_S = 300.0
 DEFAULT_STAGING_TTL_S = 300.0
 DEFAULT_PREPARED_TTL_S = 60.0
+MAX_VERSION = (1 << 32) - 1
 
 
 class PushAction(enum.Enum):
@@ -89,7 +90,8 @@ class PushHeader:
 
     An empty `push_id` is replaced by a generated one. Further streams may bring `manifest_digest` instead of
     `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
-    tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
+    tensors are an adapter, and both versions are the adapter's: `weight_version` 0 = the next one, `expected_version` 0
+    = none is loaded. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
     `tensors.content` computes of the push's tensors; "" = not compared. `preemptible`: another push takes its place
     while it waits for its commit. `origin`: see `LivePush.origin`; "" = this daemon is it. `yields`: it gives way to

@@ -66,12 +66,14 @@ async def test_generate_as_json_prints_each_message(genserve: Command) -> None:
 
 
 async def test_generate_prints_statistics_on_stderr(genserve: Command) -> None:
-    """Tokens, speed, time to the first token, weight versions."""
+    """Tokens, speed, time to the first token, weight versions, and that of an adapter."""
+    _, _, errors = await genserve("generate", "x", "--stats", "--lora-name", "poet")
+    assert errors.rstrip().endswith("weights 0, 1 | adapter 4")
     _, _, errors = await genserve("generate", "x", "--stats")
     assert "4 output tokens (length)" in errors
     assert "tok/s" in errors
     assert "first token after" in errors
-    assert "weights 0, 1" in errors
+    assert errors.rstrip().endswith("weights 0, 1")
 
 
 async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> None:

@@ -15,6 +15,7 @@ PUSHES = [
         total_bytes=4_000_000_000, begin_time=Timestamp(seconds=100),
     ),
     weights_pb2.PushInFlight(push_id="q", state=weights_pb2.PUSH_STATE_STAGED, lora_name="poet"),
+    weights_pb2.PushInFlight(push_id="r", state=weights_pb2.PUSH_STATE_STAGED, lora_name="poet", weight_version=7),
 ]  # fmt: skip
 LEASE = types_pb2.PauseLease(
     lease_id="l", holder="me", mode=types_pb2.PAUSE_MODE_WAIT, expire_time=Timestamp(seconds=130)
@@ -34,6 +35,7 @@ def test_a_status_shows_the_pushes_in_flight_by_the_clock_of_the_daemon() -> Non
         "pause    l  wait  28 s left  me",
         "push     p  version 3  receiving  25%  1.00/4.00 GB  0.50 GB/s",
         "push     q  adapter poet  staged",
+        "push     r  adapter poet  version 7  staged",
     ]
 
 

@@ -105,7 +105,8 @@ class ScriptedDaemon(
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         self.requests.append(request)
         await self._begin(context)
-        spans = [types_pb2.WeightSpan(version=0, start=0, end=2), types_pb2.WeightSpan(version=1, start=2, end=4)]
+        lora = len(request.lora_name)  # the version of an adapter
+        spans = [types_pb2.WeightSpan(version=v, start=2 * v, end=2 * v + 2, lora_version=lora) for v in (0, 1)]
         try:
             for position, word in enumerate(self.words):
                 if self.hangs_after == position:
@@ -113,8 +114,7 @@ class ScriptedDaemon(
                     await self.goes_on.wait()
                     self.goes_on.clear()
                 await slow(self.delay_s)
-                last = position == len(self.words) - 1
-                version = int(position >= 2)
+                version, last = int(position >= 2), position == len(self.words) - 1
                 delta = generation_pb2.SequenceDelta(
                     text=word,
                     token_ids=[position],

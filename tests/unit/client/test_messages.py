@@ -172,7 +172,7 @@ STATE: Final = types_pb2.EngineState(instance_id="i", weight_version=5, running_
 LEASE: Final = types_pb2.PauseLease(lease_id="l", holder="me", mode=types_pb2.PAUSE_MODE_WAIT)
 PUSH: Final = weights_pb2.Push(push_id="p", received_bytes=8, total_bytes=9, missing=[{"start": 3, "end": 4}])
 APPLIED: Final = weights_pb2.Applied(previous_version=1, active_version=2, requests_kept=3, requests_aborted=4)
-LORA: Final = control_pb2.Lora(lora_name="a", rank=1, size_bytes=2, source="s", running_requests=3)
+LORA: Final = control_pb2.Lora(lora_name="a", rank=1, size_bytes=2, source="s", running_requests=3, lora_version=4)
 INFO: Final = control_pb2.GetServerInfoResponse(model="m", vocab_size=3, state=STATE)
 WEIGHTS: Final = weights_pb2.GetWeightsResponse(weight_version=3, resident=True, state=STATE)
 IN_FLIGHT: Final = weights_pb2.PushInFlight(

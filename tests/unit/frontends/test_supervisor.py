@@ -47,7 +47,7 @@ class Seat:
     async def use_adapter(self, name: str, request_id: str) -> UsedAdapter:
         """Any name is loaded."""
         self.calls.append(("use", name, request_id))
-        return UsedAdapter(f"{name}#1", 1, "/")
+        return UsedAdapter(f"{name}#1", 1, "/", 3)
 
     def release_adapter(self, request_id: str) -> None:
         """It is not used any more."""

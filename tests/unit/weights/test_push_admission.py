@@ -49,6 +49,7 @@ PARTIAL = Manifest(MANIFEST.tensors, MANIFEST.total_bytes, partial=True)
         {"manifest": None, "manifest_digest": "0123456789abcdef" * 4},
         {"manifest": PARTIAL},
         {"weight_version": 0, "lora": LORA},
+        {"weight_version": (1 << 32) - 1, "lora": LORA, "expected_version": 0},
     ],
 )
 def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
@@ -76,8 +77,7 @@ def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
         ({"manifest_digest": "A" * 64}, "header.manifest_digest"),
         ({"weight_version": 0, "lora": LoraAdapter("", "{}")}, "header.lora.lora_name"),
         ({"weight_version": 0, "lora": LoraAdapter("x" * 257, "{}")}, "header.lora.lora_name"),
-        ({"weight_version": 1, "lora": LORA}, "header.weight_version"),
-        ({"weight_version": 0, "lora": LORA, "expected_version": 0}, "header.expected_version"),
+        ({"weight_version": 1 << 32, "lora": LORA}, "header.weight_version"),
         ({"weight_version": 0, "lora": LORA, "manifest": PARTIAL}, "header.manifest.partial"),
         ({"weight_version": 0, "lora": LORA, "action": PushAction.PREPARE}, "header.action"),
     ],
@@ -102,17 +102,27 @@ def test_options_of_a_commit_are_named_by_their_own_path() -> None:
 
 
 def test_a_version_follows_the_one_that_is_served() -> None:
-    """Or another one, if the trainer means it; but never where it expects yet another. An adapter has none."""
+    """Or another one, if the trainer means it; but never where it expects yet another."""
     check_version(header(weight_version=8), 7)
     check_version(header(weight_version=7, force=True), 7)
     check_version(header(weight_version=8, expected_version=7), 7)
-    check_version(header(weight_version=0, lora=LORA), 7)
     with pytest.raises(VersionNotNewerError) as older:
         check_version(header(weight_version=7), 7)
     for force in (False, True):
         with pytest.raises(WeightVersionMismatchError) as other:
             check_version(header(weight_version=8, expected_version=6, force=force), 7)
     assert older.value.metadata == other.value.metadata == {"weight_version": "7"}
+
+
+def test_a_version_of_an_adapter_follows_the_one_that_is_loaded_under_its_name() -> None:
+    """As one of weights does; without a number it is the next one, whatever that is."""
+    for fields in ({"weight_version": 8}, {"weight_version": 7, "force": True}, {"weight_version": 0}):
+        check_version(header(lora=LORA, **fields), 7)
+    check_version(header(weight_version=1, lora=LORA, expected_version=0), 0)
+    with pytest.raises(VersionNotNewerError, match="policy"):
+        check_version(header(weight_version=7, lora=LORA), 7)
+    with pytest.raises(WeightVersionMismatchError, match="policy"):
+        check_version(header(weight_version=0, lora=LORA, expected_version=6), 7)
 
 
 def test_a_digest_is_that_of_the_manifest_beside_it() -> None:

@@ -161,8 +161,9 @@ function extend(sequence: GeneratedSequence, delta: SequenceDelta): void {
   if (delta.logprobs !== undefined) extended((sequence.logprobs ??= noLogprobs()), delta.logprobs);
   for (const span of delta.weightSpans) {
     const last = sequence.weightSpans.at(-1);
-    if (last?.version === span.version && last.end === span.start) last.end = span.end;
-    else sequence.weightSpans.push({ ...span });
+    if (last?.version === span.version && last.loraVersion === span.loraVersion && last.end === span.start) {
+      last.end = span.end;
+    } else sequence.weightSpans.push({ ...span });
   }
   if (delta.finish !== undefined) {
     sequence.finish = delta.finish;

@@ -8,7 +8,7 @@ import { CALL, checkOptions, checkText } from "../transport/options.js";
 import type { CallOptions } from "../transport/timeouts.js";
 import { ControlServiceService, type Lora as LoraMessage } from "../wire/genserve/v1/control.js";
 import { Checkpoint } from "./checkpoint.js";
-import { adapterHeader, type SendOptions } from "./options.js";
+import { adapterHeader, type LoraPushOptions } from "./options.js";
 import type { PushResult } from "./push.js";
 import { parseObject } from "./safetensors.js";
 import { memorySources, type Tensor, type TensorSource } from "./sources.js";
@@ -33,6 +33,8 @@ export interface Lora {
   loadTime: Date | undefined;
   /** Requests that use it now. */
   runningRequests: number;
+  /** What `loraVersion` of the spans of its requests names. */
+  version: number;
 }
 
 const CONFIG_FILE = "adapter_config.json";
@@ -46,7 +48,7 @@ export class LoraCalls {
     this.#connection = connection;
   }
 
-  async push(loraName: string, adapter: string | LoraAdapter, options: SendOptions): Promise<PushResult> {
+  async push(loraName: string, adapter: string | LoraAdapter, options: LoraPushOptions): Promise<PushResult> {
     if (typeof adapter !== "string") {
       return this.#send(loraName, memorySources(adapter.tensors), JSON.stringify(adapter.config), options);
     }
@@ -85,12 +87,18 @@ export class LoraCalls {
     return loras.map(loraOf);
   }
 
-  #send(loraName: string, sources: readonly TensorSource[], config: string, options: SendOptions): Promise<PushResult> {
+  #send(
+    loraName: string,
+    sources: readonly TensorSource[],
+    config: string,
+    options: LoraPushOptions,
+  ): Promise<PushResult> {
     return upload(this.#connection, adapterHeader(loraName, config, options), sources, options);
   }
 }
 
 function loraOf(message: LoraMessage | undefined): Lora {
   const { loraName = "", rank = 0, sizeBytes = 0n, source = "", loadTime, runningRequests = 0 } = message ?? {};
-  return { loraName, rank, sizeBytes: exactNumber(sizeBytes, "sizeBytes"), source, loadTime, runningRequests };
+  const version = message?.loraVersion ?? 0;
+  return { loraName, rank, sizeBytes: exactNumber(sizeBytes, "sizeBytes"), source, loadTime, runningRequests, version };
 }

@@ -45,6 +45,16 @@ export interface SendOptions extends CallOptions {
   onProgress?: ((progress: PushProgress) => void) | undefined;
 }
 
+/** Every option of a push of an adapter. */
+export interface LoraPushOptions extends SendOptions {
+  /** Version of the adapter, above that of the one it replaces unless `force`. Default: the next one, or 1. */
+  version?: number | undefined;
+  /** Refuse the push unless this version is loaded under the name; 0 = none. */
+  expectedVersion?: number | undefined;
+  /** Whether the version may be one that is not above the loaded one. Default false. */
+  force?: boolean | undefined;
+}
+
 /** Every option of a push. */
 export interface PushOptions extends ApplyOptions, SendOptions {
   /** Version of the weights, above the served one unless `force`. */
@@ -80,6 +90,12 @@ const SEND_OPTIONS: Kinds<SendOptions> = {
   checksum: "boolean",
   onProgress: "function",
 };
+const LORA_OPTIONS: Kinds<LoraPushOptions> = {
+  ...SEND_OPTIONS,
+  version: "uint32",
+  expectedVersion: "uint32",
+  force: "boolean",
+};
 const PUSH_OPTIONS: Kinds<PushOptions> = {
   ...COMMIT_OPTIONS,
   ...SEND_OPTIONS,
@@ -114,11 +130,14 @@ export function pushHeader(options: PushOptions): wire.PushHeader {
 }
 
 /** The header of a push of an adapter, without tensors. Throws InvalidFieldError. */
-export function adapterHeader(loraName: string, config: string, options: SendOptions): wire.PushHeader {
-  checkOptions(options, SEND_OPTIONS);
+export function adapterHeader(loraName: string, config: string, options: LoraPushOptions): wire.PushHeader {
+  checkOptions(options, LORA_OPTIONS);
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),
+    weightVersion: options.version ?? 0,
+    expectedVersion: options.expectedVersion,
+    force: options.force ?? false,
     lora: { loraName: checkText(loraName, "loraName"), config },
     attempt: randomUUID(),
     numStreams: 1,

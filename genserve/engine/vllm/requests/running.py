@@ -144,7 +144,9 @@ class RunningRequests:
         ids = await self._prompts.encode(request.prompt)
         if len(ids) >= self._max_model_len:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._max_model_len)
-        built = await self._builder.engine_request(request, ids, await self._lora(request))
+        used = await self._adapters.use(request.lora_name, request.request_id) if request.lora_name else None
+        lora = None if used is None else LoRARequest(used.unique_name, used.lora_id, used.directory)
+        built = await self._builder.engine_request(request, ids, lora)
         unread = self._outputs.expect(request)
         try:
             # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
@@ -161,16 +163,17 @@ class RunningRequests:
         # internal: vLLM's own id of the request, which it made just now.
         internal_id = collector.request_id
         stream = VllmStream(
-            request, internal_id, unread, self._abort_stream, self._forget, self._failure, self._count_served
+            request,
+            internal_id,
+            unread,
+            self._abort_stream,
+            self._forget,
+            self._failure,
+            self._count_served,
+            lora_version=0 if used is None else used.version,
         )
         stream.reason_if_aborted(self._reason_if_aborted)
         return stream
-
-    async def _lora(self, request: GenerationRequest) -> LoRARequest | None:
-        if not request.lora_name:
-            return None
-        used = await self._adapters.use(request.lora_name, request.request_id)
-        return LoRARequest(used.unique_name, used.lora_id, used.directory)
 
     async def _abort_stream(self, stream: VllmStream) -> None:
         if not self._liveness.dead:

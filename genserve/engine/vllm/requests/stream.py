@@ -29,7 +29,7 @@ _REASONS = {
 class VllmStream:
     """Reads what vLLM's states of the request's sequences have gained, which are merged until they are read.
 
-    `internal_id` is vLLM's id of the request.
+    `internal_id` is vLLM's id of the request. `lora_version`: of its adapter, 0 = it has none.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class VllmStream:
         on_closed: Callable[[str], None],
         translated: Callable[[Exception], Exception],
         on_served: Callable[[Sequence[WeightSpan]], None],
+        lora_version: int = 0,
     ) -> None:
         self._request = request
         self._wanted = request.output
@@ -49,6 +50,7 @@ class VllmStream:
         self._on_closed = on_closed
         self._translated = translated
         self._on_served = on_served
+        self._lora_version = lora_version
         self._num_tokens = 0  # of all sequences
         self._first = True
         self._finished = False
@@ -170,14 +172,14 @@ class VllmStream:
         end = state.num_taken
         self._num_tokens += end - start
         text = state.take_text() if state.decodes else ""
-        starts = state.weight_version_starts
+        starts, lora_version = state.weight_version_starts, self._lora_version
         return SequenceDelta(
             state.request_index,
             token_ids if self._wanted.token_ids else (),
             text if self._wanted.text else "",
             state.logprobs_processor.take(),
-            spans_between(starts, start, end),
-            None if state.finish is None else self._finish(state, spans_between(starts, 0, end), end),
+            spans_between(starts, start, end, lora_version),
+            None if state.finish is None else self._finish(state, spans_between(starts, 0, end, lora_version), end),
         )
 
     def _finish(self, state: SequenceState, spans: list[WeightSpan], num_tokens: int) -> Finish | None:

@@ -1,4 +1,8 @@
-"""Weight spans: which output tokens were sampled under which version."""
+"""Weight spans: which output tokens were sampled under which version.
+
+vLLM labels each token with the version of the weights. The adapter needs no label: a request keeps the one that it was
+admitted with, to its end.
+"""
 
 from collections.abc import Sequence
 
@@ -13,14 +17,15 @@ def version_of(label: str) -> int:
     return 0 if label == INITIAL_LABEL else int(label)
 
 
-def spans_between(starts: Sequence[tuple[str, int]], start: int, end: int) -> list[WeightSpan]:
-    """Spans of tokens [start, end), given (label, first token) of every span so far, in order."""
+def spans_between(starts: Sequence[tuple[str, int]], start: int, end: int, lora_version: int = 0) -> list[WeightSpan]:
+    """Spans of tokens [start, end), given (label, first token) of every span so far, in order, and the version of the
+    request's adapter."""
     label, first = starts[-1] if starts else ("", end)
     if first <= start < end:  # the common case: one more token under the weights of the last one
-        return [WeightSpan(version_of(label), start, end)]
+        return [WeightSpan(version_of(label), start, end, lora_version)]
     spans: list[WeightSpan] = []
     for i, (label, first) in enumerate(starts):
         last = starts[i + 1][1] if i + 1 < len(starts) else end
         if max(first, start) < min(last, end):
-            spans.append(WeightSpan(version_of(label), max(first, start), min(last, end)))
+            spans.append(WeightSpan(version_of(label), max(first, start), min(last, end), lora_version))
     return spans

@@ -80,3 +80,18 @@ async def test_many_modules_are_counted(loras: LiveLoras, core: ScriptedCore) ->
     core.without_layer = [names, names]
     with refuses(ManifestMismatchError, says="and 7 more"):
         await loras.load("policy", Files(), 5.0)
+
+
+async def test_a_request_is_labelled_with_the_version_that_it_began_with(loras: LiveLoras, core: ScriptedCore) -> None:
+    """Whatever is loaded under the name afterwards; a load that fails is no version."""
+    for version, expected in ((0, 1), (7, 7), (0, 8), (3, 3)):
+        assert (await loras.load("policy", Files(), 5.0, version)).version == expected
+        used = await loras.use("policy", "r")
+        assert (used.version, used.unique_name) == (expected, f"policy#{used.lora_id}")
+        loras.release("r")
+    core.without_layer = [["x"], ["x"]]
+    with refuses(ManifestMismatchError):
+        await loras.load("policy", Files(), 5.0, 9)
+    assert [each.version for each in loras.loaded()] == [3]
+    core.without_layer = [[], []]
+    assert (await loras.load("other", Files(), 5.0)).version == 1

@@ -93,9 +93,10 @@ def test_what_stopped_a_sequence_is_token_or_string() -> None:
 
 def test_the_end_has_the_whole_sequence_s_spans_and_sum() -> None:
     """A sum of zero was asked for; None was not."""
-    ended = Finish(FinishReason.LENGTH, None, 6, [WeightSpan(0, 0, 2), WeightSpan(1, 2, 6)], 0.0)
+    ended = Finish(FinishReason.LENGTH, None, 6, [WeightSpan(0, 0, 2), WeightSpan(1, 2, 6, 4)], 0.0)
     message = to_response(GenerationUpdate(None, [delta(finish=ended)], None), "r").outputs[0].finish
-    assert [(s.version, s.start, s.end) for s in message.weight_spans] == [(0, 0, 2), (1, 2, 6)]
+    told = [(span.version, span.start, span.end, span.lora_version) for span in message.weight_spans]
+    assert told == [(0, 0, 2, 0), (1, 2, 6, 4)]
     assert message.num_tokens == 6
     assert message.HasField("cumulative_logprob")
     assert not finish(FinishReason.LENGTH).HasField("cumulative_logprob")

@@ -22,8 +22,10 @@ from genserve.errors import (
     InvalidFieldError,
     PushRolledBackError,
     UnsupportedError,
+    VersionNotNewerError,
+    WeightVersionMismatchError,
 )
-from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
+from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
@@ -98,11 +100,78 @@ async def test_an_adapter_that_cannot_be_loaded_stays_staged(rig: Rig) -> None:
     rig.engine.loras.unload("policy")
 
 
+def named(push_id: str, version: int, **fields: Any) -> PushHeader:
+    """Of a push of the adapter under this id and version."""
+    return replace(header(**fields), push_id=push_id, weight_version=version)
+
+
+async def test_an_adapter_has_a_version_of_its_own(rig: Rig, saved: Path) -> None:
+    """Above that of the one it replaces, or the next one if nobody gives it; weights keep theirs."""
+    rig.engine.max_loras, data = 4, space(TENSORS)[1]
+    for version, expected in ((0, 1), (5, 5), (0, 6)):
+        outcome = await rig.push(named(f"v{expected}", version), data)
+        assert outcome.push.weight_version == rig.loras.version("policy") == expected
+        assert rig.registry.report(f"v{expected}").push.weight_version == expected
+    for version in (5, 6):
+        with refuses(VersionNotNewerError, says="policy"):
+            await rig.registry.open(named("old", version))
+    with refuses(WeightVersionMismatchError, says="policy"):
+        await rig.registry.open(named("other", 0, expected_version=5))
+    await rig.push(named("back", 3, force=True, expected_version=6), data)
+    assert (await rig.loras.load_directory("policy", str(saved), 60.0)).version == 4
+    assert (await rig.loras.load_directory("other", str(saved), 60.0)).version == 1
+    rig.loras.unload("policy")
+    assert (await rig.push(named("first", 0, expected_version=0), data)).push.weight_version == 1
+    assert rig.engine.weight_version == 0
+    for name in ("policy", "other"):
+        rig.loras.unload(name)
+
+
+@pytest.mark.parametrize("version", [7, 0])
+async def test_a_repeat_of_an_adapter_s_push_is_no_other_version(rig: Rig, version: int) -> None:
+    """Its bytes are not kept: another attempt loads it again, unless a later version has come. The attempt that was
+    applied gets its answer whatever has come."""
+    rig.engine.max_loras, data = 1, space(TENSORS)[1]
+    first = named("p", version, attempt="a", expected_version=0)
+    assert (await rig.push(first, data)).push.weight_version == (version or 1)
+    again = (await rig.push(replace(first, attempt="b"), data)).push.weight_version
+    assert again == (version or 2)
+    later = await rig.push(named("q", 8), data)
+    assert (await rig.push(replace(first, attempt="b"), data)).push.weight_version == again
+    with refuses(VersionNotNewerError if version else WeightVersionMismatchError):
+        await rig.registry.open(replace(first, attempt="c", expected_version=None if version else 0))
+    assert rig.loras.version("policy") == later.push.weight_version == 8
+    assert rig.engine.calls == ["load_lora policy"] * 3
+    rig.loras.unload("policy")
+
+
+async def test_a_version_is_looked_at_again_when_the_bytes_are_there(rig: Rig, saved: Path) -> None:
+    """Another one came under the name meanwhile, and stays."""
+    rig.engine.max_loras = 1
+    await rig.push(named("staged", 1, action=PushAction.STAGE), space(TENSORS)[1])
+    await rig.loras.load_directory("policy", str(saved), 60.0)
+    with refuses(VersionNotNewerError):
+        await rig.registry.commit("staged", header().apply)
+    assert rig.engine.calls == ["load_lora policy"]
+    rig.loras.unload("policy")
+
+
+async def test_after_the_last_version_there_is_no_next_one(rig: Rig, saved: Path) -> None:
+    """Nothing is loaded that no span could name."""
+    rig.engine.max_loras, data = 1, space(TENSORS)[1]
+    await rig.push(named("last", MAX_VERSION), data)
+    with refuses(InvalidFieldError, field="lora_name"):
+        await rig.push(named("next", 0), data)
+    with refuses(InvalidFieldError, field="lora_name"):
+        await rig.loras.load_directory("policy", str(saved), 60.0)
+    assert rig.loras.version("policy") == MAX_VERSION
+    rig.loras.unload("policy")
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"weight_version": 1}, "header.weight_version"),
-        ({"expected_version": 0}, "header.expected_version"),
+        ({"weight_version": 1 << 32}, "header.weight_version"),
         ({"lora": LoraAdapter("", CONFIG)}, "header.lora.lora_name"),
         ({"lora": LoraAdapter("policy", "{}")}, "header.lora.config"),
     ],
@@ -185,7 +254,7 @@ class StillReading(ScriptedLoras):
         self.error = error
         self.reads: LoraDirectory | None = None
 
-    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float, version: int = 0) -> LoadedLora:
         self.reads = files
         raise self.error
 

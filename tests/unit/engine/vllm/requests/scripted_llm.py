@@ -49,7 +49,7 @@ class Loras:
 
     async def use(self, name: str, request_id: str) -> UsedAdapter:
         """The same for all."""
-        return UsedAdapter(f"{name} 1", 1, "/nowhere")
+        return UsedAdapter(f"{name} 1", 1, "/nowhere", 3)
 
     def release(self, request_id: str) -> None:
         """Nothing was used."""

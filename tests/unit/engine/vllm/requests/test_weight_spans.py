@@ -20,6 +20,12 @@ def test_a_merged_delta_across_a_push_is_split_where_the_push_was() -> None:
     assert spans_between(STARTS, 2, 12) == [WeightSpan(0, 2, 4), WeightSpan(3, 4, 9), WeightSpan(4, 9, 12)]
 
 
+def test_every_span_of_a_request_names_its_adapter() -> None:
+    """A push of weights does not change it."""
+    assert {span.lora_version for span in spans_between(STARTS, 2, 12, 5)} == {5}
+    assert spans_between(STARTS, 1, 3, 5) == [WeightSpan(0, 1, 3, 5)]
+
+
 def test_a_delta_before_a_later_version_does_not_name_it() -> None:
     """vLLM may have begun the next version before an older delta is read."""
     assert spans_between(STARTS, 0, 4) == [WeightSpan(0, 0, 4)]

@@ -412,6 +412,8 @@ export interface Lora {
     | undefined;
   /** Requests that use it. */
   runningRequests: number;
+  /** Its version, which spans of its requests name. From a router: the smallest one of any replica. */
+  loraVersion: number;
 }
 
 /** What to load. */
@@ -2841,7 +2843,7 @@ export const WakeUpResponse: MessageFns<WakeUpResponse> = {
 };
 
 function createBaseLora(): Lora {
-  return { loraName: "", rank: 0, sizeBytes: 0n, source: "", loadTime: undefined, runningRequests: 0 };
+  return { loraName: "", rank: 0, sizeBytes: 0n, source: "", loadTime: undefined, runningRequests: 0, loraVersion: 0 };
 }
 
 export const Lora: MessageFns<Lora> = {
@@ -2866,6 +2868,9 @@ export const Lora: MessageFns<Lora> = {
     }
     if (message.runningRequests !== 0) {
       writer.uint32(48).uint32(message.runningRequests);
+    }
+    if (message.loraVersion !== 0) {
+      writer.uint32(56).uint32(message.loraVersion);
     }
     return writer;
   },
@@ -2931,6 +2936,14 @@ export const Lora: MessageFns<Lora> = {
             message.runningRequests = reader.uint32();
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.loraVersion = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2954,6 +2967,7 @@ export const Lora: MessageFns<Lora> = {
     message.source = object.source ?? "";
     message.loadTime = object.loadTime ?? undefined;
     message.runningRequests = object.runningRequests ?? 0;
+    message.loraVersion = object.loraVersion ?? 0;
     return message;
   },
 };
@@ -3587,7 +3601,8 @@ export const ControlServiceService = {
     responseDeserialize: (value: Buffer): WakeUpResponse => WakeUpResponse.decode(value),
   },
   /**
-   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+   * next one after that of the adapter which is loaded under its name, 1 if none is.
    *
    * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
    */
@@ -3684,7 +3699,8 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /** Ends a sleep, or a part of it. The engine runs when all of its memory is awake. */
   wakeUp: handleUnaryCall<WakeUpRequest, WakeUpResponse>;
   /**
-   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+   * next one after that of the adapter which is loaded under its name, 1 if none is.
    *
    * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
    */
@@ -3866,7 +3882,8 @@ export interface ControlServiceClient extends Client {
     callback: (error: ServiceError | null, response: WakeUpResponse) => void,
   ): ClientUnaryCall;
   /**
-   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+   * Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere. Its version is the
+   * next one after that of the adapter which is loaded under its name, 1 if none is.
    *
    * Errors: STAGING_FULL if workers can hold no further one; PUSH_ROLLED_BACK if vLLM does not take it.
    */

@@ -420,8 +420,8 @@ export interface GenerateManyItem {
 
 /**
  * New tokens of many sequences, as columns. Row i is what the sequence in slots[i] gained. The rows of one TokenColumns
- * were all sampled under one weight version, and all have the same kinds of output. The rows of a request's sequences
- * stand side by side.
+ * were all sampled under one weight version and one adapter version, and all have the same kinds of output. The rows of
+ * a request's sequences stand side by side.
  */
 export interface TokenColumns {
   /** The sequence of each row, as told by the first item of its request. */
@@ -435,7 +435,11 @@ export interface TokenColumns {
   /** The new text of each row; empty if no row has any. */
   texts: string[];
   /** Log-probabilities of the tokens of all rows, one row after the other, if the requests asked for them. */
-  logprobs?: Logprobs | undefined;
+  logprobs?:
+    | Logprobs
+    | undefined;
+  /** As in WeightSpan, for all tokens of these rows. */
+  loraVersion: number;
 }
 
 /** New output of the stream's requests from one step of the engine, or from several if the client does not keep up. */
@@ -2514,7 +2518,7 @@ export const GenerateManyItem: MessageFns<GenerateManyItem> = {
 };
 
 function createBaseTokenColumns(): TokenColumns {
-  return { slots: [], weightVersion: 0, numTokens: [], tokenIds: [], texts: [], logprobs: undefined };
+  return { slots: [], weightVersion: 0, numTokens: [], tokenIds: [], texts: [], logprobs: undefined, loraVersion: 0 };
 }
 
 export const TokenColumns: MessageFns<TokenColumns> = {
@@ -2548,6 +2552,9 @@ export const TokenColumns: MessageFns<TokenColumns> = {
     }
     if (message.logprobs !== undefined) {
       Logprobs.encode(message.logprobs, writer.uint32(50).fork()).join();
+    }
+    if (message.loraVersion !== 0) {
+      writer.uint32(56).uint32(message.loraVersion);
     }
     return writer;
   },
@@ -2643,6 +2650,14 @@ export const TokenColumns: MessageFns<TokenColumns> = {
             message.logprobs = Logprobs.decode(reader, reader.uint32());
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.loraVersion = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2668,6 +2683,7 @@ export const TokenColumns: MessageFns<TokenColumns> = {
     message.logprobs = (object.logprobs !== undefined && object.logprobs !== null)
       ? Logprobs.fromPartial(object.logprobs)
       : undefined;
+    message.loraVersion = object.loraVersion ?? 0;
     return message;
   },
 };

@@ -111,7 +111,7 @@ export interface Logprobs {
   values: number[];
 }
 
-/** Output tokens [start, end) of a sequence were sampled under one version of the weights. */
+/** Output tokens [start, end) of a sequence were sampled under one version of the weights, and of the LoRA adapter. */
 export interface WeightSpan {
   /** Version of the weights; 0 before the first push. */
   version: number;
@@ -119,6 +119,8 @@ export interface WeightSpan {
   start: number;
   /** Index after the last token of the span. */
   end: number;
+  /** Version of the LoRA adapter that the request named, which sampled on top of the weights; 0 = no adapter. */
+  loraVersion: number;
 }
 
 /** A list of token ids. */
@@ -620,7 +622,7 @@ export const Logprobs: MessageFns<Logprobs> = {
 };
 
 function createBaseWeightSpan(): WeightSpan {
-  return { version: 0, start: 0, end: 0 };
+  return { version: 0, start: 0, end: 0, loraVersion: 0 };
 }
 
 export const WeightSpan: MessageFns<WeightSpan> = {
@@ -633,6 +635,9 @@ export const WeightSpan: MessageFns<WeightSpan> = {
     }
     if (message.end !== 0) {
       writer.uint32(24).uint32(message.end);
+    }
+    if (message.loraVersion !== 0) {
+      writer.uint32(32).uint32(message.loraVersion);
     }
     return writer;
   },
@@ -674,6 +679,14 @@ export const WeightSpan: MessageFns<WeightSpan> = {
             message.end = reader.uint32();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.loraVersion = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -694,6 +707,7 @@ export const WeightSpan: MessageFns<WeightSpan> = {
     message.version = object.version ?? 0;
     message.start = object.start ?? 0;
     message.end = object.end ?? 0;
+    message.loraVersion = object.loraVersion ?? 0;
     return message;
   },
 };

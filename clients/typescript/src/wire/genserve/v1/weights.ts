@@ -126,9 +126,13 @@ export interface PushHeader {
    * under the id are PUSH_CONFLICT. Generated if empty.
    */
   pushId: string;
-  /** Version of these weights; above the served one unless `force`. 0 for a LoRA adapter. */
+  /**
+   * Version of these weights; above the served one unless `force`. Of a LoRA adapter: its own version, above that of the
+   * adapter which is loaded under its name, if one is; 0 = the next one after that, 1 if none is. A repeat of the push
+   * that brought the loaded one loads it again.
+   */
   weightVersion: number;
-  /** Refuse unless this version is served (compare and swap). */
+  /** Refuse unless this version is served (compare and swap); of an adapter 0 = unless none is loaded under its name. */
   expectedVersion?:
     | number
     | undefined;
@@ -158,7 +162,10 @@ export interface PushHeader {
   numStreams: number;
   /** Allows a version that is not above the served one. */
   force: boolean;
-  /** The tensors are a LoRA adapter: they are loaded under its name, and the weights and their version do not change. */
+  /**
+   * The tensors are a LoRA adapter: they are loaded under its name, and the weights and their version do not change.
+   * `weight_version`, `expected_version` and `force` are about the adapter.
+   */
   lora?:
     | LoraAdapter
     | undefined;
@@ -288,7 +295,7 @@ export interface Push {
   pushId: string;
   /** Its state. */
   state: PushState;
-  /** Version of its weights. */
+  /** Version of its weights, or of its adapter: 0 until that is loaded, if its header left it to the daemon. */
   weightVersion: number;
   /** Distinct bytes that count for the present attempt. */
   receivedBytes: bigint;
@@ -320,7 +327,7 @@ export interface PushInFlight {
   pushId: string;
   /** Its state: RECEIVING, STAGED, PREPARING, PREPARED, APPLYING or FAILED. One that is applied is not listed any more. */
   state: PushState;
-  /** Version of its weights. */
+  /** As in Push. */
   weightVersion: number;
   /** Distinct bytes that count for the present attempt. */
   receivedBytes: bigint;
