@@ -5,7 +5,7 @@ from google.rpc import status_pb2
 
 from genserve.client.generation.columns import Sequences
 from genserve.errors import GenserveError
-from genserve.v1 import generation_pb2
+from genserve.v1 import generation_pb2, types_pb2
 from tests.support.kept import kept
 from tests.support.refusals import refuses
 
@@ -36,3 +36,15 @@ def test_nothing_is_kept_of_a_request_that_has_ended(end: generation_pb2.Generat
     assert len(kept(sequences)) == before
     with refuses(GenserveError):
         list(sequences.deltas(row))
+
+
+def test_rows_of_a_sequence_that_no_item_has_told_of_begin_at_its_first_token() -> None:
+    """A request's first item has the sequences that were first."""
+    sequences = Sequences()
+    span = types_pb2.WeightSpan(version=3, start=0, end=2)
+    first = generation_pb2.SequenceDelta(index=0, token_ids=[1, 2], weight_spans=[span])
+    response = generation_pb2.GenerateResponse(outputs=[first])
+    sequences.note(generation_pb2.GenerateManyItem(request_id="r", slots=[4, 5], response=response))
+    rows = generation_pb2.TokenColumns(slots=[4, 5], token_ids=[7, 8], weight_version=3)
+    ((_, delta),) = sequences.deltas(rows)
+    assert [output.weight_spans[0].start for output in delta.outputs] == [2, 0]

@@ -113,3 +113,14 @@ def test_a_variable_that_is_wrong_is_named() -> None:
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="tokn"):
         reach(None, {"tokn": "x"}, {})
+
+
+@pytest.mark.parametrize(("word", "allows"), [("1", True), ("true", True), ("yes", True), ("No", False), ("0", False)])
+def test_a_switch_is_a_word(word: str, allows: bool) -> None:
+    """A token goes over an open connection to another host only where that is allowed."""
+    variables = {"GENSERVE_ALLOW_INSECURE": word, "GENSERVE_TOKEN": "t" * 40}
+    if allows:
+        assert reach("gpu-7:50051", {}, variables).target == "gpu-7:50051"
+    else:
+        with refuses(InvalidFieldError):
+            reach("gpu-7:50051", {}, variables)
