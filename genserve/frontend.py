@@ -138,7 +138,7 @@ class _FrontEnd:
     def _look(self) -> None:
         self._state.notify()
         if self._engine is not None and self._state.phase is Phase.DEAD:
-            self._engine.declare_dead("the daemon has given it up")
+            self._engine.declare_dead(self._state.cause_of_death or "the daemon has given it up")
 
     async def _abort(self, message: Message) -> Message:
         aborted_ids, _ = await self._joined_engine.abort(message.values["request_ids"])

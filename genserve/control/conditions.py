@@ -108,13 +108,13 @@ class Rules:
 
 STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0, metadata={"phase": "STARTING"})
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
-_DEAD = Refusal(EngineDeadError, "the engine has died")
+DEAD = Refusal(EngineDeadError, "the engine has died")
 _ASLEEP = Refusal(EngineSleepingError, "the engine is asleep; wake it up first (WakeUp, genserve wake-up)")
 _WEIGHTS_ASLEEP = Refusal(
     EngineSleepingError,
     "the engine is asleep; wake up its weights first (WakeUp{tags: weights}, genserve wake-up --tag weights)",
 )
-_TAINTED = Refusal(EngineTaintedError, "the weights may be inconsistent: push a complete version or restart the daemon")
+TAINTED = Refusal(EngineTaintedError, "the weights may be inconsistent: push a complete version or restart the daemon")
 
 RULES: Mapping[Phase, Rules] = {
     Phase.STARTING: Rules(False, generation=STARTING, control=STARTING),
@@ -122,10 +122,10 @@ RULES: Mapping[Phase, Rules] = {
     Phase.PAUSED: Rules(True),
     Phase.APPLYING: Rules(True),
     # A full push heals a tainted engine, so control calls pass.
-    Phase.TAINTED: Rules(False, generation=_TAINTED),
+    Phase.TAINTED: Rules(False, generation=TAINTED),
     Phase.SLEEPING: Rules(False, generation=_ASLEEP, control=_ASLEEP),
     Phase.DRAINING: Rules(False, generation=_DRAINING, control=_DRAINING),
-    Phase.DEAD: Rules(False, generation=_DEAD, control=_DEAD),
+    Phase.DEAD: Rules(False, generation=DEAD, control=DEAD),
 }
 
 

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from genserve.arguments import check_text
-from genserve.control.conditions import EngineCondition, may_run
+from genserve.control.conditions import may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
-from genserve.control.phase_admission import check_control
+from genserve.control.phase_admission import check_alive, check_control
 from genserve.control.standstill import Standstill
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
@@ -137,8 +137,7 @@ class PauseController:
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
         async with self.turn.take():
-            if self._board.engine_condition is EngineCondition.DEAD:
-                raise EngineDeadError("the engine has died")
+            check_alive(self._board)
             lease_expired = False
             try:
                 lease_expired = self._leases.release(lease_id)
@@ -239,7 +238,7 @@ class PauseController:
         try:
             await asyncio.wait({self._pausing})
             if self._pausing.cancelled():
-                check_control(self._board.phase)
+                check_control(self._board)
             return self._pausing.result()
         finally:
             self._pausing.cancel()

@@ -2,7 +2,16 @@
 
 from typing import Protocol
 
-from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, weights_refusal
+from genserve.control.conditions import (
+    DEAD,
+    RULES,
+    TAINTED,
+    DaemonCondition,
+    EngineCondition,
+    Phase,
+    Refusal,
+    weights_refusal,
+)
 from genserve.errors import EngineTaintedError
 
 
@@ -13,24 +22,42 @@ class HasPhase(Protocol):
     def phase(self) -> Phase:
         """The phase that clients see."""
 
-
-def check_control(phase: Phase) -> None:
-    """Raises the error if this phase refuses pauses. Pushes and adapters have `check_weights`."""
-    if (refusal := RULES[phase].control) is not None:
-        raise refusal()
+    @property
+    def cause_of_death(self) -> str:
+        """Why the engine is dead, for people; "" while it lives."""
 
 
-def check_weights(engine: EngineCondition, daemon: DaemonCondition) -> None:
+class HasConditions(HasPhase, Protocol):
+    """The daemon's state board."""
+
+    @property
+    def engine_condition(self) -> EngineCondition:
+        """What the engine is doing."""
+
+    @property
+    def daemon_condition(self) -> DaemonCondition:
+        """Whether the daemon starts, serves or drains."""
+
+
+def check_control(board: HasPhase) -> None:
+    """Raises the error if the phase refuses pauses. Pushes and adapters have `check_weights`."""
+    _check(RULES[board.phase].control, board)
+
+
+def check_weights(board: HasConditions) -> None:
     """Raises the error if pushes, adapters and reading the live weights are refused. TAINTED allows them: a complete
     push ends it."""
-    if (refusal := weights_refusal(engine, daemon)) is not None:
-        raise refusal()
+    _check(weights_refusal(board.engine_condition, board.daemon_condition), board)
 
 
-def check_generation(phase: Phase) -> None:
+def check_generation(board: HasPhase) -> None:
     """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
-    if (refusal := RULES[phase].generation) is not None:
-        raise refusal()
+    _check(RULES[board.phase].generation, board)
+
+
+def check_alive(board: HasConditions) -> None:
+    """Raises EngineDeadError if the engine is dead, whatever the daemon does."""
+    _check(DEAD if board.engine_condition is EngineCondition.DEAD else None, board)
 
 
 def check_whole(weights_lost: bool) -> None:
@@ -46,4 +73,9 @@ def check_whole(weights_lost: bool) -> None:
 def check_sound(engine: EngineCondition) -> None:
     """Raises EngineTaintedError while the live weights may be inconsistent. For calls that need consistent weights."""
     if engine is EngineCondition.TAINTED:
-        check_generation(Phase.TAINTED)
+        raise TAINTED()
+
+
+def _check(refusal: Refusal | None, board: HasPhase) -> None:
+    if refusal is not None:
+        raise refusal(board.cause_of_death if refusal is DEAD else "")

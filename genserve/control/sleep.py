@@ -14,7 +14,7 @@ from genserve.arguments import check_timeout
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import check_sound
+from genserve.control.phase_admission import check_alive, check_sound
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
@@ -90,8 +90,7 @@ class SleepController:
         """
         woken = tags_of(tags)
         async with self._turn_to_wake_up(woken):
-            if self._board.engine_condition is EngineCondition.DEAD:
-                raise EngineDeadError("the engine has died")
+            check_alive(self._board)
             if self._board.asleep.tags:
                 await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
 

@@ -94,6 +94,11 @@ class StateBoard:
         """Version of the weights served."""
         return 0 if self._engine is None else self._engine.weight_version
 
+    @property
+    def cause_of_death(self) -> str:
+        """Why the engine is dead, for people; "" while it lives, or where nobody knows."""
+        return "" if self._engine is None else self._engine.cause_of_death
+
     def load(self) -> Load:
         """The load of the engine."""
         return _IDLE if self._engine is None else self._engine.load()

@@ -71,9 +71,9 @@ class EngineTurn:
             raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
         try:
             if timeout_s is not None and for_weights:
-                check_weights(self._board.engine_condition, self._board.daemon_condition)
+                check_weights(self._board)
             elif timeout_s is not None:
-                check_control(self._board.phase)
+                check_control(self._board)
             yield deadline_s
         finally:
             if self._undoing is None and self._engine.is_settled:

@@ -155,6 +155,10 @@ class Engine(GeneratingEngine, Protocol):
         """Returns when the engine has died."""
 
     @property
+    def cause_of_death(self) -> str:
+        """Why it is dead, for people; "" while it lives."""
+
+    @property
     def is_settled(self) -> bool:
         """Whether all calls have ended for which the next one would have to wait."""
 

@@ -6,10 +6,11 @@ The daemon writes them before anybody can hear of a change, so a front end that 
 from genserve.change import Change
 from genserve.control.conditions import Phase
 from genserve.control.state import StateBoard
-from genserve.memory.words import SharedWords
+from genserve.memory.words import WORD_BYTES, SharedWords
 
-NUM_WORDS = 4
-_PHASE, _VERSION, _ANSWERS, _OVER = range(NUM_WORDS)
+_PHASE, _VERSION, _ANSWERS, _OVER, _CAUSE = range(5)
+_MAX_CAUSE_BYTES = 512
+NUM_WORDS = _CAUSE + _MAX_CAUSE_BYTES // WORD_BYTES
 _PHASES = tuple(Phase)
 
 
@@ -28,6 +29,8 @@ class StateWriter:
         words[_VERSION] = board.weight_version
         words[_ANSWERS] = board.is_serving
         words[_OVER] = board.is_over
+        cause = board.cause_of_death.encode()[:_MAX_CAUSE_BYTES]
+        words[_CAUSE:].cast("B")[: len(cause)] = cause
         words[_PHASE] = _PHASES.index(board.phase)
 
 
@@ -42,6 +45,11 @@ class SharedState:
     def phase(self) -> Phase:
         """The phase that clients see."""
         return _PHASES[self._words[_PHASE]]
+
+    @property
+    def cause_of_death(self) -> str:
+        """Why the engine is dead, for people; "" while it lives."""
+        return bytes(self._words[_CAUSE:]).rstrip(b"\0").decode(errors="ignore")
 
     @property
     def weight_version(self) -> int:

@@ -79,7 +79,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> None:
         """Writes deltas, in turns with other calls, until the request has finished; ends the request when the client
         goes away, or does not read."""
-        check_generation(self._board.phase)
+        check_generation(self._board)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         asked = await request.read(lambda m: generation_request(m, info, minted_id))
         note(request_id=asked.request_id)

@@ -140,7 +140,7 @@ class PushApplier:
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
             self._applied_id = push.push_id
-            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            check_weights(self._board)
             try:
                 await self._finish(push, deadline_s)
                 await asyncio.wait({digesting}, timeout=remaining_s(deadline_s, "compute the content digest"))
@@ -184,7 +184,7 @@ class PushApplier:
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
             self._applied_id = push.push_id
-            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            check_weights(self._board)
             return await self._apply(push, deadline_s)
 
     @asynccontextmanager

@@ -135,7 +135,7 @@ class Completion:
         """Repeats checks of a header, because their results may have changed while the bytes arrived."""
         if self._applying is not None:
             raise self._applying.in_progress()
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         check_version(header, self._engine.weight_version)
 
     def check_commit(self, header: PushHeader) -> None:

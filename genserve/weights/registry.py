@@ -158,7 +158,7 @@ class PushRegistry:
             applied.identity.check(header, digest)
             if self._outcomes.repeated(header) is not None:
                 return self._repeat(applied, header.attempt)
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         self.check_open()
         self._outcomes.check_refused(header)
         if header.action is PushAction.PREPARE:
@@ -259,7 +259,7 @@ class PushRegistry:
     async def reserve(self, update_id: str) -> None:
         """Excludes pushes until `release`; staged ones stay staged. Raises ApplyInProgressError, and as `open`."""
         async with self._opening:
-            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            check_weights(self._board)
             self.check_free()
             for push in self._pushes.values():
                 if push.is_held:
@@ -307,7 +307,7 @@ class PushRegistry:
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
         push = self._pushes.find(push_id)
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         if push.lifecycle.is_busy:
             return await asyncio.shield(push.attempt.result)
         if not push.lifecycle.can_commit:

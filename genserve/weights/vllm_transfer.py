@@ -257,7 +257,7 @@ class TransferUpdates:
     def _require(self, update_id: str) -> OpenUpdate:
         if self._open is not None and update_id in ("", self._open.update_id):
             return self._open
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         raise UpdateNotFoundError(
             f"no update {update_id!r} is open; it may have expired, and was undone then",
             metadata={"update_id": update_id},

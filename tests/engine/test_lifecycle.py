@@ -97,13 +97,17 @@ async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_wi
         await client.status()  # over the same connection: the daemon has got the pause before
         core.send_signal(signal.SIGKILL)
         killed_at = time.monotonic()
+        errors = []
         for stream in streams:
-            with pytest.raises((EngineDeadError, UnavailableError)):
+            with pytest.raises((EngineDeadError, UnavailableError)) as caught:
                 async for _ in stream:
                     pass
-        with pytest.raises((EngineDeadError, UnavailableError)):
+            errors.append(caught.value)
+        with pytest.raises((EngineDeadError, UnavailableError)) as caught:
             await pending
         assert time.monotonic() - killed_at < 30
+    of_the_daemon = [error for error in (errors[0], caught.value) if isinstance(error, EngineDeadError)]
+    assert of_the_daemon and all("was ended by SIGKILL" in str(error) for error in of_the_daemon), of_the_daemon
     # As who has launched it does now. It does not drain any more, and its last words stay those of its end.
     own_daemon.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(own_daemon.process.wait, 60) == 1

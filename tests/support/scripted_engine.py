@@ -151,6 +151,7 @@ class ScriptedEngine:
         self.free.set()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.cause_of_death = ""
         self.calls: list[str] = []
         self.misuses: list[str] = []
         self.running = True

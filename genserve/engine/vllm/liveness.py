@@ -1,7 +1,7 @@
 """Waits for an engine that may die or hang: vLLM's calls never return if EngineCore is killed.
 
-Every call that controls vLLM's engine comes back here, and here the end of the engine becomes EngineDeadError with its
-cause, whatever vLLM raises for it. For requests `requests.build` and `requests.running` say so, without the cause.
+Every call to vLLM's engine comes back here, and so does the failure of a stream: here the end of the engine becomes
+EngineDeadError with its cause, whatever vLLM raises for it.
 
 A call that EngineCore has begun cannot be revoked: the waiting caller may give up, and EngineCore continues. So a call
 is never cancelled here. It ends by itself, and `settled` tells when.
@@ -115,7 +115,7 @@ class Liveness:
             if isinstance(error, EngineDeadError | VllmEngineDeadError):
                 await self._cause_told()
             if self.dead:
-                raise self._died(what) from error
+                raise self.died(what) from error
             raise
 
     async def _race(self, task: "asyncio.Task[T]", what: str, timeout_s: float) -> T:
@@ -127,7 +127,7 @@ class Liveness:
         if task.done() and not task.cancelled():
             return await self.told(task, what)
         if self.dead:
-            raise self._died(what)
+            raise self.died(what)
         raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
 
     async def _cause_told(self) -> None:
@@ -137,8 +137,9 @@ class Liveness:
                 await self._dead.wait()
         self.declare_dead(UNTOLD)
 
-    def _died(self, what: str) -> EngineDeadError:
-        return EngineDeadError(f"the engine died during {what}: {self.cause_of_death}")
+    def died(self, what: str = "") -> EngineDeadError:
+        """The error of a call that the death ended, or that came after it."""
+        return EngineDeadError(f"the engine {f'died during {what}' if what else 'has died'}: {self.cause_of_death}")
 
     def _end(self, task: "asyncio.Task[Any]") -> None:
         self._calls.discard(task)

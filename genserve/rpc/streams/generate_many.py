@@ -142,7 +142,7 @@ class GenerateMany:
         await self._wait_for_room()
 
     async def _submit(self, request: GenerationRequest) -> GenerationStream:
-        check_generation(self._board.phase)
+        check_generation(self._board)
         note(request_id=request.request_id)
         return await self._engine.submit(request)
 

@@ -70,7 +70,7 @@ class LoraLoader:
         self._require_enabled()
         check_lora_name(name, "lora_name")
         check_timeout(timeout_s)
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         try:
             loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
@@ -81,7 +81,7 @@ class LoraLoader:
     def unload(self, name: str) -> LoadedLora:
         """Removes an adapter and returns it. Raises LoraNotFoundError."""
         self._require_enabled()
-        check_weights(self._board.engine_condition, self._board.daemon_condition)
+        check_weights(self._board)
         return self._engine.loras.unload(name)
 
     async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:

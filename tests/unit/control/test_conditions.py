@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from genserve.control.conditions import (
     may_run,
     phase_of,
 )
-from genserve.control.phase_admission import check_control, check_generation, check_sound, check_weights
+from genserve.control.phase_admission import check_alive, check_control, check_generation, check_sound, check_weights
 from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 from tests.support.refusals import refuses
@@ -31,7 +33,17 @@ SERVING: dict[EngineCondition, tuple[Phase, bool, Error, Error, Error]] = {
     EngineCondition.TAINTED: (Phase.TAINTED, False, EngineTaintedError, None, None),
     EngineCondition.DEAD: (Phase.DEAD, False, EngineDeadError, EngineDeadError, EngineDeadError),
 }
+CAUSE = "EngineCore was ended by SIGKILL"
 MAY_RUN = {EngineCondition.RUNNING, EngineCondition.PAUSED}
+
+
+def board(
+    phase: Phase,
+    engine: EngineCondition = EngineCondition.RUNNING,
+    daemon: DaemonCondition = DaemonCondition.SERVING,
+) -> Any:
+    """What checks read of a state board."""
+    return SimpleNamespace(phase=phase, engine_condition=engine, daemon_condition=daemon, cause_of_death=CAUSE)
 
 
 @pytest.mark.parametrize(("engine", "daemon"), list(itertools.product(EngineCondition, DaemonCondition)))
@@ -44,16 +56,18 @@ def test_every_pair_of_conditions_has_one_meaning(engine: EngineCondition, daemo
     told = phase_of(engine, daemon)
     assert told is phase
     assert RULES[told].serves is serves
-    assert raised_by(check_generation, told) is admission
-    assert raised_by(check_control, told) is control
-    assert raised_by(check_weights, engine, daemon) is weights
+    seen = board(told, engine, daemon)
+    assert raised_by(check_generation, seen) is admission
+    assert raised_by(check_control, seen) is control
+    assert raised_by(check_weights, seen) is weights
+    assert raised_by(check_alive, seen) is (EngineDeadError if engine is EngineCondition.DEAD else None)
     assert may_run(engine) is (engine in MAY_RUN)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_phase_takes_requests_exactly_when_health_says_serving(phase: Phase) -> None:
     """A load balancer and the daemon itself agree; paused and applying engines let requests wait."""
-    assert RULES[phase].serves == (raised_by(check_generation, phase) is None)
+    assert RULES[phase].serves == (raised_by(check_generation, board(phase)) is None)
 
 
 @pytest.mark.parametrize("engine", EngineCondition)
@@ -90,7 +104,19 @@ def test_what_is_asleep_decides_unless_the_engine_is_dead_or_tainted(
 def test_a_push_into_sleeping_weights_is_told_what_to_wake_up() -> None:
     """The error names the call."""
     with refuses(EngineSleepingError, says="WakeUp{tags: weights}"):
-        check_weights(EngineCondition.ASLEEP, DaemonCondition.SERVING)
+        check_weights(board(Phase.SLEEPING, EngineCondition.ASLEEP))
+
+
+@pytest.mark.parametrize("check", [check_generation, check_control, check_weights, check_alive])
+def test_only_the_refusal_of_a_dead_engine_names_the_cause(check: Callable[..., None]) -> None:
+    """Where an engine has died while the daemon drains or the engine slept, the phase says that it has died."""
+    with refuses(EngineDeadError, says=CAUSE):
+        check(board(Phase.DEAD, EngineCondition.DEAD))
+    for phase, condition in ((Phase.DRAINING, EngineCondition.RUNNING), (Phase.SLEEPING, EngineCondition.ASLEEP)):
+        try:
+            check(board(phase, condition))
+        except GenserveError as error:
+            assert CAUSE not in error.message
 
 
 def raised_by(check: Callable[..., None], *conditions: object) -> Error:

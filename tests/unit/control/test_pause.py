@@ -18,6 +18,7 @@ from genserve.errors import (
 from tests.support.clocks import advanced_clock, leaping_clock
 from tests.support.patience import STEP_S, turns, until
 from tests.support.phases import enter_phase
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
@@ -331,9 +332,12 @@ async def test_pause_behind_a_push_times_out_without_a_lease(rig: Rig) -> None:
 async def test_resume_on_a_dead_engine_says_so(rig: Rig) -> None:
     """OK would be a lie, forced or not: nothing runs any more."""
     grant = await rig.pause()
+    rig.engine.cause_of_death = "EngineCore was ended by SIGKILL"
     enter_phase(rig.board, Phase.DEAD)
-    with pytest.raises(EngineDeadError):
+    with refuses(EngineDeadError, says="SIGKILL"):
         await rig.pauses.resume(grant.lease.lease_id)
-    with pytest.raises(EngineDeadError):
+    with refuses(EngineDeadError, says="SIGKILL"):
         await rig.pauses.resume("", force=True)
+    with refuses(EngineDeadError, says="SIGKILL"):
+        await rig.pause()
     assert rig.engine.calls == ["pause keep reuse"]

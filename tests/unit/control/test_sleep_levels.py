@@ -16,6 +16,7 @@ from genserve.errors import (
     InvalidFieldError,
 )
 from tests.support.patience import STEP_S, turns
+from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
@@ -286,6 +287,7 @@ async def test_a_client_that_goes_away_does_not_stop_a_wake_up_half_way(rig: Rig
 async def test_a_dead_engine_is_not_woken_up(rig: Rig) -> None:
     """Nobody is told that it is awake."""
     await sleep(rig)
+    rig.engine.cause_of_death = "EngineCore was ended by SIGKILL"
     rig.board.enter(EngineCondition.DEAD)
-    with pytest.raises(EngineDeadError):
+    with refuses(EngineDeadError, says="SIGKILL"):
         await rig.sleeps.wake_up()

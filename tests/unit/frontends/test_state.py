@@ -11,7 +11,7 @@ from genserve.memory.words import SharedWords
 
 async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     """Of the phase, of the version, of health and of the end."""
-    engine: Any = SimpleNamespace(weight_version=0)
+    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
     board = StateBoard(engine, lambda: (), "id", DaemonCondition.STARTING)
     words = SharedWords.create(NUM_WORDS, "state")
     StateWriter(board, words)
@@ -29,5 +29,8 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     assert seen.phase is Phase.DRAINING
     board.end()
     assert seen.is_over
+    assert seen.cause_of_death == ""
+    engine.cause_of_death = "ended by SIGKILL: " + "é" * 300
     board.enter(EngineCondition.DEAD)
+    assert seen.cause_of_death == "ended by SIGKILL: " + "é" * 247, "as much as there is room for"
     assert (seen.phase, seen.is_over) == (Phase.DEAD, True)

@@ -30,7 +30,7 @@ from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
-from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
+from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 
 _CHECK_LIMIT_S = 10.0
 _NUM_CHECK_THREADS = 2
@@ -141,12 +141,11 @@ class RequestBuilder:
         return SamplingParams(output_kind=kind, skip_clone=True, **fields)
 
 
-def translated(error: Exception, request: GenerationRequest | None = None) -> GenserveError:
-    """The error for a client from an error that vLLM raised for its request, which helps to find the field."""
-    if isinstance(error, GenserveError):
+def translated(error: Exception, request: GenerationRequest | None = None) -> Exception:
+    """The error for a client from an error that vLLM raised for its request, which helps to find the field. That the
+    engine has died stays vLLM's: `Liveness` knows the cause."""
+    if isinstance(error, (GenserveError, VllmEngineDeadError)):
         return error
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
     if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):
         return QueueFullError(error.message, retry_after_s=1.0)
     if isinstance(error, VLLMValidationError):

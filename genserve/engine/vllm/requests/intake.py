@@ -13,7 +13,6 @@ from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.running import RunningRequests, Tally
-from genserve.errors import EngineDeadError, WeightVersionMismatchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,6 @@ class Intake:
         tally: Tally,
         weight_version: Callable[[], int],
     ) -> None:
-        self._liveness = liveness
-        self._weight_version = weight_version
         self._prompts = PromptCodec(
             llm.get_tokenizer(),
             info.max_model_len,
@@ -70,14 +67,6 @@ class Intake:
 
     async def submit(self, request: GenerationRequest) -> GenerationStream:
         """Admits a request."""
-        if self._liveness.dead:
-            raise EngineDeadError("the engine has died")
-        version = self._weight_version()
-        if request.min_weight_version is not None and version < request.min_weight_version:
-            raise WeightVersionMismatchError(
-                f"version {version} is served, the request needs {request.min_weight_version}",
-                metadata={"weight_version": str(version)},
-            )
         return await self.running.submit(request)
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:

@@ -10,9 +10,11 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, IncrementalDetokenizer
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from genserve.engine.generation import GenerationRequest
+from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.logprobs import LogprobRows
 
 _PIECE_CHARACTERS = 4096
@@ -26,10 +28,11 @@ class Unread:
     Takes the place of vLLM's RequestOutputCollector in its states.
     """
 
-    __slots__ = ("_closed", "_gained", "_on_gain", "_wanted", "error", "num_unfinished")
+    __slots__ = ("_closed", "_gained", "_liveness", "_on_gain", "_wanted", "error", "num_unfinished")
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, liveness: Liveness) -> None:
         self._wanted = request.output
+        self._liveness = liveness
         self._gained: list[SequenceState] = []
         self._on_gain: Callable[[], None] | None = None
         self._closed = False
@@ -104,6 +107,8 @@ class Unread:
 
     def put(self, error: Exception) -> None:
         """vLLM's hook, for each sequence: the engine has failed."""
+        if isinstance(error, VllmEngineDeadError) and not self._liveness.dead:
+            return  # it comes again with the cause, in a moment
         is_first, self.error = self.error is None, error
         if is_first and self._on_gain is not None:
             self._on_gain()
@@ -202,7 +207,8 @@ class _TokenCount(IncrementalDetokenizer):
 class LeanOutputs:
     """Adopts the states of requests that are expected, as soon as vLLM has made them."""
 
-    def __init__(self, processor: OutputProcessor) -> None:
+    def __init__(self, processor: OutputProcessor, liveness: Liveness) -> None:
+        self._liveness = liveness
         self._states = processor.request_states
         self._add_request = processor.add_request
         self._expected: dict[str, Unread] = {}
@@ -210,7 +216,7 @@ class LeanOutputs:
 
     def expect(self, request: GenerationRequest) -> Unread:
         """The next request with its id will be this one."""
-        unread = self._expected[request.request_id] = Unread(request)
+        unread = self._expected[request.request_id] = Unread(request, self._liveness)
         return unread
 
     def forget(self, request_id: str) -> None:

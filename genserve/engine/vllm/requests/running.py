@@ -8,7 +8,6 @@ from typing import Protocol
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan, prompt_too_long
@@ -18,7 +17,7 @@ from genserve.engine.vllm.requests.build import RequestBuilder, translated
 from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.stream import VllmStream
-from genserve.errors import EngineDeadError, GenserveError, QueueFullError, RequestIdInUseError
+from genserve.errors import GenserveError, QueueFullError, RequestIdInUseError, WeightVersionMismatchError
 
 
 class Tally(Protocol):
@@ -59,7 +58,7 @@ class RunningRequests:
         self._liveness = liveness
         self._prompts = prompts
         self._builder = builder
-        self._outputs = LeanOutputs(llm.output_processor)
+        self._outputs = LeanOutputs(llm.output_processor, liveness)
         self._adapters = adapters
         self._tally = tally
         self._weight_version = weight_version
@@ -78,8 +77,16 @@ class RunningRequests:
         return [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
 
     async def submit(self, request: GenerationRequest) -> VllmStream | AbortedStream:
-        """Admits a request, unless `abort` ends it meanwhile. Raises RequestIdInUseError, QueueFullError, and what is
-        wrong with the request."""
+        """Admits a request, unless `abort` ends it meanwhile. Raises EngineDeadError, WeightVersionMismatchError,
+        RequestIdInUseError, QueueFullError, and what is wrong with the request."""
+        if self._liveness.dead:
+            raise self._liveness.died()
+        version = self._weight_version()
+        if request.min_weight_version is not None and version < request.min_weight_version:
+            raise WeightVersionMismatchError(
+                f"version {version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(version)},
+            )
         if request.request_id in self._streams:
             raise RequestIdInUseError.of(request.request_id)
         self._builder.check_early(request)
@@ -96,7 +103,8 @@ class RunningRequests:
         self._tally.publish(self._num_active, len(self._streams))
         self._idle.clear()
         try:
-            stream = await admission.run(partial(self._admit, request))
+            admitting = admission.run(partial(self._admit, request))
+            stream = await self._liveness.told(admitting, "the admission of a request")
         except BaseException:
             self._forget(request.request_id)
             raise
@@ -153,7 +161,7 @@ class RunningRequests:
         # internal: vLLM's own id of the request, which it made just now.
         internal_id = collector.request_id
         stream = VllmStream(
-            request, internal_id, unread, self._abort_stream, self._forget, _stream_failure, self._count_served
+            request, internal_id, unread, self._abort_stream, self._forget, self._failure, self._count_served
         )
         stream.reason_if_aborted(self._reason_if_aborted)
         return stream
@@ -181,11 +189,10 @@ class RunningRequests:
         if not self._streams:
             self._idle.set()
 
-
-def _stream_failure(error: Exception) -> GenserveError:
-    """What ended a stream that had begun."""
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
-    if isinstance(error, VLLMValidationError):  # from vLLM 0.33 on its engine checks some requests when they arrive
-        return translated(error)
-    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")
+    def _failure(self, error: Exception) -> Exception:
+        """What ended a stream that had begun."""
+        if self._liveness.dead:
+            return self._liveness.died()
+        if isinstance(error, VLLMValidationError):  # from vLLM 0.33 on its engine checks some requests when they arrive
+            return translated(error)
+        return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

@@ -39,7 +39,7 @@ class VllmStream:
         unread: Unread,
         abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
         on_closed: Callable[[str], None],
-        translated: Callable[[Exception], GenserveError],
+        translated: Callable[[Exception], Exception],
         on_served: Callable[[Sequence[WeightSpan]], None],
     ) -> None:
         self._request = request

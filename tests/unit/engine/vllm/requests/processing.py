@@ -14,6 +14,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
 from genserve.engine.generation import GenerationRequest, WeightSpan
+from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.sampling import sampling_fields
 from genserve.engine.vllm.requests.stream import VllmStream
@@ -55,7 +56,7 @@ class Processing:
         self.ids = [core.request_id]
         self.ended: list[str] = []
         self.served: list[Sequence[WeightSpan]] = []
-        outputs = LeanOutputs(self.processor) if lean else None
+        outputs = LeanOutputs(self.processor, Liveness()) if lean else None
         unread = outputs.expect(request) if outputs is not None else None
         if params.n == 1:
             self.processor.add_request(core, None, None, 0, self.collector)

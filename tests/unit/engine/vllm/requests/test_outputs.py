@@ -25,6 +25,7 @@ from genserve.engine.generation import (
     TokenPrompt,
     WeightSpan,
 )
+from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.outputs import LeanOutputs, SequenceState, Unread
 from genserve.errors import GenserveError
 from tests.support.refusals import refuses
@@ -171,7 +172,7 @@ async def test_a_stream_that_is_given_up_is_freed_at_once(tokenizer: Any) -> Non
 async def test_a_request_that_is_not_expected_stays_vllms(tokenizer: Any) -> None:
     """Its outputs go where vLLM puts them."""
     processor = OutputProcessor(tokenizer, log_stats=False)
-    outputs = LeanOutputs(processor)
+    outputs = LeanOutputs(processor, Liveness())
     unread = outputs.expect(request())
     outputs.forget("r")
     params = SamplingParams(output_kind=RequestOutputKind.DELTA)

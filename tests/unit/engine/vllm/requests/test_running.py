@@ -5,11 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from genserve.engine.generation import (
     FinishReason,
@@ -22,11 +19,20 @@ from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
+from tests.support.patience import turns
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.engine.vllm.requests.scripted_llm import Builder, Codec, Loras, ScriptedLlm, ScriptedTally
+from tests.unit.engine.vllm.requests.scripted_llm import (
+    Builder,
+    Codec,
+    Loras,
+    ProcessingLlm,
+    ScriptedLlm,
+    ScriptedTally,
+)
 
 MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
+CAUSE = "EngineCore was ended by SIGKILL"
 
 
 @pytest.fixture
@@ -101,11 +107,52 @@ async def test_an_engine_that_has_died_is_not_asked_to_abort(
     requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
 ) -> None:
     """No answer would come."""
+    llm.taking = Gate()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await llm.taking.reached.wait()
     llm.refusal = VllmEngineDeadError()
-    liveness.declare_dead("it was killed")
-    with pytest.raises(EngineDeadError):
-        await requests.submit(request())
+    liveness.declare_dead(CAUSE)
+    llm.taking.open.set()
+    with refuses(EngineDeadError, says=CAUSE):
+        await submitting
     assert llm.aborted == []
+
+
+async def test_request_to_an_engine_that_has_died_is_refused_with_the_cause(
+    requests: RunningRequests, liveness: Liveness
+) -> None:
+    """Whatever version it asks for, and though vLLM may not know it yet."""
+    liveness.declare_dead(CAUSE)
+    with refuses(EngineDeadError, says=CAUSE):
+        await requests.submit(replace(request(), min_weight_version=1))
+
+
+async def test_admission_that_vllm_refuses_as_dead_waits_for_the_cause(
+    requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
+) -> None:
+    """vLLM refuses calls a moment before the cause is known."""
+    llm.refusal = VllmEngineDeadError()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await turns()
+    liveness.declare_dead(CAUSE)
+    with refuses(EngineDeadError, says=CAUSE):
+        await submitting
+
+
+async def test_stream_of_an_engine_that_has_died_ends_with_the_cause(tally: ScriptedTally) -> None:
+    """vLLM ends streams a moment before the cause is known."""
+    llm = ProcessingLlm()
+    liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+    ended: list[bool] = []
+    stream = await processed(llm, tally, liveness=liveness).submit(replace(request(), output=Output(text=False)))
+    stream.call_when_ready(lambda: ended.append(True))
+    llm.output_processor.propagate_error(VllmEngineDeadError())
+    assert ended == []
+    assert stream.take() is None
+    liveness.declare_dead(CAUSE)
+    assert ended == [True]
+    with refuses(EngineDeadError, says=CAUSE):
+        stream.take()
 
 
 async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(
@@ -250,32 +297,11 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningR
     assert tally.told == (0, 0)
 
 
-class ProcessingLlm(ScriptedLlm):
-    """Whose outputs are processed as AsyncLLM does it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.output_processor: Any = OutputProcessor(None, log_stats=False)
-
-    async def add_request(self, request_id: str, prepared: Any, params: Any) -> Any:
-        """As vLLM's."""
-        params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
-        core = EngineCoreRequest(
-            f"{request_id}-internal", [1, 1], None, params, None, 0.0, None, None, None, external_req_id=request_id
-        )
-        collector = RequestOutputCollector(params.output_kind, core.request_id)
-        self.output_processor.add_request(core, None, None, 0, collector)
-        return collector
-
-    def step(self, request_id: str, num_tokens: int, version: int, finish: VllmFinishReason | None = None) -> None:
-        """The engine has sampled so many tokens under a version."""
-        output = EngineCoreOutput(f"{request_id}-internal", [7] * num_tokens, finish_reason=finish)
-        self.output_processor.process_outputs([output], 0.0, None, weight_version=str(version))
-
-
-def processed(llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0) -> RunningRequests:
+def processed(
+    llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0, liveness: Liveness | None = None
+) -> RunningRequests:
     """Requests of an engine that serves this version."""
-    parts: Any = (llm, Liveness(), Codec(), Builder(), Loras())
+    parts: Any = (llm, liveness or Liveness(), Codec(), Builder(), Loras())
     limits = {"max_active": MAX_ACTIVE, "max_model_len": MAX_MODEL_LEN}
     return RunningRequests(*parts, tally, lambda: weight_version, **limits)
 
