@@ -161,6 +161,11 @@ class ServeConfig(ListenConfig):
         """Whether there is a port, and not only a Unix socket."""
         return (self.port, self.openai_port, self.metrics_port) != (-1, -1, -1)
 
+    @property
+    def with_openai(self) -> bool:
+        """Whether vLLM's OpenAI server is to be started."""
+        return self.openai_port != -1
+
     def num_ingest_processes(self, num_cores: int) -> int:
         """The number of processes that receive pushes. Without a TCP port it is 0."""
         if self.port == -1:

@@ -31,13 +31,10 @@ from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
-from genserve.engine.vllm.launch import EngineOptions
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.openai.server import OpenAIServer
-from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import headless, stale_shm
-from genserve.engine.vllm.start.clients import Clients
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
 from genserve.frontends.template import Template, fork_template
@@ -174,10 +171,7 @@ async def serve(
 async def _start_engine(
     config: ServeConfig, args: AsyncEngineArgs, board: StateBoard, *, with_series: bool
 ) -> VllmEngine:
-    limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
-    clients = Clients(daemon_index + 1 + num_frontends(config), daemon_index, if_possible=config.frontends == -1)
-    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)
+    options = engine_flags.engine_options(config, num_frontends(config), with_series=with_series)
     return await VllmEngine.start(args, options, lambda step: board.tell_step(step, time.time()))
 
 

@@ -39,7 +39,7 @@ class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
     `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_device_bytes`: kept
     for pushes, the most of any worker; `pinned_host_bytes`: through which they reach the device, the least of any;
-    `max_loras`: adapters that workers can hold, 0 = none;
+    `max_n`: sequences of one request at most; `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
     it; `can_sleep`: it can give its memory back; `model_runner`: the one of vLLM's that its workers have, v1 or v2."""
 
@@ -51,6 +51,7 @@ class EngineInfo:
     max_model_len: int
     max_num_seqs: int
     max_logprobs: int
+    max_n: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int

@@ -179,7 +179,6 @@ def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
         parts.config.max_message_bytes,
         parts.max_staging_bytes,
         parts.config.max_active_requests,
-        min(parts.config.max_n, parts.config.max_active_requests),
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),

@@ -301,5 +301,5 @@ def test_the_trainers_half_of_vllm_is_still_what_ours_looks_like() -> None:
 def test_unlimited_logprobs_are_reported_as_the_size_of_the_vocabulary(checkpoints: dict[str, Path]) -> None:
     """vLLM says -1, which TRL's documentation recommends; the wire has no negative numbers there."""
     config = vllm_config.AsyncEngineArgs(model=str(checkpoints["a"]), max_logprobs=-1).create_engine_config()
-    info = vllm_config.info(config)
+    info = vllm_config.info(config, 1)
     assert info.max_logprobs == info.vocab_size > 0

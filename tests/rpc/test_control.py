@@ -133,7 +133,7 @@ class SlowReader:
 async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemon) -> None:
     """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
     reader = SlowReader(lambda: enter_phase(daemon.board, Phase.APPLYING))
-    facts = ServerFacts("m", 1, 1, 1, 1, [])
+    facts = ServerFacts("m", 1, 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
     sleeps = SleepController(daemon.engine, daemon.pauses, daemon.board, NothingDropped())
     parts = (daemon.engine, daemon.pauses, sleeps, daemon.board, loras, daemon.registry)

@@ -174,7 +174,7 @@ class ScriptedEngine:
             "scripted",
             "Scripted",
             "bfloat16",
-            *(8, "cpu", self.max_model_len, 4, 4, 1, 1, 1, {}),
+            *(8, "cpu", self.max_model_len, 4, 4, 256, 1, 1, 1, {}),
             weight_transfer=self.backend,
             logprobs_mode="processed_logprobs",
             max_loras=self.max_loras,

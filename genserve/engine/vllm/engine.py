@@ -64,7 +64,7 @@ class VllmEngine:
         parallel = config.parallel_config
         self._llm = llm
         self._places = started.places
-        self._info = vllm_config.info(config)
+        self._info = vllm_config.info(config, options.limits.max_n)
         self._clients = options.clients
         self._limits = options.limits
         self._with_series = options.with_series

@@ -10,7 +10,7 @@ from genserve.engine.vllm.launch import EngineOptions, configured
 from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start.clients import ALONE, Clients
+from genserve.engine.vllm.start.clients import Clients
 from genserve.engine.vllm.start.failure import Report
 
 _DESCRIPTION = (
@@ -36,7 +36,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
 
 def check_refused(config: ServeConfig, flags: argparse.Namespace) -> None:
     """Raises ValueError or EngineStartError for flags that are refused whatever the model is."""
-    vllm_config.check_flags(flags, config.weight_update, with_openai=config.openai_port != -1)
+    # The daemon on the first host decides whether there is HTTP, and not the workers of another one.
+    vllm_config.check_flags(flags, config.weight_update, with_openai=config.with_openai or config.headless)
     openai_flags.check_flags(flags, config)
 
 
@@ -52,9 +53,15 @@ def check(argv: Sequence[str]) -> tuple[str, ...]:
     args = vllm_config.engine_args(flags)
     if config.headless:
         return ()
-    limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    clients = ALONE if config.openai_port == -1 else Clients(2, daemon_index=1)
-    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     args = vllm_config.adapted(args, config.weight_update)
     with closing(Report()) as report, vllm_config.start_explained(args, report):
-        return configured(args, options).warnings
+        return configured(args, engine_options(config)).warnings
+
+
+def engine_options(config: ServeConfig, num_frontends: int = 0, *, with_series: bool = False) -> EngineOptions:
+    """How the daemon starts its engine."""
+    max_n = min(config.max_n, config.max_active_requests)  # more would always be refused
+    limits = IntakeLimits(config.max_active_requests, max_n, config.trust_request_chat_template)
+    daemon_index = int(config.with_openai)  # vLLM's server in Rust says that it is client 0
+    clients = Clients(daemon_index + 1 + num_frontends, daemon_index, if_possible=config.frontends == -1)
+    return EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)

@@ -37,7 +37,6 @@ class ServerFacts:
     max_message_bytes: int
     max_staging_bytes: int
     max_active_requests: int
-    max_n: int
     features: Sequence[str]
     host_id: str = ""
     ingest_ports: Sequence[int] = ()
@@ -188,7 +187,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
             max_message_bytes=facts.max_message_bytes,
             max_staging_bytes=facts.max_staging_bytes,
             max_active_requests=facts.max_active_requests,
-            max_n=facts.max_n,
+            max_n=info.max_n,
         ),
         parallelism=control_pb2.Parallelism(
             tensor_parallel_size=info.tensor_parallel_size,

@@ -43,13 +43,12 @@ _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__datacla
 
 
 class RequestBuilder:
-    """Makes vLLM's requests. `max_sequences`: the largest n of a request."""
+    """Makes vLLM's requests."""
 
-    def __init__(self, llm: AsyncLLM, info: EngineInfo, max_sequences: int) -> None:
+    def __init__(self, llm: AsyncLLM, info: EngineInfo) -> None:
         self._llm = llm
         self._info = info
         self._serving = refusals.Serving.of(llm.vllm_config)
-        self._max_sequences = max_sequences
         self.is_traced = llm.observability_config.otlp_traces_endpoint is not None
         """Whether vLLM exports spans."""
         self._encoder = MsgpackEncoder()
@@ -62,11 +61,9 @@ class RequestBuilder:
 
     def check_early(self, request: GenerationRequest) -> None:
         """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
-        num_sequences = request.sampling.n or 1
-        if num_sequences > self._max_sequences:
-            raise InvalidFieldError.of(
-                "sampling.n", f"must be at most {self._max_sequences} (--max-n), is {num_sequences}"
-            )
+        num_sequences, max_n = request.sampling.n or 1, self._info.max_n
+        if num_sequences > max_n:
+            raise InvalidFieldError.of("sampling.n", f"must be at most {max_n} (--max-n), is {num_sequences}")
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
             # vLLM adds the index of each of the n sequences to the seed.
             raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")

@@ -45,9 +45,7 @@ class Intake:
             vocab_size=info.vocab_size,
             trust_templates=limits.trust_request_chat_template,
         )
-        # More sequences than vLLM's own queue takes would always be refused.
-        queued = llm.vllm_config.scheduler_config.max_num_queued_reqs or limits.max_active_requests
-        self._builder = RequestBuilder(llm, info, min(limits.max_n, limits.max_active_requests, queued))
+        self._builder = RequestBuilder(llm, info)
         self.running = RunningRequests(
             llm,
             liveness,

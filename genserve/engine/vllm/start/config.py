@@ -185,8 +185,8 @@ def _extension(asked: str) -> str:
     return asked
 
 
-def info(config: VllmConfig) -> EngineInfo:
-    """What an engine with this configuration serves."""
+def info(config: VllmConfig, max_n: int) -> EngineInfo:
+    """What an engine with this configuration serves. `max_n`: sequences of one request that the daemon allows."""
     model, parallel = config.model_config, config.parallel_config
     return EngineInfo(
         model=model.model,
@@ -197,6 +197,8 @@ def info(config: VllmConfig) -> EngineInfo:
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_logprobs=model.get_vocab_size() if model.max_logprobs == -1 else model.max_logprobs,
+        # More sequences than vLLM's own queue takes would always be refused.
+        max_n=min(max_n, config.scheduler_config.max_num_queued_reqs or max_n),
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         data_parallel_size=parallel.data_parallel_size,

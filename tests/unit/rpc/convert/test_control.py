@@ -120,12 +120,12 @@ def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> Non
     facts["model_memory"] = ModelMemory(*range(100, 100 + len(dataclasses.fields(ModelMemory))))
     info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
     answer = Answers(lambda: EngineState("instance", 1, Phase.RUNNING, (), 0, 0))
-    told = ServerInfo.of(answer(to_server_info, info, ServerFacts("served", 1, 2, 3, 4, ["push"])))
+    told = ServerInfo.of(answer(to_server_info, info, ServerFacts("served", 1, 2, 3, ["push"])))
     found = {**dataclasses.asdict(told), **dataclasses.asdict(told.limits)}
     # Which adapters fit, and whether it can sleep, is told by `features` and by errors.
     kept_back = {"max_loras", "max_lora_rank", "can_sleep"}
     expected = {**facts, "model": "served", "max_message_bytes": 1, "max_staging_bytes": 2, "features": ["push"]}
-    expected |= {"max_active_requests": 3, "max_n": 4}
+    expected |= {"max_active_requests": 3}
     expected["model_memory"] = dataclasses.asdict(facts["model_memory"])
     assert {name: found.get(name) for name in expected if name not in kept_back} == {
         name: value for name, value in expected.items() if name not in kept_back

@@ -24,7 +24,7 @@ from genserve.rpc.convert.generation_request import detokenize_input, generation
 from genserve.v1 import generation_pb2
 
 # A vocabulary of 100 tokens, and a context of 64.
-INFO = EngineInfo("m", "M", "bfloat16", 100, "cpu", 64, 4, 4, 1, 1, 1, {})
+INFO = EngineInfo("m", "M", "bfloat16", 100, "cpu", 64, 4, 4, 4, 1, 1, 1, {})
 
 
 def converted(**fields: Any) -> GenerationRequest:

@@ -16,7 +16,7 @@ from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
 from tests.support.refusals import refuses
 
-INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
+INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 4, 1, 1, 1, {})
 LORA = LoRARequest("policy", 1, "/nowhere")
 
 
@@ -69,7 +69,7 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm(observability:
     exports one."""
     trace.use_headers(HEADERS)
     processor = InputProcessor()
-    builder = RequestBuilder(llm_with(processor, observability), INFO, 4)
+    builder = RequestBuilder(llm_with(processor, observability), INFO)
     request = GenerationRequest(
         "r", TokenPrompt([1, 2]), Sampling(temperature=0.5), priority=-3, data_parallel_rank=2, cache_salt="salt"
     )
@@ -95,7 +95,7 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm(observability:
 )
 def test_what_cannot_be_is_refused_before_the_prompt_is_read(fields: dict[str, Any], path: str) -> None:
     """And what just can be is not."""
-    builder = RequestBuilder(llm_with(InputProcessor()), INFO, 4)
+    builder = RequestBuilder(llm_with(InputProcessor()), INFO)
     builder.check_early(GenerationRequest("r", TokenPrompt([1]), Sampling(n=4, seed=2**63 - 4), cache_salt="x" * 1024))
     with pytest.raises(InvalidFieldError) as caught:
         builder.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
@@ -116,7 +116,7 @@ async def test_no_more_tokens_are_asked_for_than_the_context_holds(
     stop: Stop, max_tokens: int, min_tokens: int
 ) -> None:
     """vLLM's Model Runner V2 adds the prompt's length to both in 32 bits, and ends its engine when they overflow."""
-    builder = RequestBuilder(llm_with(InputProcessor()), INFO, 4)
+    builder = RequestBuilder(llm_with(InputProcessor()), INFO)
     try:
         built = await builder.engine_request(GenerationRequest("r", TokenPrompt([1, 2]), stop=stop), [1, 2], None)
     finally:
@@ -142,7 +142,7 @@ class AddsEos(InputProcessor):
 )
 async def test_what_the_model_runner_cannot_serve_is_refused(asked: dict[str, Any], field: str) -> None:
     """Before vLLM adds what it knows, such as EOS tokens, and afterwards."""
-    builder = RequestBuilder(llm_with(AddsEos()), INFO, 4)
+    builder = RequestBuilder(llm_with(AddsEos()), INFO)
     with pytest.raises(InvalidFieldError) as caught:
         await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
     builder.close()
@@ -173,7 +173,7 @@ async def test_a_refusal_of_vllm_names_the_field_that_it_mentions(
     words: str, asked: dict[str, Any], field: str
 ) -> None:
     """The one that the request has set."""
-    builder = RequestBuilder(llm_with(Refuses(words)), INFO, 4)
+    builder = RequestBuilder(llm_with(Refuses(words)), INFO)
     with refuses(InvalidFieldError, field=field):
         await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
     builder.close()

@@ -142,8 +142,23 @@ def test_the_flags_of_the_daemon_decide_whether_there_is_http() -> None:
     """No call forgets it."""
     flags = engine_flags.parse(["--renderer-num-workers", "2"])[1]
     engine_flags.check_refused(ServeConfig(openai_port=0), flags)
+    engine_flags.check_refused(ServeConfig(headless=True), flags)  # the daemon on the first host says
     with pytest.raises(EngineStartError, match=r"\[renderer-threads\]"):
         engine_flags.check_refused(ServeConfig(), flags)
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "most"),
+    [(ServeConfig(max_n=5), None, 5), (ServeConfig(max_n=5, max_active_requests=4), None, 4), (ServeConfig(), 3, 3)],
+)
+def test_largest_n_is_what_every_limit_lets_through(
+    tmp_path: Path, asked: ServeConfig, queue: int | None, most: int
+) -> None:
+    """Of the daemon and of vLLM's queue: requests run into it, and GetServerInfo says it."""
+    model = str(models.tiny_qwen3(tmp_path))
+    config = vllm_config.AsyncEngineArgs(model=model, max_num_queued_reqs=queue).create_engine_config()
+    limits = engine_flags.engine_options(asked).limits
+    assert vllm_config.info(config, limits.max_n).max_n == most
 
 
 def listed() -> set[str]:
