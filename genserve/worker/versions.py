@@ -20,7 +20,7 @@ from genserve.worker.background import Background
 from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
 from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.contract.runners import runner_of
-from genserve.worker.model.digests import Digesting, LiveDigests, digesting
+from genserve.worker.model.digests import Digesting, DigestReader, digesting
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
 from genserve.worker.update.choice import make_update
@@ -50,7 +50,7 @@ class Versions:
         self._constants = self._update.audit().paths
         self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
-        self.live_digests = LiveDigests(self._digesting)
+        self.live_digests = DigestReader(self._digesting)
         # vLLM binds a worker to some of the CPUs that its parent may use.
         self._background = Background(sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus)
         self._fetched: FetchedBytes | None = None

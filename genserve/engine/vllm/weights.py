@@ -58,8 +58,6 @@ class LiveWeights:
         self._address = address
         self._caller = asdict(peers)
         self._can_roll_back = True
-        self._digests: tuple[int, Sequence[WeightDigest]] | None = None
-        """Those of the live weights, after so many changes."""
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
@@ -216,12 +214,9 @@ class LiveWeights:
         await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
 
     async def digests(self, timeout_s: float) -> DigestedWeights:
-        """Reads on in the live weights of every rank. Workers answer in the order of calls: when all have read
-        everything, all have read the same version."""
-        if self._digests is not None and self._digests[0] == self._workers.num_changes:
-            return DigestedWeights(self._digests[1], 0.0)
-        of_change, read_on = self._workers.num_changes, ReadDigests(_READING_S).to_wire()
-        wires = await self._workers.call("genserve_digests", read_on, timeout_s=timeout_s)
+        """Reads on in the live weights of every rank, which keep what they have read. Workers answer in the order of
+        calls: when all have read everything, all have read the same version."""
+        wires = await self._workers.call("genserve_digests", ReadDigests(_READING_S).to_wire(), timeout_s=timeout_s)
         answers = [Digests.from_wire(wire) for wire in wires]
         for answer in answers:
             if answer.error:
@@ -230,7 +225,6 @@ class LiveWeights:
         if not all(answer.done for answer in answers):
             return DigestedWeights(None, spent_s)
         found = [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
-        self._digests = of_change, found
         return DigestedWeights(found, spent_s)
 
 

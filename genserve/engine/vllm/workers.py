@@ -11,7 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
-from genserve.worker.contract.calls import CHANGING, Ack, Prepare, Progress, Step
+from genserve.worker.contract.calls import Ack, Prepare, Progress, Step
 
 AckT = TypeVar("AckT", bound=Ack)
 
@@ -38,8 +38,6 @@ class Workers:
         self._socket.setblocking(False)
         self._socket.bind(self.report_socket)
         self.other_hosts: dict[str, list[str]] = {}  # ranks by host
-        self.num_changes = 0
-        """Calls in `CHANGING`, also those that are still to be carried out."""
         self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
 
@@ -57,7 +55,6 @@ class Workers:
         raising them, and a worker that raises nevertheless ends the engine.
         """
         step = method.removeprefix("genserve_")
-        self.num_changes += method in CHANGING
         per_engine = await self._liveness.call(self._ask(method, message), what=step, timeout_s=timeout_s)
         return [answer for answers in per_engine for answer in answers]
 

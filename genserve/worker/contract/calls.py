@@ -5,7 +5,7 @@ Messages are msgpack: plain dictionaries, converted from and to these classes at
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 
 class _Message:
@@ -188,17 +188,6 @@ class Digests(_Message):
     error: str = ""
 
 
-CHANGING: Final = frozenset(
-    f"genserve_{call}"
-    for call in (
-        *("prepare", "commit", "rollback", "discard", "sleep", "wake", "transfer"),
-        *("add_lora", "remove_lora"),
-    )
-)
-"""The methods after which other weights or adapters are live, or by a fault could be: the live weights are read again
-before anybody is told what they are."""
-
-
 class WeightWorker(Protocol):
     """The methods of every worker. Arguments and answers are the messages above as plain data."""
 
@@ -249,4 +238,4 @@ class WeightWorker(Protocol):
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """ReadDigests -> Digests. Nothing is scheduled meanwhile, so it is asked again and again until every live byte
-        is read. What was read is forgotten at each call in `CHANGING`."""
+        is read. What was read is known until a call after which other weights or adapters may be live."""

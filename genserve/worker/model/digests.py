@@ -30,7 +30,7 @@ _BLOCK_ROWS = 64
 _WIDTH_ATTRIBUTES = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
-class LiveDigests:
+class DigestReader:
     """The digests of weights that serve: read a part at a time, and known until `forget` says that they change. Nothing
     of a version that was replaced is held."""
 
@@ -69,7 +69,7 @@ def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[st
 
 def whole(reading: Digesting) -> dict[str, str]:
     """All of it at once."""
-    found = LiveDigests(lambda: reading).read_on(float("inf"))
+    found = DigestReader(lambda: reading).read_on(float("inf"))
     return {} if found is None else found
 
 

@@ -3,7 +3,7 @@
 ENGINE_PARAMS says which of vLLM's parameters a request over gRPC may name. TABLE has the values that vLLM does not
 check: it says of each what it would do, end the engine for everybody, or put wrong numbers into answers, even into
 those of others. Rows about Model Runner V2 are about its fixed tables: it raises an error in the middle of a step,
-which ends its engine. docs/runner.md has the tables for users.
+which ends its engine. docs/refused.md has the tables for users.
 
 A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
 changes no answer.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from genserve.worker.model.contents import digest
-from genserve.worker.model.digests import LiveDigests, digesting, weight_digests
+from genserve.worker.model.digests import DigestReader, digesting, weight_digests
 
 BLOCK_BYTES = 4 << 20
 BLOCK_FLOATS = BLOCK_BYTES // 4
@@ -50,7 +50,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(tensor: torch.Tensor) -> None:
 def test_a_reading_stops_after_a_few_mebibytes_and_says_nothing_before_its_end() -> None:
     """Of one tensor, too. In the end it says what a reading at once does, and from then on without reading."""
     model = Model()
-    live = LiveDigests(lambda: digesting(model))
+    live = DigestReader(lambda: digesting(model))
     num_stops = 0
     while (found := live.read_on(0.0)) is None:
         num_stops += 1
@@ -65,7 +65,7 @@ def test_a_reading_stops_after_a_few_mebibytes_and_says_nothing_before_its_end()
 def test_what_was_read_is_forgotten_when_the_weights_change(*, ended: bool) -> None:
     """In the middle of a reading and after it. The tensors of before are not held."""
     model = Model()
-    live = LiveDigests(lambda: digesting(model))
+    live = DigestReader(lambda: digesting(model))
     before = live.read_on(60.0 if ended else 0.0)
     assert (before is not None) is ended
     live.forget()
@@ -97,7 +97,7 @@ class Packed(nn.Module):
 def test_a_packed_weight_is_read_back_a_few_rows_at_a_time() -> None:
     """It is what its product with the identity is."""
     model = nn.ModuleDict({"layer": Packed()})
-    live = LiveDigests(lambda: digesting(model))
+    live = DigestReader(lambda: digesting(model))
     num_stops = 0
     while (found := live.read_on(0.0)) is None:
         num_stops += 1
@@ -107,7 +107,7 @@ def test_a_packed_weight_is_read_back_a_few_rows_at_a_time() -> None:
 
 def test_what_runs_between_two_parts_may_have_gradients() -> None:
     """As it may without a reading."""
-    live = LiveDigests(lambda: digesting(Model()))
+    live = DigestReader(lambda: digesting(Model()))
     live.read_on(0.0)
     assert torch.is_grad_enabled()
 
@@ -121,7 +121,7 @@ def test_a_reading_that_fails_is_begun_anew() -> None:
             raise error
         return digesting(Model())
 
-    live = LiveDigests(begin)
+    live = DigestReader(begin)
     with pytest.raises(RuntimeError, match="cannot be read"):
         live.read_on(60.0)
     assert live.read_on(60.0)

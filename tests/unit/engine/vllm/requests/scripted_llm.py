@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import FinishReason as VllmFinishReason
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+
 from genserve.engine.generation import AnyPrompt, GenerationRequest, TokenPrompt
 from genserve.engine.types import UsedAdapter
 from tests.support.scripted_engine import Gate
@@ -42,6 +47,29 @@ class ScriptedLlm:
             self.ending.reached.set()
             await self.ending.open.wait()
         self.aborted.append((request_id, internal))
+
+
+class ProcessingLlm(ScriptedLlm):
+    """Whose outputs are processed as AsyncLLM does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output_processor: Any = OutputProcessor(None, log_stats=False)
+
+    async def add_request(self, request_id: str, prepared: Any, params: Any) -> Any:
+        """As vLLM's."""
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
+        core = EngineCoreRequest(
+            f"{request_id}-internal", [1, 1], None, params, None, 0.0, None, None, None, external_req_id=request_id
+        )
+        collector = RequestOutputCollector(params.output_kind, core.request_id)
+        self.output_processor.add_request(core, None, None, 0, collector)
+        return collector
+
+    def step(self, request_id: str, num_tokens: int, version: int, finish: VllmFinishReason | None = None) -> None:
+        """The engine has sampled so many tokens under a version."""
+        output = EngineCoreOutput(f"{request_id}-internal", [7] * num_tokens, finish_reason=finish)
+        self.output_processor.process_outputs([output], 0.0, None, weight_version=str(version))
 
 
 class Loras:

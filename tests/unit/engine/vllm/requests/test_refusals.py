@@ -181,8 +181,20 @@ def test_each_of_vllms_parameters_is_classified() -> None:
 
 
 def test_the_documentation_has_every_row() -> None:
-    """docs/runner.md tells users before an answer does."""
-    page = Path(__file__).parents[5] / "docs" / "runner.md"
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
-    documented = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert documented == [[f"`{row.field}`", row.where, row.problem, row.reason] for row in TABLE]
+    """Users read it before an answer says so."""
+    assert documented("## Requests") == [[f"`{row.field}`", row.where, row.problem, row.reason] for row in TABLE]
+
+
+def test_the_documentation_says_of_each_parameter_whether_requests_may_set_it() -> None:
+    """And why not, or what it needs."""
+    rows = documented("## engine_params")
+    assert [row[:2] for row in rows] == [[f"`{name}`", "no" if why else "yes"] for name, why in ENGINE_PARAMS.items()]
+    assert [row[2] for row in rows if row[1] == "no"] == list(filter(None, ENGINE_PARAMS.values()))
+
+
+def documented(title: str) -> list[list[str]]:
+    """The rows of a section of docs/refused.md."""
+    page = (Path(__file__).parents[5] / "docs/refused.md").read_text()
+    section = page.partition(f"\n{title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

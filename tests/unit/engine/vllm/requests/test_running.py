@@ -5,11 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from genserve.engine.generation import (
     FinishReason,
@@ -25,7 +22,14 @@ from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongErr
 from tests.support.patience import turns
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.engine.vllm.requests.scripted_llm import Builder, Codec, Loras, ScriptedLlm, ScriptedTally
+from tests.unit.engine.vllm.requests.scripted_llm import (
+    Builder,
+    Codec,
+    Loras,
+    ProcessingLlm,
+    ScriptedLlm,
+    ScriptedTally,
+)
 
 MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
 CAUSE = "EngineCore was ended by SIGKILL"
@@ -291,29 +295,6 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningR
         await requests.submit(request("three"))
     await stream.close()
     assert tally.told == (0, 0)
-
-
-class ProcessingLlm(ScriptedLlm):
-    """Whose outputs are processed as AsyncLLM does it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.output_processor: Any = OutputProcessor(None, log_stats=False)
-
-    async def add_request(self, request_id: str, prepared: Any, params: Any) -> Any:
-        """As vLLM's."""
-        params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
-        core = EngineCoreRequest(
-            f"{request_id}-internal", [1, 1], None, params, None, 0.0, None, None, None, external_req_id=request_id
-        )
-        collector = RequestOutputCollector(params.output_kind, core.request_id)
-        self.output_processor.add_request(core, None, None, 0, collector)
-        return collector
-
-    def step(self, request_id: str, num_tokens: int, version: int, finish: VllmFinishReason | None = None) -> None:
-        """The engine has sampled so many tokens under a version."""
-        output = EngineCoreOutput(f"{request_id}-internal", [7] * num_tokens, finish_reason=finish)
-        self.output_processor.process_outputs([output], 0.0, None, weight_version=str(version))
 
 
 def processed(

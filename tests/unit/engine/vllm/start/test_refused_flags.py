@@ -1,6 +1,7 @@
 """The table of refused settings on what flags show by themselves, and the flags of the installed vLLM."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ from genserve.engine.vllm.start.refusals import TABLE, check_flags
 from genserve.engine.vllm.start.unreached import UNREACHED, Row
 from tests.support import models
 
-PAGE = Path(__file__).parents[5] / "docs/gpu.md"
-UNREACHED_TITLE = "## Flags that reach nothing"
+PAGE = Path(__file__).parents[5] / "docs/refused.md"
+TITLES: dict[str, Callable[[Row], bool]] = {
+    "Flags that reach nothing": UNREACHED.__contains__,
+    "Flags with a warning": lambda row: row not in UNREACHED and not row.refused,
+    "Flags that a CPU cannot work with": lambda row: row.name.endswith("-on-cpu"),
+    "Flags that pushes cannot work with": lambda row: row.refused and not row.problem,
+}
 LISTED = Path(__file__).with_name("engine_flags.txt")
 
 # By row: flags that it is about, and similar ones that it is not about.
@@ -184,13 +190,12 @@ def test_every_flag_of_vllms_engine_is_known() -> None:
     assert rows | listed() == have
 
 
-@pytest.mark.parametrize(("title", "reach_nothing"), [("## Flags that are refused", False), (UNREACHED_TITLE, True)])
-def test_the_guide_lists_every_row(title: str, reach_nothing: bool) -> None:
-    """As the row says it, and no other one."""
-    section = PAGE.read_text().partition(title)[2].partition("\n## ")[0]
-    rows = [row for row in TABLE if (row in UNREACHED) == reach_nothing]
-    for row in rows:
+def test_the_guide_lists_every_row() -> None:
+    """As the row says it, in its section, and no other one."""
+    sections = dict(section.split("\n", 1) for section in PAGE.read_text().split("\n## ")[1:5])
+    for row in TABLE:
+        title = next(title for title in sections if TITLES[title](row))
         flags = ", ".join(f"`{flag}`" for flag in row.flags)
-        http = f" | {'yes' if row.by_http else 'no'}" if reach_nothing else ""
-        assert f"| {row.name} | {flags}{http} | {row.reason} | {row.instead} |" in section
-    assert section.count("\n| ") == len(rows) + section.count("\n|---")  # the heads
+        http = f" | {'yes' if row.by_http else 'no'}" if row in UNREACHED else ""
+        assert f"| {row.name} | {flags}{http} | {row.reason} | {row.instead} |" in sections[title]
+    assert sum(section.count("\n| ") for section in sections.values()) == len(TABLE) + len(TITLES)  # the heads
