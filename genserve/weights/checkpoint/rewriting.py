@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import partial
 from typing import Final
 
+from genserve.tensors.inserted_names import BASE_LAYER, COMPILED, HALVES, MAGNITUDE, PARALLEL, PEFT_PREFIX, WRAPPED
+
 _REMEDY: Final = "pass rename=..."
-_INSIDE: Final = {"_orig_mod": "model._orig_mod", "module": "model.module"}
-"""What torch.compile and data parallelism put into names, and how to reach the module that they wrap."""
-_PARTS: Final = (*_INSIDE, "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
-"""What is put into the middle of names: by those, by FSDP1, activation checkpointing and PEFT."""
-_PEFT: Final = "base_model.model."
-_ADAPTER: Final = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B", ".lora_magnitude_vector")
+_INSIDE: Final = (COMPILED, PARALLEL)
+"""What stands before all names where the module that is wrapped is an attribute of this name."""
+_PARTS: Final = (*WRAPPED, PARALLEL, BASE_LAYER)
+"""What may be in the middle of names."""
+_ADAPTER: Final = (*(half for pair in HALVES for half in pair), MAGNITUDE)
 _FUSED: Final = (".experts.gate_up_proj", ".experts.down_proj")
 """How transformers names the experts of a layer, which checkpoints have one by one."""
 _NUM_TRIED: Final = 8
@@ -51,14 +52,14 @@ def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Calla
         elif new:
             says = f"begins {every} with {old!r} where the checkpoint has {new!r}: {_REMEDY}"
         else:
-            inside = _INSIDE.get(old.removesuffix("."))
-            says = f"begins {every} with {old!r}: {_REMEDY}{f', or push {inside}' if inside else ''}"
+            inside = old.removesuffix(".")
+            says = f"begins {every} with {old!r}: {_REMEDY}{f', or push model.{inside}' if inside in _INSIDE else ''}"
         yield partial(_begun, old, new), says
     parts = [part for part in _PARTS if any(f"{part}." in name for name in foreign)]
-    if any(name.startswith(_PEFT) for name in foreign):
+    if any(name.startswith(PEFT_PREFIX) for name in foreign):
         left_out = frozenset(parts)
         yield (
-            lambda name: _without(left_out, name.removeprefix(_PEFT)),
+            lambda name: _without(left_out, name.removeprefix(PEFT_PREFIX)),
             f"has PEFT's names, such as {foreign[0][:256]!r}: push the module, or pass rename=...",
         )
     for some in [*([part] for part in parts), *([parts] if parts else [])]:

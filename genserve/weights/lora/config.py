@@ -12,11 +12,10 @@ from typing import Any
 
 from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
+from genserve.tensors.inserted_names import HALVES, MAGNITUDE, PEFT_PREFIX
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
-_PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
-_PREFIX = "base_model.model."
 _INSTEAD = "train without it, or merge the adapter and push the weights"
 # PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
 _STACKED = (".experts", ".experts.base_layer")
@@ -81,7 +80,7 @@ def _issues(
     specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
 ) -> Iterator[PushIssue]:
     for name, spec in specs.items():
-        a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
+        a, b = next((pair for pair in HALVES if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
             if not name.endswith(_SAVED_MODULES):
                 yield PushIssue(name, _what_else(name))
@@ -103,7 +102,7 @@ def _issues(
 
 def _what_else(name: str) -> str:
     """What a tensor is that PEFT trains, and vLLM's adapters do not have."""
-    if ".lora_magnitude_vector" in name:
+    if MAGNITUDE in name:
         return f"is of DoRA (use_dora), which vLLM does not have: {_INSTEAD}"
     if name.endswith(".bias"):
         return f"is a bias, which PEFT trains beside an adapter (bias): vLLM has no adapters with one: {_INSTEAD}"
@@ -140,7 +139,7 @@ def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iter
 
 def _weight_name(name: str) -> str:
     """The tensor of the checkpoint to which a tensor of an adapter belongs."""
-    module = name.removeprefix(_PREFIX)
+    module = name.removeprefix(PEFT_PREFIX)
     for half in (".lora_A.weight", ".lora_B.weight"):
         module = module.removesuffix(half)
     return f"{module}.weight"
