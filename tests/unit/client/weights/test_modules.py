@@ -207,3 +207,24 @@ def test_what_gives_no_name_is_refused(rename: Any) -> None:
     """As any other option with a wrong value."""
     with refuses(InvalidFieldError, field="rename"):
         tensor_sources({"a": torch.zeros(1)}, rename=rename)
+
+
+@pytest.mark.parametrize(
+    ("rename", "says"),
+    [
+        ({"actor.": ""}, "renames 'actor.', which no tensor is called: they are called as 'actor.a' is"),
+        ({"b": "c", "d": "e"}, "renames 'b', which no tensor is called"),
+        ({"actor.a": "actor.b"}, "gives 'actor.b' to several tensors, such as 'actor.a' and 'actor.b'"),
+        (lambda name: "w", "gives 'w' to several tensors, such as 'actor.a' and 'actor.b'"),
+    ],
+)
+def test_a_renaming_that_reaches_no_tensor_or_makes_one_of_two_is_refused(rename: Any, says: str) -> None:
+    """It is named, and not the names that the checkpoint then lacks."""
+    with refuses(InvalidFieldError, field="rename", says=says):
+        tensor_sources({"actor.a": torch.zeros(1), "actor.b": torch.ones(1)}, rename=rename)
+
+
+def test_a_mapping_of_nothing_keeps_all_names() -> None:
+    """And a rank without tensors has none that it could name."""
+    assert list(contents({"a": torch.zeros(1)}, rename={})) == ["a"]
+    assert contents({}, rename={"a": "b"}) == {}
