@@ -11,7 +11,14 @@ from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
-from genserve.errors import InvalidFieldError, LoraNotFoundError, ManifestMismatchError, UnsupportedError
+from genserve.errors import (
+    InvalidFieldError,
+    LoraNotFoundError,
+    ManifestMismatchError,
+    PushRolledBackError,
+    UnsupportedError,
+)
+from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon
 
@@ -85,6 +92,31 @@ async def test_tensors_of_another_rank_than_the_configuration(daemon: Daemon, cl
     (violation,) = caught.value.violations
     assert violation.field == 'header.manifest.tensors["base_model.model.q.lora_A.weight"]'
     assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
+
+
+async def test_a_feature_that_vllm_does_not_have_is_refused_before_the_bytes(
+    daemon: Daemon, client: AsyncClient, saved: Path
+) -> None:
+    """By the field that has it, pushed or loaded; nothing is staged for it."""
+    daemon.engine.max_loras = 1
+    with refuses(InvalidFieldError, field="header.lora.config", says="use_dora: DoRA"):
+        await client.push_lora("x", TENSORS, CONFIG | {"use_dora": True})
+    (saved / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"], "bias": "all"}))
+    with refuses(InvalidFieldError, field="path: adapter_config.json", says="bias: "):
+        await client.load_lora("x", saved)
+    assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
+
+
+async def test_the_status_says_why_an_adapter_failed(
+    daemon: Daemon, client: AsyncClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the row of its push."""
+    daemon.engine.max_loras = 1
+    daemon.engine.fails["load_lora"] = PushRolledBackError("adapter 'x' could not be loaded")
+    with pytest.raises(PushRolledBackError):
+        await client.push_lora("x", TENSORS, CONFIG, push_id="p")
+    assert await asyncio.to_thread(main, ["status", "--target", daemon.address]) == 0
+    assert "push     p  adapter x  failed: adapter 'x' could not be loaded\n" in capsys.readouterr().out
 
 
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
