@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from genserve.cli import main
@@ -73,6 +74,8 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
     daemon.engine.max_loras = 1
     with pytest.raises(TypeError, match="config"):
         await client.push_lora("x", TENSORS)
+    with pytest.raises(TypeError, match="get_peft_model_state_dict"):
+        await client.push_lora("x", torch.nn.Linear(1, 1), CONFIG)  # type: ignore[arg-type]
     (saved / "adapter_config.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a JSON object"):
         await client.push_lora("x", saved)

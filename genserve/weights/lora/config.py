@@ -17,11 +17,12 @@ from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
 _INSTEAD = "train without it, or merge the adapter and push the weights"
-# What changes the meaning of an adapter's tensors, and vLLM refuses once it has them.
+# What adds to an adapter, or changes what its tensors mean. vLLM refuses these, or leaves them out, once it has them.
 _NOT_SERVED = {
     "use_dora": "DoRA",
     "lora_bias": "a bias of the adapter's own",
     "alora_invocation_tokens": "Activated LoRA",
+    "trainable_token_indices": "single rows of embeddings",
     "layer_replication": "layers that are repeated",
     "use_bdlora": "block-diagonal LoRA",
     "use_qalora": "QALoRA",
@@ -117,6 +118,8 @@ def _what_else(name: str) -> str:
     """What a tensor is that PEFT trains, and vLLM's adapters do not have."""
     if MAGNITUDE in name:
         return f"is of DoRA (use_dora), which vLLM does not have: {_INSTEAD}"
+    if name.endswith(".trainable_tokens_delta"):
+        return f"has single rows of embeddings (trainable_token_indices), which vLLM takes none of: {_INSTEAD}"
     if name.endswith(".bias"):
         return f"is a bias, which PEFT trains beside an adapter (bias): vLLM has no adapters with one: {_INSTEAD}"
     if name.endswith(".weight"):

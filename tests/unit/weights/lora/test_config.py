@@ -92,6 +92,7 @@ def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: 
         ({"lora_bias": True}, "lora_bias: a bias of the adapter's own"),
         ({"modules_to_save": ["lm_head", "score"]}, "modules_to_save: whole layers"),
         ({"modules_to_save": "lm_head"}, "modules_to_save: whole layers"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices: single rows of embeddings"),
         ({"use_qalora": True, "use_dora": True}, "use_dora: DoRA; use_qalora: QALoRA"),
     ],
 )
@@ -176,6 +177,7 @@ def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
         ("base_model.model.lm_head.modules_to_save.default.weight", "(modules_to_save)"),
         (f"{MODULE}.lora_B.bias", "a bias of an adapter (lora_bias)"),
         (f"{MODULE}.lora_A.default.weight", "get_peft_model_state_dict"),
+        ("base_model.model.embed.token_adapter.trainable_tokens_delta", "(trainable_token_indices)"),
         (f"{MODULE}.lora_E", "is not a tensor of an adapter"),
     ],
 )
