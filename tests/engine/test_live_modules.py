@@ -126,6 +126,23 @@ async def test_what_is_served_computes_what_the_pushed_model_does(
     await assert_same_policy(served.client, same)
 
 
+@pytest.mark.parametrize("served", ["images"], indirect=True)
+async def test_what_sees_images_is_pushed_like_the_model_that_was_saved(served: Served, tmp_path: Path) -> None:
+    """No text reaches it, so its tensors in the workers are compared; each differs from what was there before."""
+    model = copy.deepcopy(served.model)
+    perturb(model, seed=100)
+
+    async def pushed(weights: Any) -> dict[tuple[str, str], str]:
+        await served.client.push_weights(weights, version=await next_version(served.client))
+        digests = (await served.client.get_weights(include_digests=True)).digests
+        return {place: digest for place, digest in digests.items() if "vision" in place[1] or "connector" in place[1]}
+
+    before, live = await pushed(served.model), await pushed(model)
+    assert live and all(live[place] != before[place] for place in live)
+    assert await pushed(served.model) == before
+    assert await pushed(_saved(model, tmp_path)) == live
+
+
 @pytest.mark.parametrize("served", ["tied"], indirect=True)
 async def test_the_dict_of_a_compiled_model_is_refused_in_one_sentence(served: Served) -> None:
     """Which says what to push instead."""
