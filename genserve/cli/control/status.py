@@ -60,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _failures(client: "Client", status: "Status") -> dict[str, str]:
-    """Why pushes have failed, by their ids; without those of which the caller may not ask, or that are gone."""
+    """What the rows of pushes that have failed end with, by their ids: why. Without those of which the caller may not
+    ask, or that are gone."""
     found = {}
     for push in status.pushes:
         if push.state == "failed":
             with suppress(GenserveError):
                 issues = client.get_push(push.push_id).push.issues
-                found[push.push_id] = "; ".join(f"{tensor} {said}".strip() for tensor, said in issues)
+                found[push.push_id] = f": {'; '.join(f'{tensor} {said}'.strip() for tensor, said in issues)}"
     return found
 
 
@@ -88,8 +89,8 @@ def status_table(
 ) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for vLLM's model runner if the daemon
     tells it, one for front ends, for the OpenAI server and for what is asleep if there are any, one for each pause and
-    each push in flight. `now` counts if the daemon does not tell its own time. `failures`: why pushes have failed, by
-    their ids."""
+    each push in flight. `now` counts if the daemon does not tell its own time. `failures`: what rows of
+    pushes end with, by their ids."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
     if info is None:
@@ -107,7 +108,7 @@ def status_table(
         *([("openai", f"HTTP on port {info.openai_port}")] if info.openai_port else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
-        *(("push", _push_row(push, now, failures.get(push.push_id, ""))) for push in status.pushes),
+        *(("push", _push_row(push, now) + failures.get(push.push_id, "")) for push in status.pushes),
     ]
     return _table(rows)
 
@@ -146,9 +147,9 @@ def _lease_row(lease: "PauseLease", now: datetime) -> str:
     return "  ".join(part for part in (lease.lease_id, lease.mode, left, lease.holder) if part != "")
 
 
-def _push_row(push: "PushInFlight", now: datetime, failure: str) -> str:
+def _push_row(push: "PushInFlight", now: datetime) -> str:
     adapter = f"adapter {push.lora_name}" if push.lora_name else f"version {push.weight_version}"
-    parts = [push.push_id, adapter, f"{push.state}: {failure}" if failure else push.state]
+    parts = [push.push_id, adapter, push.state]
     if push.state == "receiving":
         rate = mean_rate(push.received_bytes, push.begin_time, now)
         parts += [share_text(push.received_bytes, push.total_bytes), sizes_text(push.received_bytes, push.total_bytes)]
