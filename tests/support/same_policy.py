@@ -10,8 +10,8 @@ from genserve.client import AsyncClient
 PROMPTS: Final[Sequence[list[int]]] = ([5, 6, 7, 8, 9, 10], [200, 3, 77], [42])
 NUM_TOKENS: Final = 8
 TOLERANCE: Final = 1e-3
-"""Of a log-probability, as docs/training.md has it. A tensor that is stale by a tenth exceeds it a hundred times, unless
-it is one that text does not reach."""
+"""Of a log-probability, as docs/training.md has it. A tensor that is stale by a tenth exceeds it a hundred times, but
+for those that text does not reach."""
 
 
 @torch.no_grad()
