@@ -31,9 +31,9 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
         remedy = "push it with push_lora, or merge it, and push the module"
         return f"has tensors of an adapter, such as {adapter[:256]!r}: {remedy}"
     fused = next((name for name in foreign if name.endswith(_FUSED)), None)
-    if fused is not None and any(name.startswith(f"{fused.rpartition('.')[0]}.0.") for name in known):
+    if fused is not None and _has_one_by_one(known, fused.rpartition(".")[0]):
         return f"has the experts of a layer in one tensor, such as {fused[:256]!r}: push the module, which is converted"
-    for rewrite, says in _rewritings(foreign, known):
+    for rewrite, says in _rewritings(names, foreign, known):
         # Most of what is tried fails at the first name: a manifest of 100,000 costs little.
         if all(rewrite(name) in known for name in foreign):
             renamed = {name if name in known else rewrite(name) for name in names}
@@ -41,13 +41,24 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
     return ""
 
 
-def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Callable[[str], str], str]]:
+def _has_one_by_one(known: Set[str], experts: str) -> bool:
+    """Whether the known names have these experts one by one, however the names begin: the remedy is the same."""
+    owners = {f".{name[: name.index('.0.', at)]}" for name in known if (at := name.find(".experts.0.")) >= 0}
+    return any(owner.endswith(f".{experts}") or f".{experts}".endswith(owner) for owner in owners)
+
+
+def _rewritings(
+    names: Collection[str], foreign: Sequence[str], known: Set[str]
+) -> Iterator[tuple[Callable[[str], str], str]]:
     """What may make known names of foreign ones, and how to say it."""
     tried = foreign[:: -(-len(foreign) // _NUM_TRIED)]
     ends = sorted(name.split(".")[::-1] for name in known)
     for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, ends)):
-        every = "every name" if all(name.startswith(old) for name in foreign) else "names"
-        if not old:
+        some = f"names such as {foreign[0][:256]!r}"
+        every = "every name" if all(name.startswith(old) for name in names) else some
+        if not old and any(name.startswith(new) for name in names):
+            says = f"does not begin {some} with {new!r}, as the checkpoint does: {_REMEDY}"
+        elif not old:
             says = f"begins no name with {new!r}, as the checkpoint does: {_REMEDY}"
         elif new:
             says = f"begins {every} with {old!r} where the checkpoint has {new!r}: {_REMEDY}"
