@@ -99,7 +99,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _of_token(self, token: str | None) -> Principal:
         if token is None:
-            raise UnauthenticatedError("the call has no token: send the metadata authorization: Bearer TOKEN")
+            raise UnauthenticatedError(
+                "the call has no token: give the client token_file= or token=, or the command --token-file, which send "
+                "the metadata authorization: Bearer TOKEN"
+            )
         principal = self._callers.of_token(token) if len(token) <= MAX_TOKEN_CHARS else None
         if principal is None:
             raise UnauthenticatedError("the token is unknown, or it has expired")

@@ -290,11 +290,12 @@ async def test_what_does_not_fit_changes_nothing(
         (CONFIG | {"r": 64}, "--max-lora-rank 8"),
         (CONFIG | {"r": 0}, "above 0"),
         (no_rank, "lacks r"),
+        (CONFIG | {"use_dora": True}, "use_dora: DoRA"),
     ):
         with refuses(InvalidFieldError, field="header.lora.config", says=words):
             await client.push_lora("policy", good, config)
-    with pytest.raises(PushRolledBackError, match="DoRA"):
-        await client.push_lora("policy", good, CONFIG | {"use_dora": True})
+    with pytest.raises(PushRolledBackError, match="PiSSA"):
+        await client.push_lora("policy", good, CONFIG | {"init_lora_weights": "pissa"})
     with refuses(InvalidFieldError, field="output.prompt_logprobs"):
         await client.generate(PROMPT, prompt_logprobs=0)
     with refuses(InvalidFieldError, says="lora_name"):

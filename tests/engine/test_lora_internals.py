@@ -1,6 +1,7 @@
 """What is used of vLLM's adapters that is not public. Each test names the place that must change when vLLM moves."""
 
 import inspect
+import json
 import re
 
 import pytest
@@ -8,11 +9,16 @@ import vllm
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.ops.torch_ops import lora_ops
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.punica_wrapper import punica_cpu
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from genserve.errors import InvalidFieldError
 from genserve.installed_engine import OLDEST
+from genserve.weights.lora.config import LoraConfig
 from genserve.worker import cpu_lora
+from tests.support.adapters import CONFIG
+from tests.support.refusals import refuses
 
 
 def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
@@ -41,6 +47,18 @@ def test_layers_still_take_the_modules_of_an_adapter_that_have_their_names() -> 
     assert "self.loras.get(module_name, None)" in inspect.getsource(LoRAModel.get_lora)
     assert 'lora_model, module_name + ".base_layer"' in inspect.getsource(LoRAModelManager._stack_moe_lora_weights)
     assert "self._registered_adapters.get(adapter_id)" in inspect.getsource(LoRAModelManager.get_adapter)
+
+
+def test_what_vllm_refuses_in_a_configuration_is_refused_before_the_tensors_come() -> None:
+    """By all that it looks at, apart from ranks, which are compared, and from how weights were initialised: what to do
+    then is another thing for each way, and vLLM says it."""
+    source = inspect.getsource(PEFTHelper._validate_features) + inspect.getsource(PEFTHelper.validate_legal)
+    features = set(re.findall(r"self\.(\w+)", source))
+    features -= {"_validate_features", "_init_is_supported", "init_lora_weights", "r", "rank_pattern"}
+    assert len(features) >= 8
+    for name in features:
+        with refuses(InvalidFieldError, field="config", says=f"{name}: "):
+            LoraConfig.parse(json.dumps(CONFIG | {name: "x"}), 8, "config")
 
 
 def test_lora_kernels_for_the_cpu_of_the_oldest_vllm_still_need_help_with_tokens_without_an_adapter(

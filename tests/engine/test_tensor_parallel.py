@@ -66,8 +66,8 @@ async def test_an_adapter_is_loaded_on_both_ranks(sharded: AsyncClient, checkpoi
     base = await likely()
     await sharded.push_lora("policy", tensors, CONFIG)
     found = await likely("policy")
-    with pytest.raises(PushRolledBackError, match=r"tp0.*DoRA.*tp1.*DoRA"):
-        await sharded.push_lora("policy", tensors, CONFIG | {"use_dora": True})
+    with pytest.raises(PushRolledBackError, match=r"tp0.*PiSSA.*tp1.*PiSSA"):
+        await sharded.push_lora("policy", tensors, CONFIG | {"init_lora_weights": "pissa"})
     assert distance(await likely("policy"), found) < 1e-3
     await sharded.push_weights(merged(checkpoints["a"], tensors), version=version + 1)
     assert distance(found, await likely()) < 0.15

@@ -124,8 +124,10 @@ async def test_a_trainer_pushes_and_a_worker_generates(served: Guarded) -> None:
 
 async def test_a_call_without_a_token_says_what_is_missing(served: Guarded) -> None:
     async with AsyncClient(served.daemon.address) as client:
-        with pytest.raises(UnauthenticatedError, match="authorization: Bearer TOKEN"):
+        with pytest.raises(UnauthenticatedError, match="authorization: Bearer TOKEN") as caught:
             await client.status()
+    for argument in ("token_file=", "token=", "--token-file"):  # of the client in Python, and of commands
+        assert argument in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from genserve.cli import main
@@ -93,6 +94,8 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
     daemon.engine.max_loras = 1
     with pytest.raises(TypeError, match="config"):
         await client.push_lora("x", TENSORS)
+    with pytest.raises(TypeError, match="get_peft_model_state_dict"):
+        await client.push_lora("x", torch.nn.Linear(1, 1), CONFIG)  # type: ignore[arg-type]
     (saved / "adapter_config.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a JSON object"):
         await client.push_lora("x", saved)
@@ -111,6 +114,21 @@ async def test_tensors_of_another_rank_than_the_configuration(daemon: Daemon, cl
         await client.push_lora("x", TENSORS, CONFIG | {"r": 8}, push_id="p")
     (violation,) = caught.value.violations
     assert violation.field == 'header.manifest.tensors["base_model.model.q.lora_A.weight"]'
+    assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
+
+
+async def test_a_feature_that_vllm_does_not_have_is_refused_before_the_bytes(
+    daemon: Daemon, client: AsyncClient, saved: Path
+) -> None:
+    """By the field that has it, pushed or loaded; nothing is staged for it."""
+    daemon.engine.max_loras = 1
+    with pytest.raises(InvalidFieldError, match="use_dora: DoRA") as caught:
+        await client.push_lora("x", TENSORS, CONFIG | {"use_dora": True})
+    assert caught.value.violations[0].field == "header.lora.config"
+    (saved / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"], "bias": "all"}))
+    with pytest.raises(InvalidFieldError, match="bias: ") as caught:
+        await client.load_lora("x", saved)
+    assert caught.value.violations[0].field == "path: adapter_config.json"
     assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
 
 

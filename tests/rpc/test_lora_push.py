@@ -7,8 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
+from genserve.cli import main
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
+from genserve.errors import PushRolledBackError
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.wire import manifest_message
 from tests.rpc.frames import END, Frame, push, refused
@@ -71,6 +73,16 @@ async def test_a_configuration_that_no_parser_likes_is_refused_by_its_field(daem
     first, _ = await frames(config=config)
     error = await refused(daemon, [first, END])
     assert (reason_of(error), field_of(error)) == ("INVALID_FIELD", "header.lora.config")
+
+
+async def test_the_status_says_why_an_adapter_failed(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the row of its push."""
+    daemon.engine.max_loras = 1
+    daemon.engine.fails["load_lora"] = PushRolledBackError("adapter 'policy' could not be loaded")
+    first, chunks = await frames()
+    assert reason_of(await refused(daemon, [first, *chunks, END])) == "PUSH_ROLLED_BACK"
+    assert await asyncio.to_thread(main, ["status", "--target", daemon.address]) == 0
+    assert "failed: adapter 'policy' could not be loaded\n" in capsys.readouterr().out
 
 
 async def test_an_adapter_is_not_loaded_into_an_engine_that_has_gone_to_sleep(daemon: Daemon) -> None:

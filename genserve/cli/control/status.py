@@ -2,14 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
 from genserve.cli.quantities import mean_rate, rate_text, share_text, sizes_text
 from genserve.cli.streams import print_json
-from genserve.errors import DrainingError, EngineDeadError
+from genserve.errors import DrainingError, EngineDeadError, GenserveError
 
 if TYPE_CHECKING:
     from genserve.client import Client, EngineState, PauseLease, PushInFlight, ServerInfo, Status
@@ -23,6 +24,7 @@ _OF_THE_DAEMON: Final = {
     "modelRunner": "model_runner",
 }
 """What GetServerInfo tells, under its names in JSON, and their names in ServerInfo."""
+_NO_FAILURES: Final[Mapping[str, str]] = {}
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -53,8 +55,20 @@ def run(args: argparse.Namespace) -> int:
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
-            print(status_table(status, info, datetime.now(UTC)), flush=True)
+            print(status_table(status, info, datetime.now(UTC), _failures(client, status)), flush=True)
     return 0
+
+
+def _failures(client: "Client", status: "Status") -> dict[str, str]:
+    """What the rows of pushes that have failed end with, by their ids: why. Without those of which the caller may not
+    ask, or that are gone."""
+    found = {}
+    for push in status.pushes:
+        if push.state == "failed":
+            with suppress(GenserveError):
+                issues = client.get_push(push.push_id).push.issues
+                found[push.push_id] = f": {'; '.join(f'{tensor} {said}'.strip() for tensor, said in issues)}"
+    return found
 
 
 def _server_info(client: "Client") -> "ServerInfo | None":
@@ -70,10 +84,13 @@ def state_line(state: "EngineState") -> str:
     return f"{state.phase}: {_asleep_row(state)}" if state.asleep_tags else state.phase
 
 
-def status_table(status: "Status", info: "ServerInfo | None", now: datetime) -> str:
+def status_table(
+    status: "Status", info: "ServerInfo | None", now: datetime, failures: Mapping[str, str] = _NO_FAILURES
+) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for vLLM's model runner if the daemon
     tells it, one for front ends, for the OpenAI server and for what is asleep if there are any, one for each pause and
-    each push in flight. `now` counts if the daemon does not tell its own time."""
+    each push in flight. `now` counts if the daemon does not tell its own time. `failures`: what rows of
+    pushes end with, by their ids."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
     if info is None:
@@ -91,7 +108,7 @@ def status_table(status: "Status", info: "ServerInfo | None", now: datetime) -> 
         *([("openai", f"HTTP on port {info.openai_port}")] if info.openai_port else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
-        *(("push", _push_row(push, now)) for push in status.pushes),
+        *(("push", _push_row(push, now) + failures.get(push.push_id, "")) for push in status.pushes),
     ]
     return _table(rows)
 

@@ -72,6 +72,12 @@ def check_count(value: object, option: str) -> None:
         raise InvalidFieldError.of(option, f"{reprlib.repr(value)} is not a whole number above 0")
 
 
+def check_switch(value: object, option: str) -> None:
+    """Raises InvalidFieldError, naming `option`, unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidFieldError.of(option, f"{reprlib.repr(value)} is neither True nor False")
+
+
 def duration(seconds: float, option: str) -> Duration:
     """Seconds as protobuf's Duration. Raises InvalidFieldError, naming `option`, for an invalid time."""
     if not is_seconds(seconds) or abs(seconds) > _MAX_SECONDS:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from genserve.addresses import is_local
 from genserve.client.transport import push_channels
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
+from genserve.client.transport.fields import build, check_count, check_switch, naming, refuse_unknown
 from genserve.client.weights.download import Download, PulledWeights
 from genserve.client.weights.finite import check_finite
 from genserve.client.weights.layout import ByteSpace
@@ -75,7 +75,12 @@ class WeightCalls(ServiceCalls):
             raise TypeError("weights must not be a PulledWeights: pass its `.tensors`, or its `.state_dict()`")
         header = push_header(version, options)
         # Part of a checkpoint is what its names say: a value that is shared by some of them is the value of each.
-        sources = tensor_sources(weights, tied_once=not header.manifest.partial, rename=options.get("rename"))
+        sources = tensor_sources(
+            weights,
+            tied_once=not header.manifest.partial,
+            rename=options.get("rename"),
+            is_whole=options.get("callers") in (None, 1),
+        )
         return await self._send(sources, header, options, timeout_s)
 
     async def _send(
@@ -86,10 +91,14 @@ class WeightCalls(ServiceCalls):
         timeout_s: Timeout,
     ) -> PushResult:
         """Sends tensors under a header whose manifest, and id if it has none, are added here."""
-        if options.get("finite"):
-            await asyncio.to_thread(check_finite, sources)
+        finite, shared_memory = options.get("finite", False), options.get("shared_memory")
+        check_switch(finite, "finite")
+        if shared_memory is not None:
+            check_switch(shared_memory, "shared_memory")
         callers = options.get("callers")
         delivery = Delivery.of(options, num_ranks(sources) if callers is None else callers)
+        if finite:
+            await asyncio.to_thread(check_finite, sources)
         several = delivery.num_callers > 1
         served = options.get("layout")
         with naming("layout"):
@@ -109,7 +118,6 @@ class WeightCalls(ServiceCalls):
         sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
         if not sends:
             delivery = replace(delivery, num_callers=1, num_streams=1)
-        shared_memory = options.get("shared_memory")
         info = await self._info(num_bytes(space.ranges) if sends else 0, shared_memory, timeout_s)
         rings = None
         if shared_memory is not False and info is not None and sends:

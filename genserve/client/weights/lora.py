@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 from genserve.client.transport.connection import UNSET, Timeout
 from genserve.client.transport.fields import as_utc, build, duration, naming, refuse_unknown
 from genserve.client.weights.calls import WeightCalls
+from genserve.client.weights.modules import is_module
 from genserve.client.weights.options import PushOptions, SendOptions
 from genserve.client.weights.push import PushResult
 from genserve.client.weights.sources import tensor_sources
@@ -82,6 +83,8 @@ class LoraCalls(WeightCalls):
         many adapters as it can, PushRolledBackError with what vLLM says.
         """
         refuse_unknown(options, SendOptions)
+        if is_module(tensors):
+            raise TypeError("tensors must be those of the adapter, peft.get_peft_model_state_dict(model), not a module")
         if isinstance(tensors, str | os.PathLike) and config is None:
             config = _read_config(Path(tensors))
         if config is None:

@@ -7,13 +7,10 @@ Wrappers and adapters are recognised by what they hold, so neither they nor torc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from genserve.client.weights.conversion import as_saved
-
-_WRAPPED: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Where torch.compile, FSDP1 and activation checkpointing keep the module that they wrap: the model, or a part of it.
-Some of them leave it out of a state_dict, and others do not."""
+from genserve.tensors.inserted_names import BASE_LAYER, PARALLEL, PEFT_PREFIX, WRAPPED
 
 
 def module_tensors(module: Any, same: Callable[[Any], object]) -> Mapping[str, Any]:
@@ -43,19 +40,19 @@ def is_module(weights: Any) -> bool:
 
 
 def _unwrapped(module: Any) -> tuple[str, Any]:
-    """What stands before each name because of what wraps the module as a whole, apart from _WRAPPED; and the module
+    """What stands before each name because of what wraps the module as a whole, apart from WRAPPED; and the module
     inside."""
     outer = ""
     while True:
         children = dict(module.named_children())
-        wrapped = next(iter(_WRAPPED & children.keys()), None)
+        wrapped = next(iter(children.keys() & WRAPPED), None)
         base: Any = children.get("base_model")
         if wrapped is not None:
             module = children[wrapped]
-        elif children.keys() == {"module"} and not any(True for _ in module.named_parameters(recurse=False)):
-            outer, module = f"{outer}module.", children["module"]  # data parallel: DDP, DeepSpeed
+        elif children.keys() == {PARALLEL} and not any(True for _ in module.named_parameters(recurse=False)):
+            outer, module = f"{outer}{PARALLEL}.", children[PARALLEL]  # data parallel: DDP, DeepSpeed
         elif hasattr(module, "peft_config") and hasattr(base, "peft_config") and hasattr(base, "model"):
-            outer, module = f"{outer}base_model.model.", base.model
+            outer, module = f"{outer}{PEFT_PREFIX}", base.model
         else:
             return outer, module
 
@@ -70,12 +67,12 @@ class _Adapted:
 
 
 def _adapted(module: Any) -> Iterator[tuple[str, _Adapted]]:
-    """Layers of PEFT, by their names without _WRAPPED."""
+    """Layers of PEFT, by their names without WRAPPED."""
     for name, layer in module.named_modules():
         children = dict(layer.named_children())
-        path = ".".join(part for part in name.split(".") if part not in _WRAPPED)
-        if "base_layer" in children and hasattr(layer, "merged"):
-            yield path, _Adapted(("base_layer",), bool(layer.merged))
+        path = ".".join(part for part in name.split(".") if part not in WRAPPED)
+        if BASE_LAYER in children and hasattr(layer, "merged"):
+            yield path, _Adapted((BASE_LAYER,), bool(layer.merged))
         elif "token_adapter" in children:  # PEFT's trainable_token_indices
             yield path, _Adapted(("token_adapter",), is_merged=True)
         elif {"original_module", "modules_to_save"} <= children.keys():
@@ -86,8 +83,8 @@ def _adapted(module: Any) -> Iterator[tuple[str, _Adapted]]:
 
 
 def _placed(raw: str, layers: Mapping[str, _Adapted]) -> str | None:
-    """The name without _WRAPPED and PEFT's layers; None for what is not computed with."""
-    parts = [part for part in raw.split(".") if part not in _WRAPPED]
+    """The name without WRAPPED and PEFT's layers; None for what is not computed with."""
+    parts = [part for part in raw.split(".") if part not in WRAPPED]
     kept: list[str] = []
     position = 0
     while position < len(parts):

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Final, Self, TypedDict
 
 from genserve.client.transport.enums import wire_value
-from genserve.client.transport.fields import build, check_count, naming, optional_duration
+from genserve.client.transport.fields import build, check_count, check_switch, naming, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
 from genserve.errors import InvalidFieldError
@@ -117,7 +117,7 @@ class Delivery:
 
     @classmethod
     def of(cls, options: PushOptions, num_callers: int) -> Self:
-        """Raises InvalidFieldError for what is not a number of something."""
+        """Raises InvalidFieldError for what is not a number of something, or not True or False."""
         delivery = cls(
             num_callers=num_callers,
             num_streams=options.get("streams", 1),
@@ -128,6 +128,7 @@ class Delivery:
         check_count(delivery.chunk_bytes, "chunk_bytes")
         check_count(delivery.num_callers, "callers")
         check_count(delivery.num_streams, "streams")
+        check_switch(delivery.checksum, "checksum")
         return delivery
 
 

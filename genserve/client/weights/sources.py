@@ -57,8 +57,11 @@ Rename = Mapping[str, str] | Callable[[str], str]
 """From a trainer's name to the checkpoint's. A mapping keeps names that it does not have."""
 
 
-def tensor_sources(weights: Any, *, tied_once: bool = True, rename: Rename | None = None) -> list[TensorSource]:
-    """The tensors of `weights`, under the names that `rename` gives them.
+def tensor_sources(
+    weights: Any, *, tied_once: bool = True, rename: Rename | None = None, is_whole: bool = True
+) -> list[TensorSource]:
+    """The tensors of `weights`, under the names that `rename` gives them. `is_whole`: whether these are all tensors of
+    the push, so that one of them has to be in a mapping.
 
     `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (`modules.module_tensors`), the
     path of a .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch
@@ -74,7 +77,23 @@ def tensor_sources(weights: Any, *, tied_once: bool = True, rename: Rename | Non
     if rename is None:
         return sources
     with naming("rename"):
-        return [replace(each, name=_renamed(each.name, rename)) for each in sources]
+        return _all_renamed(sources, rename, is_whole=is_whole)
+
+
+def _all_renamed(sources: Sequence[TensorSource], rename: Rename, *, is_whole: bool) -> list[TensorSource]:
+    """Raises TypeError for what gives no name, and ValueError for a mapping of none of them and for a name that several
+    get."""
+    names = {each.name: _renamed(each.name, rename) for each in sources}
+    if is_whole and isinstance(rename, Mapping) and rename and names and not rename.keys() & names.keys():
+        raise ValueError(
+            f"renames {next(iter(rename))!r}, which no tensor is called: they are called as {next(iter(names))!r} is; "
+            "pass a function to change a part of each name"
+        )
+    origins: dict[str, str] = {}
+    for name, renamed in names.items():
+        if (other := origins.setdefault(renamed, name)) != name:
+            raise ValueError(f"gives {renamed!r} to several tensors, such as {other!r} and {name!r}")
+    return [replace(each, name=names[each.name]) for each in sources]
 
 
 def _renamed(name: str, rename: Rename) -> str:

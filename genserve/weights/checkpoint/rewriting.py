@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import partial
 from typing import Final
 
+from genserve.tensors.inserted_names import BASE_LAYER, COMPILED, HALVES, MAGNITUDE, PARALLEL, PEFT_PREFIX, WRAPPED
+
 _REMEDY: Final = "pass rename=..."
-_INSIDE: Final = {"_orig_mod": "model._orig_mod", "module": "model.module"}
-"""What torch.compile and data parallelism put into names, and how to reach the module that they wrap."""
-_PARTS: Final = (*_INSIDE, "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
-"""What is put into the middle of names: by those, by FSDP1, activation checkpointing and PEFT."""
-_PEFT: Final = "base_model.model."
-_ADAPTER: Final = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B", ".lora_magnitude_vector")
+_INSIDE: Final = (COMPILED, PARALLEL)
+"""What stands before all names where the module that is wrapped is an attribute of this name."""
+_PARTS: Final = (*WRAPPED, PARALLEL, BASE_LAYER)
+"""What may be in the middle of names."""
+_ADAPTER: Final = (*(half for pair in HALVES for half in pair), MAGNITUDE)
 _FUSED: Final = (".experts.gate_up_proj", ".experts.down_proj")
 """How transformers names the experts of a layer, which checkpoints have one by one."""
 _NUM_TRIED: Final = 8
@@ -30,9 +31,9 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
         remedy = "push it with push_lora, or merge it, and push the module"
         return f"has tensors of an adapter, such as {adapter[:256]!r}: {remedy}"
     fused = next((name for name in foreign if name.endswith(_FUSED)), None)
-    if fused is not None and any(name.startswith(f"{fused.rpartition('.')[0]}.0.") for name in known):
+    if fused is not None and _has_one_by_one(known, fused.rpartition(".")[0]):
         return f"has the experts of a layer in one tensor, such as {fused[:256]!r}: push the module, which is converted"
-    for rewrite, says in _rewritings(foreign, known):
+    for rewrite, says in _rewritings(names, foreign, known):
         # Most of what is tried fails at the first name: a manifest of 100,000 costs little.
         if all(rewrite(name) in known for name in foreign):
             renamed = {name if name in known else rewrite(name) for name in names}
@@ -40,25 +41,36 @@ def one_cause(names: Collection[str], known: Set[str]) -> str:
     return ""
 
 
-def _rewritings(foreign: Sequence[str], known: Set[str]) -> Iterator[tuple[Callable[[str], str], str]]:
+def _has_one_by_one(known: Set[str], experts: str) -> bool:
+    """Whether the known names have these experts one by one, however the names begin: the remedy is the same."""
+    owners = {f".{name[: name.index('.0.', at)]}" for name in known if (at := name.find(".experts.0.")) >= 0}
+    return any(owner.endswith(f".{experts}") or f".{experts}".endswith(owner) for owner in owners)
+
+
+def _rewritings(
+    names: Collection[str], foreign: Sequence[str], known: Set[str]
+) -> Iterator[tuple[Callable[[str], str], str]]:
     """What may make known names of foreign ones, and how to say it."""
     tried = foreign[:: -(-len(foreign) // _NUM_TRIED)]
     ends = sorted(name.split(".")[::-1] for name in known)
     for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, ends)):
-        every = "every name" if all(name.startswith(old) for name in foreign) else "names"
-        if not old:
+        some = f"names such as {foreign[0][:256]!r}"
+        every = "every name" if all(name.startswith(old) for name in names) else some
+        if not old and any(name.startswith(new) for name in names):
+            says = f"does not begin {some} with {new!r}, as the checkpoint does: {_REMEDY}"
+        elif not old:
             says = f"begins no name with {new!r}, as the checkpoint does: {_REMEDY}"
         elif new:
             says = f"begins {every} with {old!r} where the checkpoint has {new!r}: {_REMEDY}"
         else:
-            inside = _INSIDE.get(old.removesuffix("."))
-            says = f"begins {every} with {old!r}: {_REMEDY}{f', or push {inside}' if inside else ''}"
+            inside = old.removesuffix(".")
+            says = f"begins {every} with {old!r}: {_REMEDY}{f', or push model.{inside}' if inside in _INSIDE else ''}"
         yield partial(_begun, old, new), says
     parts = [part for part in _PARTS if any(f"{part}." in name for name in foreign)]
-    if any(name.startswith(_PEFT) for name in foreign):
+    if any(name.startswith(PEFT_PREFIX) for name in foreign):
         left_out = frozenset(parts)
         yield (
-            lambda name: _without(left_out, name.removeprefix(_PEFT)),
+            lambda name: _without(left_out, name.removeprefix(PEFT_PREFIX)),
             f"has PEFT's names, such as {foreign[0][:256]!r}: push the module, or pass rename=...",
         )
     for some in [*([part] for part in parts), *([parts] if parts else [])]:

@@ -12,16 +12,26 @@ from typing import Any
 
 from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
+from genserve.tensors.inserted_names import HALVES, MAGNITUDE, PEFT_PREFIX
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
-_PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
-_PREFIX = "base_model.model."
 _INSTEAD = "train without it, or merge the adapter and push the weights"
+# What adds to an adapter, or changes what its tensors mean. vLLM refuses these, or leaves them out, once it has them.
+_NOT_SERVED = {
+    "use_dora": "DoRA",
+    "lora_bias": "a bias of the adapter's own",
+    "alora_invocation_tokens": "Activated LoRA",
+    "trainable_token_indices": "single rows of embeddings",
+    "layer_replication": "layers that are repeated",
+    "use_bdlora": "block-diagonal LoRA",
+    "use_qalora": "QALoRA",
+}
 # PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
 _STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
-_SAVED_MODULES = tuple(f".{module}.{kind}" for module in ("score", "classifier") for kind in ("weight", "bias"))
+_SAVED_MODULES = ("score", "classifier")
+_SAVED = tuple(f".{module}.{kind}" for module in _SAVED_MODULES for kind in ("weight", "bias"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,9 @@ class LoraConfig:
         wrong = list(_wrong_types(config))
         if wrong:
             raise InvalidFieldError.of(field, "; ".join(wrong))
+        features = "; ".join(_not_served(config))
+        if features:
+            raise InvalidFieldError.of(field, f"has what vLLM's adapters do not have: {features}: {_INSTEAD}")
         ranks = list(_ranks(config))
         if not all(type(rank) is int and rank > 0 for rank in ranks):
             raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
@@ -81,9 +94,9 @@ def _issues(
     specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
 ) -> Iterator[PushIssue]:
     for name, spec in specs.items():
-        a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
+        a, b = next((pair for pair in HALVES if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
-            if not name.endswith(_SAVED_MODULES):
+            if not name.endswith(_SAVED):
                 yield PushIssue(name, _what_else(name))
             continue
         if a == ".lora_A." and (last := name.partition(a if a in name else b)[2]) != "weight":
@@ -103,8 +116,10 @@ def _issues(
 
 def _what_else(name: str) -> str:
     """What a tensor is that PEFT trains, and vLLM's adapters do not have."""
-    if ".lora_magnitude_vector" in name:
+    if MAGNITUDE in name:
         return f"is of DoRA (use_dora), which vLLM does not have: {_INSTEAD}"
+    if name.endswith(".trainable_tokens_delta"):
+        return f"has single rows of embeddings (trainable_token_indices), which vLLM takes none of: {_INSTEAD}"
     if name.endswith(".bias"):
         return f"is a bias, which PEFT trains beside an adapter (bias): vLLM has no adapters with one: {_INSTEAD}"
     if name.endswith(".weight"):
@@ -140,7 +155,7 @@ def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iter
 
 def _weight_name(name: str) -> str:
     """The tensor of the checkpoint to which a tensor of an adapter belongs."""
-    module = name.removeprefix(_PREFIX)
+    module = name.removeprefix(PEFT_PREFIX)
     for half in (".lora_A.weight", ".lora_B.weight"):
         module = module.removesuffix(half)
     return f"{module}.weight"
@@ -155,6 +170,18 @@ def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
         yield "lora_alpha must be a number"
     if not all(map(_is_number, _values(config, "alpha_pattern"))):
         yield "the values of alpha_pattern must be numbers"
+
+
+def _not_served(config: dict[str, Any]) -> Iterator[str]:
+    """What of PEFT's features the adapter uses that vLLM refuses."""
+    for name, what in _NOT_SERVED.items():
+        if config.get(name):
+            yield f"{name}: {what}"
+    if config.get("bias", "none") != "none":
+        yield "bias: biases of the model's layers"
+    saved = config.get("modules_to_save")
+    if saved and not (isinstance(saved, list) and all(module in _SAVED_MODULES for module in saved)):
+        yield "modules_to_save: whole layers"
 
 
 def _is_number(value: object) -> bool:

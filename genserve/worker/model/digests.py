@@ -81,6 +81,8 @@ def digesting(model: nn.Module, constants: Collection[str] = ()) -> Digesting:
     references = list(hidden(model, copied=True, present=places))  # at once: a step may change what it walks through
     for name, place in places.items():
         if isinstance(place.value, torch.Tensor):
+            if place.value.numel() == 0:
+                continue  # what a packed layer leaves of its weight, which is read at another place
             digests[name] = yield from _digest(blocks(place.value))
         elif place.key == "cpu_linear" or not isinstance(place.value, FunctionType | float):
             digests[name] = yield from _digest(_unpacked(name, _layer_of(name, modules)))

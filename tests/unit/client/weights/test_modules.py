@@ -1,21 +1,17 @@
-"""A module is pushed under the names of its checkpoint, whatever wraps it. PEFT is not installed here: its layers are
-imitated by modules that hold what those hold, under the same names (those of PEFT 0.21)."""
+"""A module is pushed under the names of its checkpoint, whatever wraps it. PEFT's layers are imitated by modules that
+hold what those hold, under the same names; tests/engine/test_peft_release.py has PEFT's own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.nn.parallel import DistributedDataParallel
 
 from genserve.client.weights.sources import tensor_sources
 from genserve.errors import InvalidFieldError
 from tests.support.refusals import refuses
+from tests.support.wrappers import WRAPPERS, only_rank
 
 
 class Layer(torch.nn.Module):
@@ -48,38 +44,8 @@ def contents(weights: Any, **options: Any) -> dict[str, bytes]:
 @pytest.fixture(scope="module", autouse=True)
 def _group() -> Iterator[None]:
     """This process is the only rank."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def _layers(model: Model, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Model:
-    for number, layer in enumerate(model.layers):
-        model.layers[number] = wrap(layer)
-    return model
-
-
-def _sharded(model: torch.nn.Module) -> torch.nn.Module:
-    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-
-
-WRAPPERS: dict[str, Callable[[Model], torch.nn.Module]] = {
-    "compile": torch.compile,
-    "compiled layers": lambda model: _layers(model, torch.compile),
-    "compiled in place": lambda model: model.compile() or model,
-    "data parallel": DataParallel,
-    "ddp": DistributedDataParallel,
-    "compiled ddp": lambda model: torch.compile(DistributedDataParallel(model)),
-    "ddp of compiled": lambda model: DistributedDataParallel(torch.compile(model)),
-    "fsdp": lambda model: FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu")),
-    "fsdp2": _sharded,
-    "fsdp2 of compiled layers": lambda model: _sharded(_layers(model, torch.compile)),
-    "checkpointing": lambda model: _layers(model, checkpoint_wrapper),
-    "compiled checkpointing": lambda model: _layers(model, lambda layer: torch.compile(checkpoint_wrapper(layer))),
-    "all of them": lambda model: DistributedDataParallel(
-        torch.compile(_layers(model, lambda layer: checkpoint_wrapper(torch.compile(layer))))
-    ),
-}
+    with only_rank():
+        yield
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -207,3 +173,24 @@ def test_what_gives_no_name_is_refused(rename: Any) -> None:
     """As any other option with a wrong value."""
     with refuses(InvalidFieldError, field="rename"):
         tensor_sources({"a": torch.zeros(1)}, rename=rename)
+
+
+@pytest.mark.parametrize(
+    ("rename", "says"),
+    [
+        ({"actor.": ""}, "renames 'actor.', which no tensor is called: they are called as 'actor.a' is"),
+        ({"b": "c", "d": "e"}, "renames 'b', which no tensor is called"),
+        ({"actor.a": "actor.b"}, "gives 'actor.b' to several tensors, such as 'actor.a' and 'actor.b'"),
+        (lambda name: "w", "gives 'w' to several tensors, such as 'actor.a' and 'actor.b'"),
+    ],
+)
+def test_a_renaming_that_reaches_no_tensor_or_makes_one_of_two_is_refused(rename: Any, says: str) -> None:
+    """It is named, and not the names that the checkpoint then lacks."""
+    with refuses(InvalidFieldError, field="rename", says=says):
+        tensor_sources({"actor.a": torch.zeros(1), "actor.b": torch.ones(1)}, rename=rename)
+
+
+def test_a_mapping_of_nothing_keeps_all_names() -> None:
+    """And a rank without tensors has none that it could name."""
+    assert list(contents({"a": torch.zeros(1)}, rename={})) == ["a"]
+    assert contents({}, rename={"a": "b"}) == {}

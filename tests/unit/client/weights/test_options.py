@@ -1,7 +1,11 @@
 """What is sent of a push without options, and that each option changes what it says."""
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from genserve.client import AsyncClient
 from genserve.client.weights.options import Delivery, apply_message, push_header
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2, weights_pb2
@@ -27,6 +31,16 @@ def test_what_is_no_number_of_something_is_named(options: dict[str, int], num_ca
     """By the option."""
     with refuses(InvalidFieldError, field=field):
         Delivery.of(options, num_callers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["finite", "checksum", "shared_memory"])
+@pytest.mark.parametrize("value", ["yes", "", 1, [True]])
+async def test_what_is_neither_true_nor_false_is_named(option: str, value: object) -> None:
+    """Python would take any text for true."""
+    options: Any = {option: value}
+    async with AsyncClient("127.0.0.1:1") as client:
+        with refuses(InvalidFieldError, field=option):
+            await client.push_weights({"a": torch.ones(1)}, version=1, timeout_s=0.0, **options)
 
 
 def test_a_header_without_options_leaves_everything_to_the_daemon() -> None:

@@ -46,6 +46,14 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
         (MERGED, NAMES, f"has PEFT's names, such as {MERGED[0]!r}: push the module, or pass rename=..."),
         ([*NAMES[:2], FUSED], [*NAMES[:2], EXPERT],
          f"has the experts of a layer in one tensor, such as {FUSED!r}: push the module, which is converted"),
+        ([f"_orig_mod.{name}" for name in [*NAMES[:2], FUSED]], [*NAMES[:2], EXPERT],
+         f"in one tensor, such as '_orig_mod.{FUSED}': push the module, which is converted"),
+        ([FUSED.removeprefix("model.")], [EXPERT], "push the module, which is converted"),
+        ([*NAMES[:3], *(f"actor.{name}" for name in NAMES[3:])], NAMES,
+         f"begins names such as 'actor.{NAMES[3]}' with 'actor.': pass rename=..."),
+        ([*NAMES[:3], *(name.removeprefix("model.") for name in NAMES[3:])], NAMES,
+         f"does not begin names such as '{NAMES[3].removeprefix('model.')}' with 'model.', as the checkpoint does: "
+         "pass rename=..."),
         ([*NAMES, A], NAMES, f"such as {A!r}: push it with push_lora, or merge it, and push the module"),
     ],
 )  # fmt: skip
@@ -71,6 +79,7 @@ def test_tensors_that_lack_beside_it_do_not_hide_the_cause() -> None:
         [*NAMES, "_orig_mod.model.norm.weight"],
         ["x", "y"],
         NAMES[:-1],
+        [*NAMES, f"other{FUSED}"],
     ],
 )
 def test_where_it_would_be_two_things_or_none_the_tensors_are_named(pushed: list[str]) -> None:

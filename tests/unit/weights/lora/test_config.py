@@ -84,6 +84,30 @@ def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: 
     assert refusal(text_of(**fields)) == says
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"use_dora": True}, "use_dora: DoRA"),
+        ({"bias": "lora_only"}, "bias: biases of the model's layers"),
+        ({"lora_bias": True}, "lora_bias: a bias of the adapter's own"),
+        ({"modules_to_save": ["lm_head", "score"]}, "modules_to_save: whole layers"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save: whole layers"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices: single rows of embeddings"),
+        ({"use_qalora": True, "use_dora": True}, "use_dora: DoRA; use_qalora: QALoRA"),
+    ],
+)
+def test_a_feature_that_vllm_does_not_have_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
+    """Before the tensors come, with what to do instead."""
+    assert refusal(text_of(**fields)).startswith(f"has what vLLM's adapters do not have: {says}")
+    assert "merge the adapter and push the weights" in refusal(text_of(**fields))
+
+
+def test_features_that_are_off_and_those_that_vllm_has_are_taken() -> None:
+    """As PEFT writes them, and rank-stabilized scaling."""
+    off = {"use_dora": False, "bias": "none", "lora_bias": False, "modules_to_save": None, "use_bdlora": None}
+    assert parsed(**off).rank == parsed(modules_to_save=["score"]).rank == parsed(use_rslora=True).rank == 2
+
+
 @pytest.mark.parametrize("alpha", [0, 0.5, -1, 1e30])
 def test_a_number_is_an_alpha(alpha: float) -> None:
     """Also for single modules."""
@@ -153,6 +177,7 @@ def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
         ("base_model.model.lm_head.modules_to_save.default.weight", "(modules_to_save)"),
         (f"{MODULE}.lora_B.bias", "a bias of an adapter (lora_bias)"),
         (f"{MODULE}.lora_A.default.weight", "get_peft_model_state_dict"),
+        ("base_model.model.embed.token_adapter.trainable_tokens_delta", "(trainable_token_indices)"),
         (f"{MODULE}.lora_E", "is not a tensor of an adapter"),
     ],
 )
