@@ -175,7 +175,7 @@ async def _start_engine(
     config: ServeConfig, args: AsyncEngineArgs, board: StateBoard, *, with_series: bool
 ) -> VllmEngine:
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
+    daemon_index = 0 if config.openai_port == -1 else 1
     clients = Clients(daemon_index + 1 + num_frontends(config), daemon_index, if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)
     return await VllmEngine.start(args, options, lambda step: board.tell_step(step, time.time()))

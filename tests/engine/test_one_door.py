@@ -44,7 +44,7 @@ async def grpc(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
 async def http(daemon: DaemonProcess) -> AsyncIterator[httpx.AsyncClient]:
     """A client of its OpenAI port."""
     url = next(line for line in daemon.stderr.splitlines() if "openai: http" in line).split("openai: ")[1]
-    async with httpx.AsyncClient(base_url=url.split(",")[0], timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         yield client
 
 

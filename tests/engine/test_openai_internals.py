@@ -8,9 +8,8 @@ from vllm.entrypoints.serve.lora import api_router as lora_router
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import MPClient
-from vllm.v1.utils import RustFrontendProcessManager
 
-from genserve.engine.vllm.openai import launch, messages, relay
+from genserve.engine.vllm.openai import messages, relay
 from genserve.engine.vllm.openai.moved import NAMES, moved
 
 
@@ -41,17 +40,6 @@ def test_the_calls_that_the_relay_answers_are_still_made() -> None:
     assert "get_supported_tasks()" in inspect.getsource(entry.build_and_serve)
     for method in relay._HARMLESS | relay._NOT_NEEDED:
         assert hasattr(EngineCoreProc, method), method
-
-
-def test_a_server_in_rust_still_starts_with_these_flags() -> None:
-    """engine.vllm.openai starts it as vLLM does, in a process that ends with the daemon."""
-    source = inspect.getsource(RustFrontendProcessManager)
-    for flag in (
-        *("--listen-fd", "--input-listener-fd", "--output-listener-fd", "--engine-count", "--data-parallel-size"),
-        *("--coordinator-address", "--args-json", "engine_ready_timeout_secs", "http_timeout_keep_alive", "model_tag"),
-        *launch._NOT_FOR_RUST,
-    ):
-        assert f'"{flag}"' in source, flag
 
 
 def test_routes_that_control_the_engine_still_need_these_variables() -> None:

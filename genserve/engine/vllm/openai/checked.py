@@ -1,4 +1,4 @@
-"""The client of the engine that vLLM's server in Python gets. A request that the engine does not take is answered with
+"""The client of the engine that vLLM's server gets. A request that the engine does not take is answered with
 status 400 and the reason: the daemon's relay, which looks at the same table, would end it without one. And answers name
 the versions that sampled them."""
 

@@ -13,6 +13,7 @@ from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai.moved import NAMES, moved
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
+_RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,11 @@ def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
             if getattr(flags, name) != value:
                 raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
         return
+    if os.environ.get(_RUST_VARIABLE, "0") not in ("", "0"):  # the engine would leave images to that server
+        raise ValueError(
+            f"--openai-port: {_RUST_VARIABLE} asks for vLLM's server in Rust, which makes none of genserve's checks: "
+            "unset it, and the server in Python runs"
+        )
     try:
         for name in NAMES:
             moved(name)

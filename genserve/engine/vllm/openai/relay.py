@@ -220,8 +220,8 @@ class Relay:
         self._to_engines.send_multipart([engine, *frames], copy=False)
 
     def _is_refused(self, request: messages.Request) -> bool:
-        """Whether the engine does not take it. `checked` has refused most of these in the server in Python, with an
-        answer that says why. Here it is known what words have become, and the server in Rust has no other check."""
+        """Whether the engine does not take it. `checked` has refused most of these in the server, with an
+        answer that says why. Here it is known what words have become."""
         refused = ["an adapter: only genserve loads these"] if bytes(request.lora_request) != messages.NIL else []
         if request.sampling_params is not None:  # None: not a request for tokens
             rows = refusals.refused(request.sampling_params, self._serving)

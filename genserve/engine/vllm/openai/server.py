@@ -46,7 +46,7 @@ class OpenAIServer:
 
     def __str__(self) -> str:
         scheme = "http" if self._launch.flags.ssl_certfile is None else "https"
-        return f"{scheme}://{joined(self._host, self.port)}, {self._launch.choice}"
+        return f"{scheme}://{joined(self._host, self.port)}"
 
     async def start(self, stopped: asyncio.Event) -> None:
         """Returns when it serves, or when the daemon is to stop. Raises RuntimeError if its process ends before, or if

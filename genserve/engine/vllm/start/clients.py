@@ -24,8 +24,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Clients:
     """`count` clients of the engine, of which the daemon is number `daemon_index`, front ends all after it, and an
-    OpenAI server the one before it. EngineCore sends its statistics to client 0 after a step without outputs. vLLM's
-    Rust server can only be client 0. `if_possible`: nobody has asked for the front ends, so they are left out where
+    OpenAI server the one before it. EngineCore sends its statistics to client 0 after a step without outputs.
+    `if_possible`: nobody has asked for the front ends, so they are left out where
     they are not possible."""
 
     count: int = 1

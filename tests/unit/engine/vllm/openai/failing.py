@@ -26,7 +26,6 @@ class Processes:
     """As genserve.engine.vllm.openai.launch.Launch. `targets`: what the processes do, one after the other; the last
     one for all later ones."""
 
-    choice = "a server"
     flags = Namespace(ssl_certfile=None, ssl_cert_reqs=0)
 
     def __init__(self, *targets: Any) -> None:
