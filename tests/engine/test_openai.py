@@ -229,15 +229,30 @@ async def test_an_abort_of_all_requests_ends_answers(served: Served) -> None:
 
 
 async def test_more_than_a_model_runner_holds_of_one_request_ends_nobody_elses(served: Served) -> None:
-    """The server lets it through, and V2 would end the engine. V1 holds any number."""
+    """vLLM's server lets it through, and V2 would end the engine. V1 holds any number."""
     many = {"allowed_token_ids": [3] * 1025, "ignore_eos": True}
     asked = served.http.completions.create(model="policy", prompt=PROMPT, max_tokens=2, extra_body=many)
     if on_runner_v2.IS_ON:
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
             await asked
     else:
         assert (await asked).choices[0].finish_reason == "length"
     assert len(await greedy(served.grpc, PROMPT, 3)) == 3
+
+
+async def test_the_servers_port_shows_what_it_counts(served: Served) -> None:
+    """vLLM's series of its requests, of which each answer adds its tokens; none of the daemon's."""
+
+    async def num_tokens() -> float:
+        async with httpx.AsyncClient(base_url=url_of(served.process)) as http:
+            lines = (await http.get("/metrics")).text.splitlines()
+        assert not [each for each in lines if each.startswith("genserve_")]
+        counted = [each for each in lines if each.startswith("vllm:generation_tokens_total{")]
+        return sum(float(each.rpartition(" ")[2]) for each in counted)
+
+    before = await num_tokens()
+    await served.collect(8, Answer())
+    assert await num_tokens() == before + 8
 
 
 async def test_an_answer_that_nobody_reads_any_more_is_aborted(served: Served) -> None:

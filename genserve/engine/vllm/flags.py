@@ -53,7 +53,7 @@ def check(argv: Sequence[str]) -> tuple[str, ...]:
     if config.headless:
         return ()
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    clients = ALONE if config.openai_port == -1 else Clients(2, daemon_index=1)
+    clients = ALONE if config.openai_port == -1 else Clients(with_openai=True)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     args = vllm_config.adapted(args, config.weight_update)
     with closing(Report()) as report, vllm_config.start_explained(args, report):

@@ -85,7 +85,7 @@ def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) ->
             config = found.config
             options = replace(options, clients=clients.possible(config, options.clients))
             rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
-            row = rows.row(options.clients.daemon_index)
+            row = rows.row(clients.DAEMON)
             progress.reach_soon(steps.PROCESSES)
             loggers = stat_loggers(row, with_series=options.with_series)
             started = clients.start(config, args, loggers, options.clients, rows.counters)

@@ -1,17 +1,14 @@
-"""What an OpenAI server needs before the engine starts, and the server once it has."""
+"""What an OpenAI server needs before the engine starts."""
 
 import argparse
+import pickle
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.config import ServeConfig
 from genserve.engine.vllm.openai.flags import server_flags
-from genserve.engine.vllm.openai.launch import Launch
-from genserve.engine.vllm.openai.relay import Relay
-from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.listening import bound_socket
 
 
@@ -23,12 +20,14 @@ class OpenAISetup:
     flags: argparse.Namespace
     listener: socket.socket
 
-    def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
-        """The server of an engine that was started with `args`."""
-        flags = server_flags(self.flags, args, self.config)
-        max_n = min(self.config.max_n, self.config.max_active_requests)
-        launch = Launch(flags, self.listener, relay.place, max_n)
-        return OpenAIServer(launch, relay, say)
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "http" if self.config.certificate is None else "https"
+
+    def pickled_flags(self, args: AsyncEngineArgs) -> bytes:
+        """What `vllm serve` would have parsed, in front of an engine that was started with `args`."""
+        return pickle.dumps(server_flags(self.flags, args, self.config))
 
 
 def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | None:
