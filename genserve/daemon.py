@@ -160,7 +160,7 @@ async def serve(
             daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, listed))
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None:
-            launch = Launch(http.pickled_flags(engine.server_args), http.listener, http.scheme)
+            launch = Launch(http.pickled_flags(engine.server_args), http.max_n, http.listener, http.scheme)
             daemon.http = OpenAIServer(launch, engine.openai_seat(), board, say)
             engine.add_clients(daemon.http)
             stack.push_async_callback(daemon.http.stop)

@@ -48,20 +48,22 @@ def _received(descriptor: Any) -> Inherited:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a process begins with. `listener`: of HTTP; `link` and `seat`: to the daemon and the engine; `flags`: as
-    `vllm serve` would have parsed them, pickled."""
+    `vllm serve` would have parsed them, pickled; `max_n`: the largest n of a request."""
 
     daemon_pid: int
     listener: socket.socket
     link: Inherited
     seat: Sequence[Inherited]
     flags: bytes
+    max_n: int
 
 
 class Launch:
-    """Starts processes that serve on `listener`, one at a time. `flags` as in Job."""
+    """Starts processes that serve on `listener`, one at a time. `flags` and `max_n` as in Job."""
 
-    def __init__(self, flags: bytes, listener: socket.socket, scheme: str) -> None:
+    def __init__(self, flags: bytes, max_n: int, listener: socket.socket, scheme: str) -> None:
         self._flags = flags
+        self._max_n = max_n
         self.listener = listener
         self.scheme = scheme
         """http or https."""
@@ -70,7 +72,7 @@ class Launch:
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts one. Call it in the main thread. Raises OSError if this is not possible."""
         link, seat = Inherited(settings.link_fd), tuple(map(Inherited, settings.seat_fds))
-        job = Job(settings.daemon_pid, self.listener, link, seat, self._flags)
+        job = Job(settings.daemon_pid, self.listener, link, seat, self._flags, self._max_n)
         # Python's own way to start another interpreter hands descriptors over, and tests can start it faster.
         spawn = multiprocessing.get_context("spawn")
         process: Any = spawn.Process(target=run, args=(job,), name="OpenAI server", daemon=True)
@@ -94,7 +96,7 @@ class Launch:
 
 def run(job: Job) -> None:
     """Serves until SIGTERM; then until the requests that run have been answered."""
-    begin(job.daemon_pid)
+    begin(job.daemon_pid, job.max_n)
     uvloop.run(_serve(job))
     sys.stdout.flush()
     sys.stderr.flush()

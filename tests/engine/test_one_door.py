@@ -72,6 +72,13 @@ async def test_what_the_engine_does_not_take_is_refused_by_both(
     assert (await grpc.generate(PROMPT, max_tokens=2)).sequences[0].token_ids
 
 
+async def test_beams_are_sequences_too(http: httpx.AsyncClient) -> None:
+    """vLLM searches with as many requests at a time; over gRPC there are none."""
+    answer = await http.post("/v1/completions", json=body(n=5, use_beam_search=True))
+    assert answer.status_code == 400 and "beam_width" in answer.json()["error"]["message"], answer.text
+    assert (await http.post("/v1/completions", json=body(n=2, use_beam_search=True))).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_more_sequences_than_all_clients_may_have_are_refused_by_both(
     grpc: AsyncClient, http: httpx.AsyncClient, stream: bool

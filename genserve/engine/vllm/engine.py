@@ -67,6 +67,7 @@ class VllmEngine:
         self._clients = options.clients
         self._limits = options.limits
         self._with_series = options.with_series
+        self._logs_stats = launched.logs_stats
         self._rows = rows
         self._report = launched.report
         self.server_args = args
@@ -187,7 +188,7 @@ class VllmEngine:
 
     def openai_seat(self) -> Seat:
         """The place of the OpenAI server, which shows its series itself, if it is one of the clients. Call once."""
-        return self._seat(OPENAI, with_series=not self.server_args.disable_log_stats)
+        return self._seat(OPENAI, with_series=self._logs_stats)
 
     def _seat(self, index: int, *, with_series: bool) -> Seat:
         llm, liveness, rows = self._llm, self._liveness, self._rows

@@ -11,7 +11,6 @@ from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.crossing import Crossing, bound
-from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.requests.running import Tally
 from genserve.errors import InvalidFieldError
 
@@ -21,14 +20,14 @@ ended with a process has rows of a fixed size."""
 
 
 class Door:
-    """`unfinished`: vLLM's sequences of this client; `tally`: what all clients have admitted."""
+    """`max_active`: unfinished sequences of all clients, above which new ones are refused; `unfinished`: vLLM's of this
+    client; `tally`: what all clients have admitted. vLLM itself checks n, as `environment` sets its limit."""
 
     def __init__(
-        self, serving: refusals.Serving, limits: IntakeLimits, max_model_len: int, unfinished: Sized, tally: Tally
+        self, serving: refusals.Serving, max_active: int, max_model_len: int, unfinished: Sized, tally: Tally
     ) -> None:
         self._serving = serving
-        self._max_n = min(limits.max_n, limits.max_active_requests)
-        self._max_active = limits.max_active_requests
+        self._max_active = max_active
         self._max_model_len = max_model_len
         self._unfinished = unfinished
         self._tally = tally
@@ -89,8 +88,6 @@ class Door:
             raise VLLMValidationError(f"request_id must be at most {MAX_ID_BYTES} bytes long", parameter="request_id")
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.n > self._max_n:
-            raise VLLMValidationError(f"n must be at most {self._max_n} (--max-n), is {params.n}", parameter="n")
         for row in refusals.refused(params, self._serving):
             raise VLLMValidationError(f"{row.parameter} {row.message}", parameter=row.parameter)
 

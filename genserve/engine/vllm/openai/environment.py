@@ -8,6 +8,7 @@ from typing import Final
 
 from genserve.worker.contract.lifetime import end_with_process
 
+_MAX_N_VARIABLE: Final = "VLLM_MAX_N_SEQUENCES"
 _DROPPED: Final = frozenset(
     {
         "VLLM_SERVER_DEV_MODE",
@@ -20,12 +21,13 @@ _DROPPED: Final = frozenset(
 /metrics, which needs no key there, what the daemon counts."""
 
 
-def begin(daemon_pid: int) -> None:
-    """Call first. Ends this process with the daemon, however the daemon ends, and sets what is its own."""
+def begin(daemon_pid: int, max_n: int) -> None:
+    """Call first. Ends this process with the daemon, however the daemon ends, and sets what is its own. `max_n`: the
+    largest n of a request, and the most beams of one."""
     end_with_process(daemon_pid)
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the daemon, which ends this process
     allow_connections()
-    environment = of_server(os.environ)
+    environment = of_server(os.environ) | {_MAX_N_VARIABLE: str(max_n)}
     os.environ.clear()
     os.environ.update(environment)
     from vllm.utils.system_utils import set_process_title

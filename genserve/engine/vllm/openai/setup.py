@@ -21,6 +21,11 @@ class OpenAISetup:
     listener: socket.socket
 
     @property
+    def max_n(self) -> int:
+        """The largest n of a request."""
+        return min(self.config.max_n, self.config.max_active_requests)
+
+    @property
     def scheme(self) -> str:
         """http or https."""
         return "http" if self.config.certificate is None else "https"

@@ -15,17 +15,15 @@ from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.vllm.openai.door import MAX_ID_BYTES, CheckedInputs, Door
 from genserve.engine.vllm.openai.engine import ALLOWED, ServedLLM
-from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.requests.refusals import Serving
 from tests.unit.engine.vllm.requests.scripted_llm import ScriptedTally
 
-MAX_ACTIVE, MAX_N, MAX_MODEL_LEN = 5, 4, 64
+MAX_ACTIVE, MAX_MODEL_LEN = 5, 64
 
 
 def door(unfinished: Any = (), num_elsewhere: int = 0) -> Door:
     """Of an engine with Model Runner V2."""
-    limits = IntakeLimits(MAX_ACTIVE, MAX_N)
-    return Door(Serving("v2"), limits, MAX_MODEL_LEN, unfinished, ScriptedTally(num_elsewhere))
+    return Door(Serving("v2"), MAX_ACTIVE, MAX_MODEL_LEN, unfinished, ScriptedTally(num_elsewhere))
 
 
 def built(params: SamplingParams | None = None, request_id: str = "r", lora: Any = None) -> EngineCoreRequest:
@@ -47,7 +45,6 @@ def with_bad_words(num_tokens: int) -> SamplingParams:
         (SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
         (SamplingParams(min_tokens=1, stop_token_ids=[*range(129)]), "stop_token_ids"),
         (SamplingParams(seed=2**63), "seed"),
-        (SamplingParams(n=MAX_N + 1), "n"),
     ],
 )
 def test_what_would_end_the_engine_is_refused_before_an_answer_begins(much: SamplingParams, parameter: str) -> None:
@@ -77,7 +74,7 @@ def test_what_only_shows_when_vllm_has_made_a_request_is_refused_then(request_: 
 def test_an_ordinary_request_passes_and_is_no_longer_than_the_context() -> None:
     """V2 adds the prompt's length to its numbers in 32 bits."""
     params = SamplingParams(
-        allowed_token_ids=[3], logit_bias={3: 1.0}, min_tokens=2**30, max_tokens=2**31 - 1, n=MAX_N, seed=7
+        allowed_token_ids=[3], logit_bias={3: 1.0}, min_tokens=2**30, max_tokens=2**31 - 1, n=4, seed=7
     )
     door().check_early(params, "i" * MAX_ID_BYTES)
     request = built(params, "i" * MAX_ID_BYTES)
@@ -107,7 +104,7 @@ async def test_the_end_of_the_last_request_is_told() -> None:
     """To the other clients, and to a drain that waits for it."""
     unfinished: list[str] = []
     tally = ScriptedTally(0)
-    entrance = Door(Serving("v2"), IntakeLimits(MAX_ACTIVE, MAX_N), MAX_MODEL_LEN, unfinished, tally)
+    entrance = Door(Serving("v2"), MAX_ACTIVE, MAX_MODEL_LEN, unfinished, tally)
     await entrance.wait_idle()
     unfinished.append("a")
     entrance.count()
