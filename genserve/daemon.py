@@ -32,11 +32,11 @@ from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
 from genserve.engine.vllm.openai import setup as openai_setup
-from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import headless, stale_shm
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
+from genserve.frontends.openai import OpenAIServer
 from genserve.frontends.template import Template, fork_template
 from genserve.further_processes import num_frontends, start_frontends, start_ingest
 from genserve.listening import require_free
@@ -47,6 +47,7 @@ from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics, daemon_metrics
 from genserve.notices import say
 from genserve.observers import observers_of
+from genserve.openai_process import Launch
 from genserve.rpc.generation import abort_with
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts
@@ -140,15 +141,13 @@ async def serve(
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
         say(f"starting the engine for {args.model}; {server.address} tells how far it is")
-        starting = _start_engine(config, args, board, with_series=metrics is not None)
-        engine = await unless_stopped(starting, stopped)
+        engine = await unless_stopped(_start_engine(config, args, board, with_series=metrics is not None), stopped)
         stack.push_async_callback(engine.stop)
         board.attach(engine)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
         access = _Access(listed, peers, observers)
-        load_format = args.load_format.lower()
         parts = await _build_parts(
-            config, access, engine, board, leases, opened, load_format, template, metrics, stopped, stack
+            config, access, engine, board, leases, opened, args.load_format.lower(), template, metrics, stopped, stack
         )
         await server.serve(parts)
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)  # before what its calls need
@@ -157,8 +156,10 @@ async def serve(
             read, port = DaemonSeries(engine, parts).read, config.metrics_port
             daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, listed))
         del opened  # the files are closed when version 0 is not resident any more
-        if http is not None and engine.openai is not None:
-            daemon.http = http.server(engine.openai, engine.server_args, say)
+        if http is not None:
+            launch = Launch(http.pickled_flags(engine.server_args), engine.info.max_n, http.listener, http.scheme)
+            daemon.http = OpenAIServer(launch, engine.openai_seat(), board, say)
+            engine.add_clients(daemon.http)
             stack.push_async_callback(daemon.http.stop)
             await daemon.http.start(stopped)
         daemon.start(stack)

@@ -7,7 +7,6 @@ GenerationService on its own port, and ends with the daemon.
 import asyncio
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 import grpc.aio
 import uvloop
@@ -16,8 +15,9 @@ from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.clients.frontend import FrontendEngine, begin
-from genserve.errors import EngineDeadError, GenserveError
+from genserve.errors import GenserveError
 from genserve.frontends import settings as questions
+from genserve.frontends.answers import Answers
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
@@ -93,12 +93,7 @@ class _FrontEnd:
                 questions.JOIN: self._join,
                 questions.SERVE: self._serve,
                 questions.CHANGED: self._changed,
-                questions.ABORT: self._abort,
-                questions.PAUSING: self._pausing,
-                questions.PAUSED: self._paused,
-                questions.INTERRUPTED: self._interrupted,
-                questions.LONGEST_WAIT: self._longest_wait,
-                questions.IDLE: self._idle,
+                **Answers(lambda: self._engine).handlers,
                 questions.STOP: self._stop,
             },
         )
@@ -140,42 +135,12 @@ class _FrontEnd:
         if self._engine is not None and self._state.phase is Phase.DEAD:
             self._engine.declare_dead(self._state.cause_of_death or "the daemon has given it up")
 
-    async def _abort(self, message: Message) -> Message:
-        aborted_ids, _ = await self._joined_engine.abort(message.values["request_ids"])
-        return Message({"aborted_ids": aborted_ids})
-
-    async def _pausing(self, message: Message) -> Message:
-        return Message({"num_requests": self._joined_engine.pausing()})
-
-    async def _paused(self, message: Message) -> Message:
-        self._joined_engine.paused()
-        return Message()
-
-    async def _interrupted(self, message: Message) -> Message:
-        return Message({"num_computed_tokens": self._joined_engine.interrupted()})
-
-    async def _longest_wait(self, message: Message) -> Message:
-        return Message({"longest_wait_s": await self._joined_engine.longest_wait_s()})
-
-    async def _idle(self, message: Message) -> Message:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(questions.IDLE_PATIENCE_S):
-                await self._joined_engine.wait_idle()
-                return Message({"idle": True})
-        return Message({"idle": False})
-
     async def _stop(self, message: Message) -> Message:
         self._look()  # a daemon that fails may not have told it: streams end with the reason, not with the grace period
         if self._server is not None:
             await self._server.stop(_GRACE_S)
         asyncio.get_running_loop().call_soon(self.link.close)
         return Message()
-
-    @property
-    def _joined_engine(self) -> FrontendEngine:
-        if self._engine is None:
-            raise EngineDeadError("this front end has not joined the engine yet")
-        return self._engine
 
     async def measure(self) -> None:
         """Measures the event loop, if the daemon shows it."""

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol
 
 from genserve.engine.types import UsedAdapter
@@ -14,7 +15,7 @@ from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, 
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
-from genserve.frontends.template import Started, Template
+from genserve.frontends.template import Started
 
 _START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 10.0
@@ -52,23 +53,41 @@ class Seat(Protocol):
         """Frees its memory."""
 
 
+class Starter(Protocol):
+    """Starts processes."""
+
+    async def start(self, settings: FrontendSettings) -> Started:
+        """Starts one, which inherits the descriptors of its settings. Raises OSError if this is not possible."""
+
+
 Abort = Callable[[Sequence[str] | None], Awaitable[bytes]]
 """Ends requests of any client, None = all; the answer as a message of the wire."""
 
 
 class FrontEnd:
-    """A process at one seat, or none. It is started by `template`."""
+    """A process at one seat, or none. `what` it is, for people. Without `abort` it asks the daemon nothing."""
 
     def __init__(
-        self, template: Template, seat: Seat, settings: FrontendSettings, abort: Abort, say: Callable[[str], None]
+        self,
+        starter: Starter,
+        seat: Seat,
+        settings: FrontendSettings,
+        abort: Abort | None,
+        say: Callable[[str], None],
+        *,
+        what: str = "front end",
+        start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
-        self._template = template
+        self._starter = starter
+        self._what = what
+        self._start_timeout_s = start_timeout_s
         self._seat = seat
         self._settings = settings
         self._abort = abort
         self._say = say
         self._process: Started | None = None
         self._ended = asyncio.Event()
+        self._ended.set()
         self._link: Link | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_joined = False
@@ -94,7 +113,7 @@ class FrontEnd:
         ours, theirs = socket.socketpair()
         settings = replace(self._settings, link_fd=theirs.fileno(), seat_fds=tuple(self._seat.fds))
         try:
-            self._process = await self._template.start(settings)
+            self._process = await self._starter.start(settings)
         except BaseException:
             ours.close()
             raise
@@ -107,21 +126,26 @@ class FrontEnd:
             await self._link.open()
             self._reading = asyncio.create_task(self._link.run(), name="link to a front end")
             joined = await self._link.ask(
-                questions.JOIN, Message(data=self._seat.invitation), timeout_s=_START_TIMEOUT_S
+                questions.JOIN, Message(data=self._seat.invitation), timeout_s=self._start_timeout_s
             )
             self._settings = replace(self._settings, port=joined.values["port"])
             # Before it admits requests: a pause or an abort must not miss one.
             self._is_joined = True
-            await self._link.ask(questions.SERVE, timeout_s=_START_TIMEOUT_S)
+            await self._link.ask(questions.SERVE, timeout_s=self._start_timeout_s)
         except GenserveError as error:
             self.kill()
-            raise RuntimeError(f"a front end did not start: {error.message}") from error
+            raise RuntimeError(f"the {self._what} did not start: {error.message}") from error
         except BaseException:
             self.kill()
             raise
 
+    async def process_ended(self) -> None:
+        """Returns when no process runs."""
+        await self._ended.wait()
+
     async def wait_ended(self) -> None:
-        """Returns when no process is left. What it left in the engine is being ended then."""
+        """As `process_ended`, and takes its place back: what it left in the engine is being ended then. For one caller
+        at a time."""
         if self._process is not None:
             await self._ended.wait()
             os.close(self._process.pidfd)
@@ -131,9 +155,16 @@ class FrontEnd:
     def kill(self) -> None:
         """Ends the process at once."""
         self._is_joined = False
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._process.pidfd, number)
+
+    def finish(self) -> None:
+        """Has the process end when it has answered the requests that it has, if it is one that can."""
+        self._signal(signal.SIGTERM)
 
     async def ask(
         self, question: str, timeout_s: float = ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None
@@ -152,9 +183,9 @@ class FrontEnd:
         except (MessageTooLargeError, QueueFullError):
             raise
         except DeadlineError:
-            self._say(f"the front end on port {self.port} does not answer, and is killed")
+            self._say(f"the {self._what} on port {self.port} does not answer, and is killed")
         except GenserveError as error:
-            self._say(f"the front end on port {self.port} failed, and is killed: {error.message}")
+            self._say(f"the {self._what} on port {self.port} failed, and is killed: {error.message}")
         self.kill()
         return None
 
@@ -197,17 +228,16 @@ class FrontEnd:
         try:
             await self._seat.abort(left)
         except GenserveError as error:
-            self._say(f"the requests of a front end that has ended may still run: {error.message}")
+            self._say(f"the requests of a {self._what} that has ended may still run: {error.message}")
 
     def _handlers(self) -> Mapping[str, Callable[[Message], Awaitable[Message]]]:
+        if self._abort is None:
+            return {}
         return {
-            questions.ABORT: self._abort_everywhere,
+            questions.ABORT: partial(_abort_everywhere, self._abort),
             questions.USE_ADAPTER: self._use_adapter,
             questions.RELEASE_ADAPTER: self._release_adapter,
         }
-
-    async def _abort_everywhere(self, message: Message) -> Message:
-        return Message(data=await self._abort(message.values["request_ids"]))
 
     async def _use_adapter(self, message: Message) -> Message:
         used = await self._seat.use_adapter(message.values["name"], message.values["request_id"])
@@ -216,3 +246,7 @@ class FrontEnd:
     async def _release_adapter(self, message: Message) -> Message:
         self._seat.release_adapter(message.values["request_id"])
         return Message()
+
+
+async def _abort_everywhere(abort: Abort, message: Message) -> Message:
+    return Message(data=await abort(message.values["request_ids"]))

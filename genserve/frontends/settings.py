@@ -39,8 +39,9 @@ IDLE_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits.
-    `port` 0 picks one. `metrics_directory`: where it counts what the daemon shows, under its `name`; "" = nowhere."""
+    """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits; an
+    OpenAI server has no state (-1). `port` 0 picks one. `metrics_directory`: where it counts what the daemon shows,
+    under its `name`; "" = nowhere."""
 
     daemon_pid: int
     link_fd: int

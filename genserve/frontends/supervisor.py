@@ -22,58 +22,18 @@ _WAIT_TIMEOUT_S = WAIT_PATIENCE_S + 10.0
 _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
 
-class FrontEnds:
-    """One front end at each seat, forked from `template`. `abort` ends requests of any client; `say` prints messages
-    for people."""
+class Asked:
+    """Processes that the daemon asks about their requests, as OtherClients. `board`: of which each is told that it has
+    changed."""
 
-    def __init__(
-        self,
-        template: Template,
-        seats: Sequence[Seat],
-        settings: FrontendSettings,
-        board: StateBoard,
-        abort: Abort,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, board: StateBoard, all_of_them: Sequence[FrontEnd]) -> None:
         self._board = board
-        self._say = say
-        self._all = [
-            FrontEnd(template, seat, replace(settings, name=f"frontend-{index}"), abort, say)
-            for index, seat in enumerate(seats)
-        ]
-        self._down: set[FrontEnd] = set()
-
-    def live_ports(self) -> tuple[int, ...]:
-        """The ports of those that serve, or will again."""
-        return tuple(each.port for each in self._all if each not in self._down)
-
-    def num_down(self) -> int:
-        """Those that ended again and again, and are not started any more."""
-        return len(self._down)
+        self._all = all_of_them
 
     @property
     def num_requests(self) -> int:
         """Requests that are admitted and unfinished."""
         return sum(each.num_requests for each in self._all)
-
-    async def start(self) -> None:
-        """Starts all processes. Raises RuntimeError if one does not start."""
-        started = await asyncio.gather(*(each.start() for each in self._all), return_exceptions=True)
-        for error in started:
-            if error is not None:
-                raise error
-
-    async def run(self) -> None:
-        """Tells them of changes, and restarts those that end. Never returns. One that ends four times within two
-        minutes stays down: the daemon and the others serve without it."""
-        async with asyncio.TaskGroup() as group:
-            for each in self._all:
-                group.create_task(self._keep(each))
-                group.create_task(self._tell_changes(each))
-
-    async def stop(self) -> None:
-        """Ends all of them."""
-        await asyncio.gather(*(each.stop() for each in self._all))
 
     async def abort(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends requests (None = all) with reason ABORTED; the ids that ran."""
@@ -122,6 +82,52 @@ class FrontEnds:
                 await frontend.ask(questions.CHANGED, timeout_s=_ALIVE_TIMEOUT_S)
         finally:
             change.cancel()
+
+
+class FrontEnds(Asked):
+    """One front end at each seat, forked from `template`. `abort` ends requests of any client; `say` prints messages
+    for people."""
+
+    def __init__(
+        self,
+        template: Template,
+        seats: Sequence[Seat],
+        settings: FrontendSettings,
+        board: StateBoard,
+        abort: Abort,
+        say: Callable[[str], None],
+    ) -> None:
+        named = [(seat, replace(settings, name=f"frontend-{index}")) for index, seat in enumerate(seats)]
+        super().__init__(board, [FrontEnd(template, seat, each, abort, say) for seat, each in named])
+        self._say = say
+        self._down: set[FrontEnd] = set()
+
+    def live_ports(self) -> tuple[int, ...]:
+        """The ports of those that serve, or will again."""
+        return tuple(each.port for each in self._all if each not in self._down)
+
+    def num_down(self) -> int:
+        """Those that ended again and again, and are not started any more."""
+        return len(self._down)
+
+    async def start(self) -> None:
+        """Starts all processes. Raises RuntimeError if one does not start."""
+        started = await asyncio.gather(*(each.start() for each in self._all), return_exceptions=True)
+        for error in started:
+            if error is not None:
+                raise error
+
+    async def run(self) -> None:
+        """Tells them of changes, and restarts those that end. Never returns. One that ends four times within two
+        minutes stays down: the daemon and the others serve without it."""
+        async with asyncio.TaskGroup() as group:
+            for each in self._all:
+                group.create_task(self._keep(each))
+                group.create_task(self._tell_changes(each))
+
+    async def stop(self) -> None:
+        """Ends all of them."""
+        await asyncio.gather(*(each.stop() for each in self._all))
 
     async def _keep(self, frontend: FrontEnd) -> None:
         clock = asyncio.get_running_loop().time

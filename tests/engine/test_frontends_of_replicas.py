@@ -1,5 +1,5 @@
-"""Two front ends of two data-parallel engines with LoRA adapters: every front end reaches both engines, and an adapter
-stays for as long as a request of any process uses it."""
+"""Two front ends and an OpenAI server of two data-parallel engines with LoRA adapters: each of them reaches both
+engines, and an adapter stays for as long as a request of any process uses it."""
 
 import asyncio
 import tempfile
@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import LoraNotFoundError, UnavailableError
-from tests.engine.outputs import greedy_outputs, next_version, wait_idle
+from tests.engine.outputs import ends_early, greedy_outputs, next_version, wait_idle
 from tests.support.adapters import CONFIG, PROMPT, adapter
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
 
 NUM_FRONTENDS, NUM_ENGINES = 2, 2
 
@@ -26,7 +27,9 @@ def replicas(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--data-parallel-size", str(NUM_ENGINES)]
     flags += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "2", "--max-lora-rank", "8"]
     process = DaemonProcess(
-        [*flags, "--frontends", str(NUM_FRONTENDS)], tmp_path_factory.mktemp("replicas") / "stderr", env=BOTH_CORES
+        [*flags, "--frontends", str(NUM_FRONTENDS), "--openai-port", "0", "--served-model-name", "policy"],
+        tmp_path_factory.mktemp("replicas") / "stderr",
+        env=BOTH_CORES,
     )
     try:
         yield process.wait_serving()
@@ -79,6 +82,44 @@ async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[Asyn
         async with running(everywhere, data_parallel_rank=rank) as tasks:
             assert len((await everywhere[1].abort(all=True)).aborted_ids) == len(everywhere)
             assert await reasons(tasks) == ["aborted"] * len(everywhere)
+
+
+async def test_the_openai_server_reaches_every_engine(
+    replicas: DaemonProcess, everywhere: Sequence[AsyncClient]
+) -> None:
+    """By its rank. A pause ends what it runs on both, and so does its death; the next process serves on."""
+    daemon = everywhere[0]
+    port = (await daemon.server_info()).openai_port
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+
+        async def answer(rank: int, num_tokens: int) -> httpx.Response:
+            body = {"model": "policy", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+            return await http.post("/v1/completions", json=body, headers={"X-data-parallel-rank": str(rank)})
+
+        def both(num_tokens: int) -> list["asyncio.Task[httpx.Response]"]:
+            return [asyncio.create_task(answer(rank, num_tokens)) for rank in range(NUM_ENGINES)]
+
+        async def until_they_run() -> None:
+            async with asyncio.timeout(STEP_S):
+                while (await daemon.status()).load.running < NUM_ENGINES:
+                    await asyncio.sleep(0.01)
+
+        short = [each.json()["choices"][0]["text"] for each in await asyncio.gather(*both(8))]
+        assert short[0] == short[1] != ""
+        paused = both(1900)
+        await until_they_run()
+        pause = await daemon.pause("abort", holder="test", timeout_s=60)
+        assert pause.requests_aborted == NUM_ENGINES
+        assert [(await each).json()["choices"][0]["finish_reason"] for each in paused] == NUM_ENGINES * ["abort"]
+        await daemon.resume(pause.lease.lease_id)
+        cut_off = both(1900)
+        await until_they_run()
+        async with ends_early(daemon):
+            replicas.descendant("APIServer").kill()
+            for each in cut_off:
+                with pytest.raises(httpx.HTTPError):
+                    await each
+        assert [each.json()["choices"][0]["text"] for each in await asyncio.gather(*both(8))] == short
 
 
 async def test_an_adapter_stays_while_a_front_end_uses_it(

@@ -1,5 +1,6 @@
 """What the engine does not take is refused over gRPC and over HTTP alike, and harms nobody."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ import httpx
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.errors import InvalidFieldError
+from genserve.errors import InvalidFieldError, QueueFullError
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
 
 PROMPT = [5, 6, 7, 8]
-FLAGS = ("--openai-port", "0", "--served-model-name", "policy", "--max-n", "4", "--enable-lora")
+LIMITS = ("--max-n", "4", "--max-active-requests", "8")
+FLAGS = ("--openai-port", "0", "--served-model-name", "policy", "--enable-lora", *LIMITS)
 # On a CPU, vLLM's engine dies of the first two.
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "prompt-logprobs": ({"prompt_logprobs": 1}, "output.prompt_logprobs", "prompt_logprobs"),
@@ -44,7 +47,7 @@ async def grpc(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
 async def http(daemon: DaemonProcess) -> AsyncIterator[httpx.AsyncClient]:
     """A client of its OpenAI port."""
     url = next(line for line in daemon.stderr.splitlines() if "openai: http" in line).split("openai: ")[1]
-    async with httpx.AsyncClient(base_url=url.split(",")[0], timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -67,6 +70,47 @@ async def test_what_the_engine_does_not_take_is_refused_by_both(
     assert parameter in answer.json()["error"]["message"]
     assert (await http.post("/v1/completions", json=body())).status_code == 200
     assert (await grpc.generate(PROMPT, max_tokens=2)).sequences[0].token_ids
+
+
+async def test_beams_are_sequences_too(http: httpx.AsyncClient) -> None:
+    """vLLM searches with as many requests at a time; over gRPC there are none."""
+    answer = await http.post("/v1/completions", json=body(n=5, use_beam_search=True))
+    assert answer.status_code == 400 and "beam_width" in answer.json()["error"]["message"], answer.text
+    assert (await http.post("/v1/completions", json=body(n=2, use_beam_search=True))).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_sequences_than_all_clients_may_have_are_refused_by_both(
+    grpc: AsyncClient, http: httpx.AsyncClient, stream: bool
+) -> None:
+    """While a request over gRPC runs, which counts. The status says that they may be sent again."""
+    running = await grpc.pause()
+    frozen = [asyncio.create_task(grpc.generate(PROMPT, max_tokens=2, n=4)) for _ in range(2)]
+    async with asyncio.timeout(STEP_S):
+        while (load := (await grpc.status()).load).running + load.waiting < 8:
+            await asyncio.sleep(0.01)
+    with refuses(QueueFullError, says="8 sequences are running or waiting, of 8 at most"):
+        await grpc.generate(PROMPT, max_tokens=2)
+    answer = await http.post("/v1/completions", json=body(stream=stream))
+    assert answer.status_code == 503, answer.text
+    assert "8 sequences are running or waiting, of 8 at most" in answer.json()["error"]["message"]
+    await grpc.resume(running.lease.lease_id)
+    await asyncio.gather(*frozen)
+    assert (await http.post("/v1/completions", json=body())).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_that_is_too_long_is_refused_by_both(
+    grpc: AsyncClient, http: httpx.AsyncClient, stream: bool
+) -> None:
+    """What a process leaves is ended by its ids, for which there is so much room."""
+    with refuses(InvalidFieldError, field="request_id"):
+        await grpc.generate(PROMPT, max_tokens=2, request_id="i" * 257)
+    headers = {"X-Request-Id": "i" * 1100}
+    answer = await http.post("/v1/completions", json=body(stream=stream), headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "request_id must be at most" in answer.json()["error"]["message"]
+    assert (await http.post("/v1/completions", json=body())).status_code == 200
 
 
 async def test_a_whole_answer_over_http_names_the_versions_that_sampled_it(

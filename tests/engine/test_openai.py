@@ -1,11 +1,7 @@
-"""vLLM's OpenAI server in front of the daemon's engine, on real vLLM.
-
-It is the server in Python, which vLLM's package for the CPU has. With VLLM_RUST_FRONTEND_PATH it is the one in Rust.
-"""
+"""vLLM's OpenAI server in front of the daemon's engine, on real vLLM."""
 
 import asyncio
 import json
-import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -29,8 +25,7 @@ from tests.support.unchanging import unchanging
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 WRITTEN_URL = "http://127.0.0.1:8000"
 PROMPT = [5, 6, 7, 8]
-RUST = os.environ.get("VLLM_RUST_FRONTEND_PATH", "")
-SERVER = "vllm-rs" if RUST else "APIServer"
+SERVER = "APIServer"
 LONG = 1500
 
 
@@ -92,8 +87,7 @@ class Answer:
 def url_of(process: DaemonProcess) -> str:
     """What the daemon says on stderr."""
     line = next(line for line in process.stderr.splitlines() if "openai: http" in line)
-    assert ("vLLM's Rust server" if RUST else "vLLM's Python server (the installed vLLM has no vllm-rs)") in line
-    return line.split("openai: ")[1].split(",")[0]
+    return line.split("openai: ")[1]
 
 
 def started(checkpoint: Path, log: Path, *more: str) -> DaemonProcess:
@@ -235,15 +229,30 @@ async def test_an_abort_of_all_requests_ends_answers(served: Served) -> None:
 
 
 async def test_more_than_a_model_runner_holds_of_one_request_ends_nobody_elses(served: Served) -> None:
-    """The server lets it through, and V2 would end the engine. V1 holds any number."""
+    """vLLM's server lets it through, and V2 would end the engine. V1 holds any number."""
     many = {"allowed_token_ids": [3] * 1025, "ignore_eos": True}
     asked = served.http.completions.create(model="policy", prompt=PROMPT, max_tokens=2, extra_body=many)
     if on_runner_v2.IS_ON:
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
             await asked
     else:
         assert (await asked).choices[0].finish_reason == "length"
     assert len(await greedy(served.grpc, PROMPT, 3)) == 3
+
+
+async def test_the_servers_port_shows_what_it_counts(served: Served) -> None:
+    """vLLM's series of its requests, of which each answer adds its tokens; none of the daemon's."""
+
+    async def num_tokens() -> float:
+        async with httpx.AsyncClient(base_url=url_of(served.process)) as http:
+            lines = (await http.get("/metrics")).text.splitlines()
+        assert not [each for each in lines if each.startswith("genserve_")]
+        counted = [each for each in lines if each.startswith("vllm:generation_tokens_total{")]
+        return sum(float(each.rpartition(" ")[2]) for each in counted)
+
+    before = await num_tokens()
+    await served.collect(8, Answer())
+    assert await num_tokens() == before + 8
 
 
 async def test_an_answer_that_nobody_reads_any_more_is_aborted(served: Served) -> None:
@@ -277,11 +286,9 @@ async def test_an_answer_that_nobody_reads_any_more_is_aborted(served: Served) -
     ],
 )
 async def test_no_route_controls_the_engine(served: Served, path: str) -> None:
-    """Whatever the daemon's environment says: only gRPC does. The server in Rust knows one of these paths, and forbids
-    it."""
-    refused = {403, 404, 405} if RUST and path == "inference/v1/generate" else {404}
+    """Whatever the daemon's environment says: only gRPC does."""
     async with httpx.AsyncClient(base_url=url_of(served.process), headers={"Authorization": "Bearer secret"}) as http:
-        assert {(await http.get(f"/{path}")).status_code, (await http.post(f"/{path}", json={})).status_code} <= refused
+        assert {(await http.get(f"/{path}")).status_code, (await http.post(f"/{path}", json={})).status_code} == {404}
 
 
 async def test_a_request_without_the_key_is_refused(served: Served) -> None:

@@ -1,16 +1,19 @@
 """What engine.vllm.openai uses of vLLM that is not public; as test_internals for the rest of the adapter."""
 
 import inspect
+import re
 
 import pytest
-from vllm.entrypoints.launchers.api_server import entry, routers
+from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+from vllm.entrypoints.launchers.api_server import routers
+from vllm.entrypoints.serve.exception_handling import error_response
 from vllm.entrypoints.serve.lora import api_router as lora_router
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.engine.core import EngineCoreProc
-from vllm.v1.engine.core_client import MPClient
-from vllm.v1.utils import RustFrontendProcessManager
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
 
-from genserve.engine.vllm.openai import launch, messages, relay
+from genserve.engine.vllm.openai.engine import ALLOWED
 from genserve.engine.vllm.openai.moved import NAMES, moved
 
 
@@ -20,38 +23,42 @@ def test_what_has_moved_is_in_one_of_the_places_that_are_known(name: str) -> Non
     assert callable(moved(name))
 
 
-def test_messages_still_begin_with_the_fields_that_the_relay_reads() -> None:
-    """engine.vllm.openai.messages decodes the beginnings of vLLM's messages, which are arrays."""
-    for ours, theirs in (
-        (messages.Request, EngineCoreRequest),
-        (messages.Output, EngineCoreOutput),
-        (messages.Outputs, EngineCoreOutputs),
-    ):
-        names = ours.__struct_fields__
-        assert theirs.__struct_config__.array_like
-        assert theirs.__struct_fields__[: len(names)] == names
-    assert "client_idx, call_id, method, args = request" in inspect.getsource(EngineCoreProc.process_input_sockets)
-    assert 'to_bytes(2, "little")' in inspect.getsource(MPClient.__init__)
+def test_every_request_is_still_made_by_the_input_processor_of_its_client() -> None:
+    """engine.vllm.openai.door checks what that makes. The one that vLLM's client makes itself is aborted at once."""
+    source = inspect.getsource(async_llm)
+    made = re.findall(r"self\.input_processor\.(\w+)\(", source)
+    assert set(made) == {
+        *("apply_watermarking", "assign_request_id", "process_inputs", "process_inputs_async", "resolve_watermarking")
+    }
+    assert len(re.findall(r"\bEngineCoreRequest\(", source)) == 1
+    assert "abort_immediately=True" in inspect.getsource(AsyncLLM.notify_kv_transfer_request_rejected)
+    assert "self.process_inputs" in inspect.getsource(InputProcessor.__init__)
 
 
-def test_the_calls_that_the_relay_answers_are_still_made() -> None:
-    """A server that starts asks for the first, and resets a cache of the engine with the second."""
-    source = inspect.getsource(entry.build_async_engine_client_from_engine_args)
-    assert "reset_mm_cache()" in source
-    assert "get_supported_tasks()" in inspect.getsource(entry.build_and_serve)
-    for method in relay._HARMLESS | relay._NOT_NEEDED:
-        assert hasattr(EngineCoreProc, method), method
+def test_room_is_still_asked_for_before_an_answer_begins_and_when_a_request_is_admitted() -> None:
+    """engine.vllm.openai.engine refuses there what exceeds the limit of all clients, with the status of its error."""
+    assert "self.engine_client.check_admission(n)" in inspect.getsource(GenerateBaseServing._preflight)
+    for adds in (AsyncLLM.add_request, AsyncLLM._add_request):
+        source = inspect.getsource(adds)
+        assert source.index("self.check_admission(") < source.index("self.output_processor.add_request(")
+    assert "exc.http_status" in inspect.getsource(error_response)
 
 
-def test_a_server_in_rust_still_starts_with_these_flags() -> None:
-    """engine.vllm.openai starts it as vLLM does, in a process that ends with the daemon."""
-    source = inspect.getsource(RustFrontendProcessManager)
-    for flag in (
-        *("--listen-fd", "--input-listener-fd", "--output-listener-fd", "--engine-count", "--data-parallel-size"),
-        *("--coordinator-address", "--args-json", "engine_ready_timeout_secs", "http_timeout_keep_alive", "model_tag"),
-        *launch._NOT_FOR_RUST,
-    ):
-        assert f'"{flag}"' in source, flag
+def test_what_a_server_may_ask_of_its_client_is_still_there() -> None:
+    """engine.vllm.openai.engine refuses all else, what a newer vLLM adds too."""
+    calls = {name for name, each in vars(AsyncLLM).items() if inspect.iscoroutinefunction(each)}
+    assert calls >= ALLOWED
+    assert {"pause_generation", "resume_generation", "sleep", "wake_up", "collective_rpc", "add_lora"} <= calls
+    for streams in (AsyncLLM.generate, AsyncLLM.encode):
+        assert inspect.isasyncgenfunction(streams)
+    assert list(inspect.signature(AsyncLLM.generate).parameters)[:4] == [
+        *("self", "prompt", "sampling_params", "request_id")
+    ]
+
+
+def test_a_sequence_that_is_aborted_still_answers_with_what_it_has() -> None:
+    """engine.vllm.openai.engine ends requests so, as those are ended that a pause aborts."""
+    assert "finish_reason=FinishReason.ABORT" in inspect.getsource(OutputProcessor.abort_requests)
 
 
 def test_routes_that_control_the_engine_still_need_these_variables() -> None:

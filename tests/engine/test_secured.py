@@ -1,7 +1,8 @@
-"""A real daemon with TLS, certificates of both ends, roles, a front end and a receiving process: our client, grpcurl
-and buf, each with the right credentials and with wrong ones, and no secret anywhere."""
+"""A real daemon with TLS, certificates of both ends, roles, a front end, an OpenAI port and a receiving process: our
+client, grpcurl and buf, each with the right credentials and with wrong ones, and no secret anywhere."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -22,6 +24,7 @@ from tests.support.known_secrets import known_token
 from tests.support.models import load_tensors
 
 OF_ENVIRONMENT = known_token()
+HTTP_KEY = known_token()
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,10 @@ def secured(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--frontends", "1", "--ingest-processes", "1"]
     flags += ["--ssl-certfile", own.cert_file, "--ssl-keyfile", own.key_file, "--ssl-ca-certs", authority.ca_file]
     flags += ["--auth-file", callers.auth_file, "--uds", str(directory / "socket")]
+    flags += ["--openai-port", "0", "--served-model-name", "policy"]
     log = directory / "stderr"
-    process = DaemonProcess(flags, log, env={"GENSERVE_AUTH_TOKENS": f"generate:{OF_ENVIRONMENT}"})
+    env = {"GENSERVE_AUTH_TOKENS": f"generate:{OF_ENVIRONMENT}", "GENSERVE_OPENAI_API_KEY": HTTP_KEY}
+    process = DaemonProcess(flags, log, env=env)
     try:
         yield Secured(process.wait_serving(), log, authority, certificates, callers)
     finally:
@@ -98,6 +103,23 @@ async def test_tokens_are_for_who_has_no_listed_certificate(secured: Secured) ->
     async with AsyncClient(secured.process.address, ca_file=secured.authority.ca_file, token=OF_ENVIRONMENT) as bare:
         with pytest.raises(UnavailableError):
             await bare.status(timeout_s=30.0)
+
+
+async def test_the_openai_port_asks_for_a_certificate_and_for_its_key(secured: Secured) -> None:
+    """With the daemon's certificate. Tokens of callers are no keys."""
+    async with secured.client("generate") as worker:
+        url = f"https://127.0.0.1:{(await worker.server_info()).openai_port}"
+    assert f"openai: {url}" in secured.process.stderr
+    trusting = ssl.create_default_context(cafile=secured.authority.ca_file)
+    async with httpx.AsyncClient(base_url=url, verify=trusting, timeout=60) as bare:
+        with pytest.raises(httpx.TransportError):
+            await bare.get("/health")
+    pair = secured.certificates["unlisted"]
+    trusting.load_cert_chain(pair.cert_file, pair.key_file)
+    async with httpx.AsyncClient(base_url=url, verify=trusting, timeout=60) as http:
+        for key, status in ((HTTP_KEY, 200), (OF_ENVIRONMENT, 401)):
+            headers, body = {"Authorization": f"Bearer {key}"}, {"model": "policy", "prompt": [1, 2], "max_tokens": 1}
+            assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == status
 
 
 Done = subprocess.CompletedProcess[str]

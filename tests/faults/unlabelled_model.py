@@ -38,7 +38,7 @@ def _failures(history: History) -> Iterator[Violation]:
     died_s = dict(history.kills)
     for stream in history.unlabelled:
         lives = stream.ended_s < died_s.get(stream.life, math.inf)
-        # vLLM's server in Python gives no reason to a request that is aborted before its first token.
+        # vLLM's server gives no reason to a request that is aborted before its first token.
         if lives and not stream.finish and (stream.error or stream.tokens):
             text = f"{stream.client}: {stream.error or 'ended without a reason'}"
             yield Violation("stream failed", text, stream.life, stream.ended_s)

@@ -34,13 +34,12 @@ from genserve.engine.vllm.launch import EngineOptions, Launched, launch
 from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
-from genserve.engine.vllm.openai.relay import Relay
-from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import first_step
 from genserve.engine.vllm.start import progress as steps
+from genserve.engine.vllm.start.clients import DAEMON, OPENAI
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.progress import Progress
@@ -68,16 +67,11 @@ class VllmEngine:
         self._clients = options.clients
         self._limits = options.limits
         self._with_series = options.with_series
+        self._logs_stats = launched.logs_stats
         self._rows = rows
         self._report = launched.report
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
-        self.openai: Relay | None = None
-        """The requests of an OpenAI server."""
-        if options.clients.with_openai:
-            engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
-            serving = refusals.Serving.of(config)
-            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0), serving)
         self._meter = LoadMeter(rows.rows())
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
@@ -93,12 +87,12 @@ class VllmEngine:
         """One line for each setting that has a cost when weights are pushed."""
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
-        self._row = rows.row(options.clients.daemon_index)
-        self._tally = rows.tally(options.clients.daemon_index)
+        self._row = rows.row(DAEMON)
+        self._tally = rows.tally(DAEMON)
         self._intake = Intake(
             llm, self._liveness, self._info, options.limits, self.loras, self._tally, lambda: self._weights.version
         )
-        self._elsewhere: list[OtherClients] = [] if self.openai is None else [self.openai]
+        self._elsewhere: list[OtherClients] = []
 
     @classmethod
     async def start(
@@ -173,8 +167,6 @@ class VllmEngine:
         self._intake.close()
         self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
-        if self.openai is not None:
-            self.openai.close()
         for place in self._places:
             place.close()
         self._rows.close()
@@ -192,13 +184,16 @@ class VllmEngine:
 
     def seats(self) -> list[Seat]:
         """The places of front ends. Call once."""
+        return [self._seat(index, with_series=self._with_series) for index in self._clients.frontends]
+
+    def openai_seat(self) -> Seat:
+        """The place of the OpenAI server, which shows its series itself, if it is one of the clients. Call once."""
+        return self._seat(OPENAI, with_series=self._logs_stats)
+
+    def _seat(self, index: int, *, with_series: bool) -> Seat:
         llm, liveness, rows = self._llm, self._liveness, self._rows
         what = self._tasks, self._info, self._limits
-        return [
-            Seat(place, llm, liveness, rows, self.loras, *what, with_series=self._with_series)
-            for place in self._places
-            if place.index in self._clients.frontends
-        ]
+        return Seat(self._places[index], llm, liveness, rows, self.loras, *what, with_series=with_series)
 
     @property
     def weight_version(self) -> int:

@@ -62,6 +62,5 @@ def engine_options(config: ServeConfig, num_frontends: int = 0, *, with_series: 
     """How the daemon starts its engine."""
     max_n = min(config.max_n, config.max_active_requests)  # more would always be refused
     limits = IntakeLimits(config.max_active_requests, max_n, config.trust_request_chat_template)
-    daemon_index = int(config.with_openai)  # vLLM's server in Rust says that it is client 0
-    clients = Clients(daemon_index + 1 + num_frontends, daemon_index, if_possible=config.frontends == -1)
+    clients = Clients(num_frontends, config.with_openai, if_possible=config.frontends == -1)
     return EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)

@@ -42,7 +42,7 @@ class EngineOptions:
 class Launched:
     """vLLM's engine, whose processes run. `args`: as it got them; `rows`: of all clients; `report`: what the processes
     say of their ends; `address`: at which other hosts reach the daemon, if there are any; `warnings`: of settings that
-    have a cost when weights are pushed."""
+    have a cost when weights are pushed; `logs_stats`: without --disable-log-stats."""
 
     started: StartedEngine
     args: AsyncEngineArgs
@@ -51,6 +51,7 @@ class Launched:
     report: Report
     address: str
     warnings: tuple[str, ...]
+    logs_stats: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:
 def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) -> Launched:
     """Starts the processes, and returns when they are ready. It blocks, so it runs in a thread: vLLM's client is made
     to be used on an event loop that it first sees later."""
-    options = replace(options, with_series=options.with_series and not args.disable_log_stats)
+    logs_stats = not args.disable_log_stats
+    options = replace(options, with_series=options.with_series and logs_stats)
     args = vllm_config.adapted(args, options.weight_update)
     logging_config = args.create_logging_config()
     given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
@@ -84,10 +86,10 @@ def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) ->
             config = found.config
             options = replace(options, clients=clients.possible(config, options.clients))
             rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
-            row = rows.row(options.clients.daemon_index)
+            row = rows.row(clients.DAEMON)
             progress.reach_soon(steps.PROCESSES)
             loggers = stat_loggers(row, with_series=options.with_series)
             started = clients.start(config, args, loggers, options.clients, rows.counters)
         stack.pop_all()  # the report is the engine's
     started.llm.vllm_config.logging_config = logging_config  # without the files of the start, for front ends
-    return Launched(started, given, rows, options, report, found.address, found.warnings)
+    return Launched(started, given, rows, options, report, found.address, found.warnings, logs_stats)

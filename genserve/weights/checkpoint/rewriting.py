@@ -73,9 +73,9 @@ def _rewritings(
             lambda name: _without(left_out, name.removeprefix(PEFT_PREFIX)),
             f"has PEFT's names, such as {foreign[0][:256]!r}: push the module, or pass rename=...",
         )
-    for some in [*([part] for part in parts), *([parts] if parts else [])]:
-        shown = " and ".join(repr(f"{part}.") for part in some)
-        yield partial(_without, frozenset(some)), f"has {shown} in names: {_REMEDY}, or push the module"
+    for chosen in [*([part] for part in parts), *([parts] if parts else [])]:
+        shown = " and ".join(repr(f"{part}.") for part in chosen)
+        yield partial(_without, frozenset(chosen)), f"has {shown} in names: {_REMEDY}, or push the module"
 
 
 def _beginnings(name: str, ends: Sequence[list[str]]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from vllm.envs import enable_envs_cache
 from vllm.utils.system_utils import set_process_title
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -11,15 +10,10 @@ from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.engine.protocol import GenerationStream
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.clients.interruption import Interruptions, Watch, of_vllm
-from genserve.engine.vllm.clients.join import join
-from genserve.engine.vllm.clients.rows import ClientRows
-from genserve.engine.vllm.clients.seat import Invitation, place_of
+from genserve.engine.vllm.clients.join import join_at_seat
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.intake import Intake
-from genserve.engine.vllm.start.series import stat_loggers
-from genserve.memory.id_table import IdTable
-from genserve.memory.words import SharedWords
 from genserve.worker.contract.lifetime import end_with_process
 
 NAME = "frontend"
@@ -58,22 +52,13 @@ class FrontendEngine:
         cls, data: bytes, fds: Sequence[int], adapters: Adapters, weight_version: Callable[[], int]
     ) -> "FrontendEngine":
         """Joins the engine that an invitation is for, with the descriptors of the seat. Raises UnavailableError."""
-        invitation = Invitation.from_bytes(data)
-        requests_fd, outputs_fd, rows_fd, ids_fd = fds
-        num_engines = invitation.config.parallel_config.data_parallel_size
-        rows = ClientRows(SharedWords(rows_fd), invitation.count, num_engines)
-        ids = IdTable(ids_fd)
-        place = place_of(invitation, requests_fd, outputs_fd)
-        row = rows.row(place.index)
-        loggers = stat_loggers(row, with_series=invitation.with_series)
-        llm = await join(invitation.config, invitation.tasks, place, loggers, rows.counters, ids.add)
-        enable_envs_cache()  # vLLM asks the environment about something for every token
-        tally = rows.tally(place.index)
+        joined = await join_at_seat(data, fds)
+        llm, invitation = joined.llm, joined.invitation
 
         def make_intake(liveness: Liveness) -> Intake:
-            return Intake(llm, liveness, invitation.info, invitation.limits, adapters, tally, weight_version)
+            return Intake(llm, liveness, invitation.info, invitation.limits, adapters, joined.tally, weight_version)
 
-        return cls(llm, invitation.info, row.interruptions, make_intake)
+        return cls(llm, invitation.info, joined.row.interruptions, make_intake)
 
     @property
     def is_traced(self) -> bool:

@@ -26,7 +26,8 @@ class Heard(NamedTuple):
 def of_vllm(state: Any) -> Heard:
     """internal: of vLLM's state of it."""
     last_output_s = 0.0 if state.is_prefilling else state.stats.last_token_ts
-    return Heard(last_output_s, state.prompt_len + state.detokenizer.num_output_tokens())
+    num_output_tokens = 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()  # of pooling none
+    return Heard(last_output_s, state.prompt_len + num_output_tokens)
 
 
 class Watch:

@@ -9,22 +9,58 @@ takes the place of the one that has said so.
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 import zmq.asyncio
 from vllm.config import VllmConfig
+from vllm.envs import enable_envs_cache
 from vllm.utils.network_utils import ZmqListener, get_open_zmq_ipc_path
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from zmq.utils.monitor import recv_monitor_message
 
+from genserve.engine.vllm.clients.rows import ClientRow, ClientRows, RowTally
+from genserve.engine.vllm.clients.seat import Invitation, place_of
 from genserve.engine.vllm.start.clients import ClientPlace
+from genserve.engine.vllm.start.series import stat_loggers
 from genserve.errors import UnavailableError
+from genserve.memory.id_table import IdTable
+from genserve.memory.words import SharedWords
 
 _CONNECT_TIMEOUT_S = 60.0
 _READY = b""
 """vLLM takes it for an engine that has changed no setting. The daemon's configuration has the changes already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client of the engine: vLLM's own, the invitation that it followed, what it tells the others and what it knows
+    of them."""
+
+    llm: Any
+    invitation: Invitation
+    row: ClientRow
+    tally: RowTally
+
+
+async def join_at_seat(data: bytes, fds: Sequence[int], llm_class: type[AsyncLLM] = AsyncLLM) -> Joined:
+    """Joins the engine that an invitation is for, with the descriptors of the seat. `llm_class`: of vLLM's client.
+    Raises UnavailableError."""
+    invitation = Invitation.from_bytes(data)
+    requests_fd, outputs_fd, rows_fd, ids_fd = fds
+    parallel = invitation.config.parallel_config
+    rows = ClientRows(SharedWords(rows_fd), invitation.count, parallel.data_parallel_size)
+    ids = IdTable(ids_fd)
+    place = place_of(invitation, requests_fd, outputs_fd)
+    # internal: with several clients none of them may rely on what EngineCore keeps of its images.
+    parallel._api_process_count, parallel._api_process_rank = place.count, place.index
+    row = rows.row(place.index)
+    loggers = stat_loggers(row, with_series=invitation.with_series)
+    llm = await join(invitation.config, invitation.tasks, place, loggers, rows.counters, ids.add, llm_class)
+    enable_envs_cache()  # vLLM asks the environment about something for every token
+    return Joined(llm, invitation, row, rows.tally(place.index))
 
 
 async def join(
@@ -34,7 +70,8 @@ async def join(
     stat_loggers: Sequence[Any],
     counters: Any,
     note: Callable[[str, Any], None],
-) -> AsyncLLM:
+    llm_class: type[AsyncLLM] = AsyncLLM,
+) -> Any:
     """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start,
     and `tasks` are what this client was told of the engine. The engine is asked nothing: it may be amid a long step or
     a commit; and vLLM's client takes an answer that its predecessor waited for as the death of the engine.
@@ -43,7 +80,7 @@ async def join(
     `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
     UnavailableError if an engine does not connect.
     """
-    llm = _client(config, place, stat_loggers, counters)
+    llm = _client(config, place, stat_loggers, counters, llm_class)
     try:
         await _listen(llm, place.requests)
     except BaseException:
@@ -62,7 +99,9 @@ async def join(
     return llm
 
 
-def _client(config: VllmConfig, place: ClientPlace, stat_loggers: Sequence[Any], counters: Any) -> AsyncLLM:
+def _client(
+    config: VllmConfig, place: ClientPlace, stat_loggers: Sequence[Any], counters: Any, llm_class: type[AsyncLLM]
+) -> AsyncLLM:
     address = get_open_zmq_ipc_path()
     addresses = {
         "input_address": address,
@@ -78,7 +117,7 @@ def _client(config: VllmConfig, place: ClientPlace, stat_loggers: Sequence[Any],
     saying = threading.Thread(target=_say_ready, args=(address, identities, done), name="genserve-ready", daemon=True)
     saying.start()
     try:
-        llm = AsyncLLM.from_vllm_config(
+        llm = llm_class.from_vllm_config(
             config,
             stat_loggers=list(stat_loggers),
             disable_log_stats=True,

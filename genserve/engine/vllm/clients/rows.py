@@ -51,6 +51,8 @@ class ClientRow:
         self._clock = clock
         self.interruptions = Interruptions()
         """Of the client's sequences, if this is its own process."""
+        self.after_step: Callable[[], None] | None = None
+        """Called when vLLM has taken in what came of a step, if this is its own process."""
 
     @property
     def num_sequences(self) -> int:
@@ -119,6 +121,8 @@ class ClientRow:
             ints[self._start + _HITS] += scheduler_stats.prefix_cache_stats.hits
         if iteration_stats is None:
             return
+        if self.after_step is not None:
+            self.after_step()
         self.interruptions.step(iteration_stats)
         if iteration_stats.num_generation_tokens:
             self._count_tokens(iteration_stats.num_generation_tokens)

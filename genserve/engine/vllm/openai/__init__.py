@@ -1,1 +1,1 @@
-"""vLLM's OpenAI server in front of the daemon's engine: which one it is, its process, and what goes between the two."""
+"""vLLM's OpenAI server on a client of the daemon's engine: its flags, its application, and the door of its requests."""

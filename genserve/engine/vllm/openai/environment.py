@@ -1,10 +1,14 @@
-"""What the process of an OpenAI server has of its own: an environment in which it does not control the engine, and a
-limit of open files."""
+"""What the process of an OpenAI server has of its own: a name, an environment in which it does not control the engine,
+and a limit of open files."""
 
+import os
 import resource
 from collections.abc import Mapping
 from typing import Final
 
+from genserve.worker.contract.lifetime import end_with_process
+
+_MAX_N_VARIABLE: Final = "VLLM_MAX_N_SEQUENCES"
 _DROPPED: Final = frozenset(
     {
         "VLLM_SERVER_DEV_MODE",
@@ -15,6 +19,20 @@ _DROPPED: Final = frozenset(
 )
 """They would open routes that pause the engine, update its weights, load adapters or abort requests; and show at
 /metrics, which needs no key there, what the daemon counts."""
+
+
+def begin(daemon_pid: int, max_n: int) -> None:
+    """Call first. Ends this process with the daemon, however the daemon ends, and sets what is its own. `max_n`: the
+    largest n of a request, and the most beams of one."""
+    end_with_process(daemon_pid)
+    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the daemon, which ends this process
+    allow_connections()
+    environment = of_server(os.environ) | {_MAX_N_VARIABLE: str(max_n)}
+    os.environ.clear()
+    os.environ.update(environment)
+    from vllm.utils.system_utils import set_process_title
+
+    set_process_title("APIServer")
 
 
 def of_server(environment: Mapping[str, str]) -> dict[str, str]:

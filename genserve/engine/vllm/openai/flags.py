@@ -13,6 +13,7 @@ from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai.moved import NAMES, moved
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
+_RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +32,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
     """Raises ValueError for flags of a server that does not run, or that it would refuse."""
-    if config.openai_port == -1:
+    if not config.with_openai:
         default = FlexibleArgumentParser()
         add_flags(default)
         for name, value in vars(default.parse_args([])).items():
             if getattr(flags, name) != value:
                 raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
         return
+    if os.environ.get(_RUST_VARIABLE, "0") not in ("", "0"):  # the engine would leave images to that server
+        raise ValueError(
+            f"--openai-port: {_RUST_VARIABLE} asks for vLLM's server in Rust, which makes none of genserve's checks: "
+            "unset it, and the server in Python runs"
+        )
     try:
         for name in NAMES:
             moved(name)

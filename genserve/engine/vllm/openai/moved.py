@@ -13,7 +13,6 @@ _MODULES: Final = {
     "FrontendArgs": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
     "make_arg_parser": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
     "validate_parsed_serve_args": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
-    "jsonify_non_default_args": ("vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils"),
 }
 NAMES: Final = tuple(_MODULES)
 

@@ -1,21 +1,14 @@
-"""What an OpenAI server needs before the engine starts, and the server once it has."""
+"""What an OpenAI server needs before the engine starts."""
 
 import argparse
-import os
+import pickle
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.config import ServeConfig
-from genserve.engine.vllm.openai.choice import USE_VARIABLE, ServerChoice, choose
 from genserve.engine.vllm.openai.flags import server_flags
-from genserve.engine.vllm.openai.launch import Launch
-from genserve.engine.vllm.openai.relay import Relay
-from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.listening import bound_socket
 
 
@@ -26,23 +19,21 @@ class OpenAISetup:
     config: ServeConfig
     flags: argparse.Namespace
     listener: socket.socket
-    choice: ServerChoice
 
-    def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
-        """The server of an engine that was started with `args`."""
-        flags = server_flags(self.flags, args, self.config)
-        max_n = min(self.config.max_n, self.config.max_active_requests)
-        launch = Launch(self.choice, flags, self.listener, relay.place, max_n)
-        return OpenAIServer(launch, relay, say)
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "http" if self.config.certificate is None else "https"
+
+    def pickled_flags(self, args: AsyncEngineArgs) -> bytes:
+        """What `vllm serve` would have parsed, in front of an engine that was started with `args`."""
+        return pickle.dumps(server_flags(self.flags, args, self.config))
 
 
 def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | None:
-    """None without --openai-port. Raises OSError if the port is in use, and ValueError."""
-    if config.openai_port == -1:
+    """None without --openai-port. Raises OSError if the port is in use."""
+    if not config.with_openai:
         return None
-    choice = choose(os.environ, Path(vllm.__file__).parent)
-    if choice.binary:
-        os.environ[USE_VARIABLE] = "1"  # vLLM then leaves the normalisation of images to that server
     listener = bound_socket(config.host, config.openai_port, "--openai-port")
     listener.listen()  # so that no other program takes the port while the engine starts
-    return OpenAISetup(replace(config, openai_port=listener.getsockname()[1]), flags, listener, choice)
+    return OpenAISetup(replace(config, openai_port=listener.getsockname()[1]), flags, listener)

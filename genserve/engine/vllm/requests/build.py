@@ -1,8 +1,4 @@
-"""Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec.
-
-EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that reads requests, for
-everybody. So every request is encoded and decoded here before it is sent.
-"""
+"""Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec."""
 
 import re
 from collections.abc import Callable
@@ -22,12 +18,12 @@ from vllm.sampling_params import (
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
+from genserve.engine.vllm.requests.crossing import Crossing, bound
 from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
@@ -51,8 +47,7 @@ class RequestBuilder:
         self._serving = refusals.Serving.of(llm.vllm_config)
         self.is_traced = llm.observability_config.otlp_traces_endpoint is not None
         """Whether vLLM exports spans."""
-        self._encoder = MsgpackEncoder()
-        self._decoder = MsgpackDecoder(EngineCoreRequest)
+        self._crossing = Crossing()
         self._checks = TimedThreads("constraints", _NUM_CHECK_THREADS, _CHECK_LIMIT_S)
 
     def close(self) -> None:
@@ -94,7 +89,7 @@ class RequestBuilder:
             raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
         except Exception as error:
             raise translated(error, request) from error
-        self._check_crossing(built)
+        self._crossing.check(built)
         return built
 
     async def _built(self, build: Callable[[], EngineCoreRequest], request: GenerationRequest) -> EngineCoreRequest:
@@ -109,20 +104,7 @@ class RequestBuilder:
         if params is None:
             raise TypeError("vLLM made a request for tokens without sampling parameters")
         refusals.check(params, self._serving)
-        # No sequence is longer than the context. Model Runner V2 adds the prompt's length to these in 32 bits, and an
-        # overflow would end the engine.
-        limit = self._info.max_model_len
-        params.max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
-        params.min_tokens = min(params.min_tokens, params.max_tokens)
-
-    def _check_crossing(self, built: EngineCoreRequest) -> None:
-        # The prompt's ids are integers of the vocabulary, and there may be very many.
-        small = msgspec.structs.replace(built, prompt_token_ids=[])
-        try:
-            self._decoder.decode(self._encoder.encode(small))
-        except Exception as error:
-            found = re.search(r"at `\$\[\d+\]\.(\w+)", str(error))
-            raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
+        bound(params, self._info.max_model_len)
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         refusals.check_names(request.engine_params)

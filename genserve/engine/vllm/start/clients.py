@@ -7,7 +7,7 @@ to the client that it came from, with the version of the weights.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -23,30 +23,29 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """`count` clients of the engine, of which the daemon is number `daemon_index`, front ends all after it, and an
-    OpenAI server the one before it. EngineCore sends its statistics to client 0 after a step without outputs. vLLM's
-    Rust server can only be client 0. `if_possible`: nobody has asked for the front ends, so they are left out where
-    they are not possible."""
+    """The clients of the engine: the daemon is number 0, to which EngineCore sends its statistics after a step without
+    outputs; then comes the OpenAI server, if there is one, then `num_frontends` front ends. `if_possible`: nobody has
+    asked for the front ends, so they are left out where they are not possible."""
 
-    count: int = 1
-    daemon_index: int = 0
+    num_frontends: int = 0
+    with_openai: bool = False
     if_possible: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.daemon_index < self.count:
-            raise ValueError(f"the daemon must be one of {self.count} clients, is number {self.daemon_index}")
-
     @property
-    def with_openai(self) -> bool:
-        """Whether an OpenAI server is one of them."""
-        return self.daemon_index == 1
+    def count(self) -> int:
+        """How many they are."""
+        return 1 + self.with_openai + self.num_frontends
 
     @property
     def frontends(self) -> range:
         """The numbers of the front ends."""
-        return range(self.daemon_index + 1, self.count)
+        return range(OPENAI + self.with_openai, self.count)
 
 
+DAEMON: Final = 0
+"""The number of the daemon."""
+OPENAI: Final = 1
+"""The number of the OpenAI server, if there is one."""
 ALONE = Clients()
 """The daemon is the only client."""
 
@@ -113,7 +112,7 @@ def start(
             ClientPlace(index, clients.count, requests, outputs, stats_address)
             for index, (requests, outputs) in enumerate(zip(listeners.inputs, listeners.outputs, strict=True))
         )
-        own = places[clients.daemon_index]
+        own = places[DAEMON]
         addresses = {
             "input_address": own.requests.address,
             "output_address": own.outputs.address,
@@ -128,7 +127,7 @@ def start(
             stat_loggers=list(stat_loggers),
             client_addresses=addresses,
             client_count=clients.count,
-            client_index=clients.daemon_index,
+            client_index=DAEMON,
             **logging,
         )
     except BaseException:

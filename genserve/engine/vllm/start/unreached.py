@@ -88,8 +88,7 @@ UNREACHED: tuple[Row, ...] = (
         flags=("--runner pooling",),
         applies=lambda config: config.model_config.runner_type == "pooling",
         reason="requests over gRPC are for tokens, and this model computes none",
-        instead="pass --openai-port, whose server in Python has /v1/embeddings, or serve the model with --runner "
-        "generate",
+        instead="pass --openai-port, whose server has /v1/embeddings, or serve the model with --runner generate",
         by_http=True,
         reads="configuration",
     ),

@@ -54,6 +54,13 @@ def test_the_last_token_and_what_has_no_output_are_not_computed_yet() -> None:
     assert Watch({}, of_vllm).num_computed_tokens == 0
 
 
+def test_a_request_without_tokens_has_none_to_lose() -> None:
+    """One for an embedding is there too, over HTTP: vLLM has no text of it."""
+    pooling = state(7, 0)
+    pooling.detokenizer = None
+    assert Watch({"a": pooling, "b": state(10, 5)}, of_vllm).num_computed_tokens == 14
+
+
 async def test_a_watch_is_over_when_each_has_output_again_or_has_ended() -> None:
     """The longest of their waits counts, also that of the sequence which ends with its next output."""
     states = {"goes on": state(1, 1), "ends": state(1, 1), "new": state(1, 0), "aborted": state(1, 1)}

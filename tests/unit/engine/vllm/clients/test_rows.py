@@ -62,6 +62,17 @@ async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:
     assert await watch.longest_wait_s(patience_s=0.0) == 2.5
 
 
+def test_a_client_hears_of_each_step_that_had_output() -> None:
+    """A sequence may have ended with it."""
+    row = ClientRows.create(1, 1).row(0)
+    heard: list[int] = []
+    row.after_step = lambda: heard.append(1)
+    row.record(step(1, 0.0, 0, 0), None)
+    assert heard == []
+    row.record(None, SimpleNamespace(num_generation_tokens=0, inter_token_latencies_iter=[]))
+    assert heard == [1]
+
+
 def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
     now = 100.0

@@ -1,27 +1,18 @@
 """What the daemon's flags make of an OpenAI server."""
 
 import argparse
-import json
-import multiprocessing
-import os
 import socket
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai import environment, setup
-from genserve.engine.vllm.openai.choice import ServerChoice
 from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
-from genserve.engine.vllm.openai.launch import Launch
-from genserve.engine.vllm.openai.link import ServerPlace
 from genserve.engine.vllm.openai.moved import NAMES, moved
-from genserve.engine.vllm.openai.rust_server import RustServer
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start.clients import ClientPlace
 
 CONTROL = {"enable_scale_out", "grpc_port", "lora_modules", "middleware", "tokens_only", "host", "port", "uds"}
 """vLLM's flags that open ways to the engine, or that are the daemon's."""
@@ -98,59 +89,6 @@ def test_no_profiler_is_offered() -> None:
     assert made(*asked).profiler_config.profiler is None
 
 
-def begun(launch: Launch, at: ServerPlace, monkeypatch: pytest.MonkeyPatch) -> RustServer:
-    """What the process of a server begins with, which is not started."""
-    given: list[RustServer] = []
-
-    def process(*, args: tuple[RustServer], **_: object) -> SimpleNamespace:
-        given.extend(args)
-        return SimpleNamespace(start=lambda: None)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(multiprocessing, "get_context", lambda _: SimpleNamespace(Process=process))
-        launch.start(at)
-    return given[0]
-
-
-def test_the_server_in_rust_gets_the_same_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the words of vLLM's RustFrontendProcessManager. Its sockets come later."""
-    at, listener = ServerPlace.new(), socket.socket()
-    try:
-        place = ClientPlace(0, 2, at.requests, at.outputs, "tcp://127.0.0.1:7")
-        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", "a"), listener, place, 4)
-        server = begun(launch, at, monkeypatch)
-    finally:
-        listener.close()
-        at.close()
-    assert server.daemon_pid == os.getpid()
-    assert list(server.command[:8]) == [
-        *("/bin/vllm-rs", "frontend", "--engine-count", "1", "--data-parallel-size", "1"),
-        *("--coordinator-address", "tcp://127.0.0.1:7"),
-    ]
-    assert server.command[8] == "--args-json"
-    shared = json.loads(server.command[9])
-    assert (shared["model_tag"], shared["model"]) == (MODEL, MODEL)
-
-
-@pytest.mark.parametrize(
-    ("keys", "variables", "in_command"), [(["a"], {"VLLM_API_KEY": "a"}, None), (["a", "b"], {}, ["a", "b"])]
-)
-def test_a_key_is_not_in_the_command_of_the_server_in_rust(
-    keys: list[str], variables: dict[str, str], in_command: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where everybody could read it, unless it was in the daemon's too: the variable has one key."""
-    at, listener = ServerPlace.new(), socket.socket()
-    try:
-        place = ClientPlace(0, 2, at.requests, at.outputs, None)
-        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", *keys), listener, place, 4)
-        server = begun(launch, at, monkeypatch)
-    finally:
-        listener.close()
-        at.close()
-    assert server.variables == {**variables, "VLLM_MAX_N_SEQUENCES": "4"}
-    assert json.loads(server.command[-1]).get("api_key") == in_command
-
-
 def test_variables_that_open_routes_do_not_reach_the_server() -> None:
     """All others do."""
     daemons = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HOME": "/root"}
@@ -168,13 +106,18 @@ def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
             setup.prepare(ServeConfig.from_flags(vars(flags)), flags)
 
 
-def test_nothing_is_prepared_without_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The environment stays as it is then, and with the server in Python."""
-    monkeypatch.setenv("VLLM_RUST_FRONTEND_PATH", str(tmp_path / "no-such-program"))
+def test_nothing_is_prepared_without_the_flag() -> None:
+    """No port is taken."""
     assert setup.prepare(ServeConfig(), parsed()) is None
-    monkeypatch.delenv("VLLM_RUST_FRONTEND_PATH")
-    flags = parsed("--openai-port", "0")
-    prepared = setup.prepare(ServeConfig.from_flags(vars(flags)), flags)
-    assert prepared is not None
-    prepared.listener.close()
-    assert prepared.choice.binary == "" and "VLLM_USE_RUST_FRONTEND" not in os.environ
+
+
+def test_the_server_in_rust_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than another server than the one that was meant. Without the OpenAI port the variable means nothing."""
+    flags, serving = parsed("--openai-port", "0", "--model", MODEL), ServeConfig(openai_port=0)
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ValueError, match=r"^--openai-port: VLLM_USE_RUST_FRONTEND asks .* unset it"):
+        check_flags(flags, serving)
+    check_flags(parsed("--model", MODEL), ServeConfig())
+    for harmless in ("0", ""):
+        monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", harmless)
+        check_flags(flags, serving)

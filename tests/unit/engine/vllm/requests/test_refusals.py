@@ -14,7 +14,6 @@ from vllm.v1.worker.gpu.sample import logit_bias
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 
-from genserve.engine.vllm.openai.messages import Params
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.refusals import ENGINE_PARAMS, TABLE, Serving, check, check_names, refused
 from genserve.engine.vllm.requests.sampling import request_field
@@ -100,15 +99,6 @@ def test_what_would_end_the_engine_or_spoil_an_answer_is_refused_where_it_does(p
     assert names(asks, refuses) == [parameter]
     assert [names(asks, each) for each in takes] == [[]] * len(takes)
     assert names(instead, refuses) == []
-
-
-@pytest.mark.parametrize(("asks", "serving"), [(asks, serving) for asks, serving, _, _ in OTHERS.values()])
-def test_what_comes_over_http_is_read_as_vllm_encodes_it(asks: SamplingParams, serving: Serving) -> None:
-    """The relay decodes no more of SamplingParams than rows read."""
-    read = msgspec.msgpack.decode(msgspec.msgpack.encode(asks), type=Params)
-    assert names(read, serving) == names(asks, serving) != []
-    default = msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams()), type=Params)
-    assert names(default, serving) == []
 
 
 @pytest.mark.parametrize(("chunks", "threshold", "splits"), [(True, 0, True), (False, 16, True), (False, 0, False)])

@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
-from genserve.engine.vllm.start.clients import ALONE, Clients, possible
+from genserve.engine.vllm.start.clients import ALONE, OPENAI, Clients, possible
 from genserve.engine.vllm.start.failure import EngineStartError
 
 
-def test_the_daemon_is_one_of_the_clients() -> None:
-    """A number outside of them would leave the engine without an owner."""
-    assert (ALONE.count, ALONE.daemon_index) == (1, 0)
-    assert Clients(3, 2).daemon_index == 2
-    for count, index in ((0, 0), (2, 2), (2, -1)):
-        with pytest.raises(ValueError, match=f"one of {count} clients"):
-            Clients(count, index)
+def test_the_daemon_is_always_one_of_the_clients() -> None:
+    """And the OpenAI server, if there is one."""
+    assert (ALONE.count, Clients(2).count, Clients(2, with_openai=True).count) == (1, 3, 4)
 
 
 def configured(**changes: object) -> Any:
@@ -30,10 +26,12 @@ def configured(**changes: object) -> Any:
     return SimpleNamespace(parallel_config=SimpleNamespace(**{**parallel, **changes}))
 
 
-def test_front_ends_are_the_numbers_after_the_daemon() -> None:
-    """A client before the daemon is somebody else."""
+def test_front_ends_are_the_numbers_after_all_others() -> None:
+    """The OpenAI server has another seat."""
     assert list(ALONE.frontends) == []
-    assert list(Clients(4, 1).frontends) == [2, 3]
+    assert list(Clients(2).frontends) == [1, 2]
+    assert list(Clients(2, with_openai=True).frontends) == [2, 3]
+    assert OPENAI not in Clients(2, with_openai=True).frontends
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ def test_front_ends_are_the_numbers_after_the_daemon() -> None:
 )
 def test_front_ends_that_cannot_reach_every_engine_are_refused_if_they_were_asked_for(changes: Any) -> None:
     """A default that depends on the machine must not keep an engine from starting."""
-    asked = Clients(3)
+    asked = Clients(2)
     assert possible(configured(), asked) == asked
     assert possible(configured(**changes), ALONE) == ALONE
     with pytest.raises(EngineStartError, match=r"^--frontends cannot be used"):
@@ -51,7 +49,7 @@ def test_front_ends_that_cannot_reach_every_engine_are_refused_if_they_were_aske
 
 def test_an_openai_server_that_cannot_reach_every_engine_is_refused() -> None:
     """It was asked for, even if the front ends beside it were not."""
-    asked = Clients(3, 1, if_possible=True)
+    asked = Clients(1, with_openai=True, if_possible=True)
     assert asked.with_openai and not ALONE.with_openai
     with pytest.raises(EngineStartError, match=r"^--openai-port cannot be used"):
         possible(configured(local_engines_only=True), asked)

@@ -1,0 +1,153 @@
+"""The engine as vLLM's OpenAI server has it: a client that admits requests and streams their tokens. All else is the
+daemon's."""
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any, Final
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from genserve.engine.vllm.clients.interruption import Watch, of_vllm
+from genserve.engine.vllm.clients.join import Joined, join_at_seat
+from genserve.engine.vllm.openai import versions
+from genserve.engine.vllm.openai.door import CheckedInputs, Door
+from genserve.engine.vllm.requests import refusals
+from genserve.engine.vllm.requests.weight_spans import version_of
+
+ALLOWED: Final = frozenset(
+    {
+        "abort",
+        "add_request",
+        "check_health",
+        "do_log_stats",
+        "get_supported_tasks",
+        "get_weight_version",
+        "is_paused",
+        "is_sleeping",
+        "is_tracing_enabled",
+        "notify_kv_transfer_request_rejected",
+    }
+)
+"""What a server may ask of vLLM's client besides `generate` and `encode`: requests of its own, and what changes
+nothing."""
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    async def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"{name}: only genserve's gRPC services control the engine of this server")
+
+    return refuse
+
+
+_Controls: Any = type(
+    "_Controls",
+    (),
+    {
+        name: _refusing(name)
+        for name, each in vars(AsyncLLM).items()
+        if inspect.iscoroutinefunction(each) and not name.startswith("_") and name not in ALLOWED
+    },
+)
+"""Refuses every other call of vLLM's client, those too that a newer vLLM adds."""
+
+
+class ServedLLM(_Controls, AsyncLLM):
+    """vLLM's client, which cannot control the engine and whose requests pass a door. Call `guard` first."""
+
+    input_processor: Any
+
+    def guard(self, door: Door) -> None:
+        """Requests pass `door` from now on."""
+        self._door = door
+        self.input_processor = CheckedInputs(self.input_processor, door.complete)
+
+    def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As AsyncLLM.generate. Raises VLLMValidationError at once, while the status of the answer can still tell."""
+        self._door.check_early(sampling_params, request_id)
+        return _noting_versions(super().generate(prompt, sampling_params, request_id, **kwargs))
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """As AsyncLLM.check_admission, which vLLM calls before an answer begins, and for each request again when it is
+        admitted."""
+        self._door.check_room(n)
+        super().check_admission(n, request_id)
+
+    async def add_request(self, *args: Any, **kwargs: Any) -> Any:
+        """As AsyncLLM.add_request."""
+        try:
+            return await super().add_request(*args, **kwargs)
+        finally:
+            self._door.count()
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """As AsyncLLM.abort."""
+        try:
+            await super().abort(request_id, internal)
+        finally:
+            self._door.count()
+
+
+async def _noting_versions(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
+    try:
+        async for output in outputs:
+            for each in output.outputs:  # vLLM knows them when a sequence has ended
+                versions.note(version_of(span.version) for span in each.weight_versions or ())
+            yield output
+    finally:
+        await outputs.aclose()  # which aborts the request
+
+
+class OpenAIEngine:
+    """A client of the daemon's engine. Made by `join`."""
+
+    def __init__(self, joined: Joined) -> None:
+        self.llm = joined.llm
+        """For vLLM's application."""
+        config, max_active = joined.llm.vllm_config, joined.invitation.limits.max_active_requests
+        # internal: vLLM's states of unfinished sequences, by the ids that EngineCore knows.
+        self._unfinished = joined.llm.output_processor.request_states
+        serving, max_model_len = refusals.Serving.of(config), config.model_config.max_model_len
+        self._door = Door(serving, max_active, max_model_len, self._unfinished, joined.tally)
+        joined.llm.guard(self._door)
+        self._interruptions = joined.row.interruptions
+        joined.row.after_step = self._door.count
+
+    @classmethod
+    async def join(cls, data: bytes, fds: Sequence[int]) -> "OpenAIEngine":
+        """Joins the engine that an invitation is for, with the descriptors of the seat. Raises UnavailableError."""
+        return cls(await join_at_seat(data, fds, ServedLLM))
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends sequences (None = all), which answer with what they have; the ids that ran, and those that did not."""
+        wanted = list(self._unfinished) if request_ids is None else list(request_ids)
+        running = [each for each in wanted if each in self._unfinished]
+        await self.llm.abort(running, internal=True)
+        return running, [each for each in wanted if each not in running]
+
+    def pausing(self) -> int:
+        """The engine aborts all sequences from now on. How many there are."""
+        return self._door.num_unfinished
+
+    def paused(self) -> None:
+        """The engine has aborted them."""
+
+    def interrupted(self) -> int:
+        """Nothing is scheduled: watches the sequences from now on. Tokens that these have computed."""
+        return self._interruptions.begin(Watch(self._unfinished, of_vllm)).num_computed_tokens
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest time that one of them was without output, when all have output again or have ended; None if none
+        was."""
+        return await self._interruptions.longest_wait_s()
+
+    async def wait_idle(self) -> None:
+        """Returns when no sequence is left."""
+        await self._door.wait_idle()
+
+    def close(self) -> None:
+        """Leaves the engine."""
+        self.llm.shutdown(0.0)
