@@ -2,16 +2,8 @@
 
 from typing import Protocol
 
-from genserve.control.conditions import (
-    DEAD,
-    RULES,
-    TAINTED,
-    DaemonCondition,
-    EngineCondition,
-    Phase,
-    Refusal,
-    weights_refusal,
-)
+from genserve.control.conditions import DEAD, RULES, TAINTED, EngineCondition, Phase, Refusal, weights_refusal
+from genserve.control.state import StateBoard
 from genserve.errors import EngineTaintedError
 
 
@@ -27,24 +19,12 @@ class HasPhase(Protocol):
         """Why the engine is dead, for people; "" while it lives."""
 
 
-class HasConditions(HasPhase, Protocol):
-    """The daemon's state board."""
-
-    @property
-    def engine_condition(self) -> EngineCondition:
-        """What the engine is doing."""
-
-    @property
-    def daemon_condition(self) -> DaemonCondition:
-        """Whether the daemon starts, serves or drains."""
-
-
 def check_control(board: HasPhase) -> None:
     """Raises the error if the phase refuses pauses. Pushes and adapters have `check_weights`."""
     _check(RULES[board.phase].control, board)
 
 
-def check_weights(board: HasConditions) -> None:
+def check_weights(board: StateBoard) -> None:
     """Raises the error if pushes, adapters and reading the live weights are refused. TAINTED allows them: a complete
     push ends it."""
     _check(weights_refusal(board.engine_condition, board.daemon_condition), board)
@@ -55,7 +35,7 @@ def check_generation(board: HasPhase) -> None:
     _check(RULES[board.phase].generation, board)
 
 
-def check_alive(board: HasConditions) -> None:
+def check_alive(board: StateBoard) -> None:
     """Raises EngineDeadError if the engine is dead, whatever the daemon does."""
     _check(DEAD if board.engine_condition is EngineCondition.DEAD else None, board)
 

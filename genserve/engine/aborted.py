@@ -54,8 +54,8 @@ class Admission:
 
 
 class AbortedStream:
-    """A GenerationStream with one update: every sequence is ABORTED, without a token. Of a prompt that is not token ids
-    nobody knows the length, which is told as 0."""
+    """A GenerationStream with one update: every sequence is ABORTED, without a token. The length of a prompt that is
+    not token ids is unknown and reported as 0."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request

@@ -1,6 +1,6 @@
 """The state that front ends need at each admission, as words in shared memory.
 
-The daemon writes them before anybody can hear of a change, so a front end that reads them is never behind a message.
+The daemon writes them before it announces a change, so a front end that reads them is never behind a message.
 """
 
 from genserve.change import Change

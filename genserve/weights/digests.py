@@ -1,7 +1,7 @@
-"""Digests of the live weights, for all who ask for them.
+"""Digests of the live weights.
 
-Every byte is read for them, so it is done once for a version, a moment at a time, and for one reading at a time: steps
-go on in between, and so do pushes and pauses.
+A digest reads every byte. So workers read once for a version, a moment at a time, and all callers share one reading:
+steps, pushes and pauses go on in between.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ DIGESTS_TIMEOUT_S: Final = 300.0
 _STEPS_PER_PART: Final = 9.0
 """How much longer steps run than the part of a reading before them took, while requests wait for them."""
 _INTERVAL_S: Final = 0.1
-"""How long a reading begins after the last one while requests run: an answer that is known costs time of this process,
-in which tokens pass, and whoever asks in a loop asks at once again."""
+"""The shortest time between the end of a reading and the beginning of the next one while requests run: callers may ask
+in a loop, and even an answer that workers know takes a moment between two steps."""
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class LiveDigests:
         self._read_at_s = -math.inf
 
     async def read(self) -> tuple[int, Sequence[WeightDigest]]:
-        """The version that is live, and its digests: of every tensor on every rank. Waits for a reading that has begun,
-        or begins one, which ends early when nobody waits for it any more.
+        """Returns the live version and the digest of every tensor on every rank. Joins the running reading or begins
+        one, which ends early if all its callers leave.
 
         Raises DeadlineError after `DIGESTS_TIMEOUT_S`, also where pushes came faster than they could be read, and
         EngineSleepingError, EngineTaintedError, EngineDeadError and DrainingError.

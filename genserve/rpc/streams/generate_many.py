@@ -36,7 +36,7 @@ _FORMS = {
     generation_pb2.GENERATE_MANY_FORM_ITEMS: False,
     generation_pb2.GENERATE_MANY_FORM_COLUMNS: True,
 }
-"""The forms of output -> whether it may be told in columns."""
+"""The forms of output -> whether answers may have columns."""
 
 Requests = AsyncIterator[Received[generation_pb2.GenerateManyRequest]]
 Write = Callable[[generation_pb2.GenerateManyResponse], Awaitable[None]]

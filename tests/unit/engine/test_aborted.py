@@ -1,4 +1,4 @@
-"""A request that is ended before the engine has it."""
+"""A request that is ended before the engine has it. tests/unit/engine/vllm/requests/test_running.py has more."""
 
 import asyncio
 from functools import partial
@@ -32,47 +32,12 @@ def reason_of(stream: object) -> FinishReason:
     return sequence.finish.reason
 
 
-async def test_what_nobody_aborts_is_admitted() -> None:
-    """It has the engine's stream."""
-    assert await Admission(REQUEST).run(admitted) == "stream"
-
-
 async def test_abort_before_the_admission_begins_asks_no_engine() -> None:
     """The task that admits may not have run yet."""
     admission = Admission(REQUEST)
     admitting = asyncio.create_task(admission.run(admitted))
     admission.abort()
     assert reason_of(await admitting) is FinishReason.ABORTED
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_abort_ends_a_running_admission_and_leaves_its_task_uncancelled(times: int) -> None:
-    """However often it is aborted."""
-    admission = Admission(REQUEST)
-    cancelling: list[int] = []
-
-    async def run() -> object:
-        stream = await admission.run(never)
-        cancelling.append(task.cancelling())
-        return stream
-
-    task = asyncio.create_task(run())
-    await asyncio.sleep(0)
-    for _ in range(times):
-        admission.abort()
-    assert reason_of(await task) is FinishReason.ABORTED
-    assert cancelling == [0]
-
-
-async def test_cancellation_beside_an_abort_counts() -> None:
-    """The caller has gone: nobody reads a stream."""
-    admission = Admission(REQUEST)
-    task = asyncio.create_task(admission.run(never))
-    await asyncio.sleep(0)
-    admission.abort()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 @pytest.mark.parametrize("which", [[0], [1], [0, 1]])

@@ -26,7 +26,7 @@ class IntakeLimits:
 
 
 class Intake:
-    """Admits requests, and converts text. `weight_version` tells what is served."""
+    """Admits requests, and converts text. `weight_version` returns the served version."""
 
     def __init__(
         self,

@@ -180,7 +180,7 @@ TABLE: Final = (
         concerns=lambda serving: serving.is_cpu and serving.has_adapters,
         applies=lambda params, _: params.prompt_logprobs is not None,
         problem="cannot be used on the CPU with --enable-lora",
-        reason="vLLM takes the prompt's tokens for the batch's requests there, and its engine ends",
+        reason="vLLM mistakes the prompt's tokens for the batch's requests there, and its engine ends",
     ),
     Row(
         parameter="seed",

@@ -28,7 +28,7 @@ class Tally(Protocol):
         """Unfinished sequences of the other clients."""
 
     def publish(self, num_sequences: int, num_requests: int) -> None:
-        """Tells the others what this client has admitted and not finished."""
+        """Reports to the other clients what this one has admitted and not finished."""
 
     def served(self, num_versions: int, num_tokens: int) -> None:
         """Counts tokens of a sequence that has ended: this many versions behind the served one."""
@@ -37,8 +37,8 @@ class Tally(Protocol):
 class RunningRequests:
     """Admits requests while there is room for their sequences. Holds each one's id, adapter and stream until it ends.
 
-    `weight_version` tells what is served; `max_active`: sequences admitted and unfinished, by all clients, above which
-    new ones are refused; `max_model_len`: in tokens.
+    `weight_version` returns the served version; `max_active`: sequences admitted and unfinished, by all clients, above
+    which new ones are refused; `max_model_len`: in tokens.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RunningRequests:
         return len(streams)
 
     def paused(self) -> None:
-        """The pause has aborted all that it aborts."""
+        """Call when the pause has aborted its requests."""
         self._reason_if_aborted = FinishReason.ABORTED
 
     async def wait_idle(self) -> None:

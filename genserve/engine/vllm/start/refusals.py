@@ -176,8 +176,8 @@ TABLE: tuple[Row, ...] = (
         name="weights-shared-with-preload",
         flags=("--load-format ipc_cache",),
         applies=_shares_weights,
-        reason="the weights that are served lie in the memory of the `vllm preload` process then, and an exchange "
-        "would write over what it gives to engines that start later",
+        reason="the served weights are then in the memory of the `vllm preload` process, and an exchange would "
+        "overwrite what it gives to engines that start later",
         instead='use --model-loader-extra-config \'{"mode": "copy"}\', or another --load-format',
     ),
     Row(
@@ -226,8 +226,8 @@ TABLE: tuple[Row, ...] = (
         name="pipeline-on-cpu",
         flags=("--pipeline-parallel-size",),
         applies=lambda config: _is_on_cpu(config) and config.parallel_config.pipeline_parallel_size > 1,
-        reason="there vLLM makes the buffers of the later ranks in a warm-up that it leaves out without compiled code, "
-        "and the first step ends the engine",
+        reason="vLLM makes the buffers of the later ranks in a warm-up, which it leaves out there, and the first step "
+        "ends the engine",
         instead="use --tensor-parallel-size",
         problem=_ON_CPU,
     ),
@@ -235,8 +235,8 @@ TABLE: tuple[Row, ...] = (
         name="spread-experts-on-cpu",
         flags=("--data-parallel-size", "--enable-expert-parallel"),
         applies=lambda config: _is_on_cpu(config) and _spreads_experts(config),
-        reason="there vLLM has not the collective calls by which ranks exchange tokens for the experts of a mixture, "
-        "and the first step ends the engine",
+        reason="vLLM has no collective calls there to exchange tokens between the ranks of a mixture of experts, and "
+        "the first step ends the engine",
         instead="use --tensor-parallel-size alone, or start a daemon for each replica (genserve up)",
         problem=_ON_CPU,
     ),

@@ -181,7 +181,7 @@ UNREACHED: tuple[Row, ...] = (
         flags=("--skip-tokenizer-init",),
         applies=lambda flags: flags.skip_tokenizer_init,
         reason="any request may ask for text, stop strings or bad words, which need a tokenizer",
-        instead="leave it out: requests with token ids and without text cost no tokeniser",
+        instead="leave it out: requests with token ids and without text use no tokenizer",
     ),
     Unreached(
         name="profiler",
@@ -208,8 +208,8 @@ UNREACHED: tuple[Row, ...] = (
         name="kv-connector-of-requests",
         flags=("--kv-transfer-config",),
         applies=lambda config: any(name in _CONNECTORS_OF_REQUESTS for name in connectors(config)),
-        reason="this connector is told by each request what to transfer (kv_transfer_params), or tells it each answer, "
-        "and those over gRPC have no field for it",
+        reason="requests or answers must carry what this connector transfers (kv_transfer_params), and those over gRPC "
+        "have no field for it",
         instead="pass --openai-port, or use a connector that needs no field, such as OffloadingConnector",
         by_http=True,
         reads="configuration",
