@@ -157,14 +157,14 @@ class FrontEnd:
         self._is_joined = False
         self._signal(signal.SIGKILL)
 
+    def finish(self) -> None:
+        """Has the process end when it has answered the requests that it has, if it is one that can."""
+        self._signal(signal.SIGTERM)
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process.pidfd, number)
-
-    def finish(self) -> None:
-        """Has the process end when it has answered the requests that it has, if it is one that can."""
-        self._signal(signal.SIGTERM)
 
     async def ask(
         self, question: str, timeout_s: float = ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None

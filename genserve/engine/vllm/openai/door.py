@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.crossing import Crossing, bound
+from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bound
 from genserve.engine.vllm.requests.running import Tally
 from genserve.errors import InvalidFieldError
 
@@ -60,6 +60,10 @@ class Door:
         self._check_id(built.request_id)
         if built.lora_request is not None:
             raise VLLMValidationError("an adapter cannot be named over HTTP: only genserve loads these")
+        if len(built.cache_salt or "") > MAX_CACHE_SALT:
+            raise VLLMValidationError(
+                f"cache_salt must be at most {MAX_CACHE_SALT} characters long", parameter="cache_salt"
+            )
         params = built.sampling_params
         if params is not None:  # None: not a request for tokens
             self._check_params(params)
@@ -88,6 +92,9 @@ class Door:
             raise VLLMValidationError(f"request_id must be at most {MAX_ID_BYTES} bytes long", parameter="request_id")
 
     def _check_params(self, params: SamplingParams) -> None:
+        if params.seed is not None and params.seed + params.n - 1 > refusals.MAX_SEED:
+            # vLLM adds the index of each of the n sequences to the seed, after these checks.
+            raise VLLMValidationError("seed must not exceed 64 bits as seed + n - 1", parameter="seed")
         for row in refusals.refused(params, self._serving):
             raise VLLMValidationError(f"{row.parameter} {row.message}", parameter=row.parameter)
 

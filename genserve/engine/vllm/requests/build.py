@@ -23,7 +23,7 @@ from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.crossing import Crossing, bound
+from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bound
 from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
@@ -31,7 +31,6 @@ from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 _CHECK_LIMIT_S = 10.0
 _NUM_CHECK_THREADS = 2
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
-_MAX_CACHE_SALT = 1024  # characters
 
 _TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams)}
 _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
@@ -62,8 +61,8 @@ class RequestBuilder:
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
             # vLLM adds the index of each of the n sequences to the seed.
             raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
-        if len(request.cache_salt) > _MAX_CACHE_SALT:
-            raise InvalidFieldError.of("cache.salt", f"must be at most {_MAX_CACHE_SALT} characters long")
+        if len(request.cache_salt) > MAX_CACHE_SALT:
+            raise InvalidFieldError.of("cache.salt", f"must be at most {MAX_CACHE_SALT} characters long")
 
     async def engine_request(
         self, request: GenerationRequest, ids: list[int], lora: LoRARequest | None

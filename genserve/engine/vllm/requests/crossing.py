@@ -5,6 +5,7 @@ everybody. So every request is encoded and decoded here before it is sent.
 """
 
 import re
+from typing import Final
 
 import msgspec
 from vllm.sampling_params import SamplingParams
@@ -13,6 +14,9 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from genserve.engine.vllm.requests.sampling import request_field
 from genserve.errors import InvalidFieldError
+
+MAX_CACHE_SALT: Final = 1024
+"""Characters."""
 
 
 def bound(params: SamplingParams, max_model_len: int) -> None:

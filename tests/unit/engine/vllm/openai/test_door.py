@@ -45,6 +45,7 @@ def with_bad_words(num_tokens: int) -> SamplingParams:
         (SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
         (SamplingParams(min_tokens=1, stop_token_ids=[*range(129)]), "stop_token_ids"),
         (SamplingParams(seed=2**63), "seed"),
+        (SamplingParams(seed=2**63 - 1, n=2), "seed"),  # of the second sequence
     ],
 )
 def test_what_would_end_the_engine_is_refused_before_an_answer_begins(much: SamplingParams, parameter: str) -> None:
@@ -61,6 +62,7 @@ def test_what_would_end_the_engine_is_refused_before_an_answer_begins(much: Samp
     [
         (built(with_bad_words(1025)), "bad_words must not be longer"),
         (built(lora=LoRARequest("x", 1, "/x")), "an adapter cannot be named over HTTP"),
+        (msgspec.structs.replace(built(), cache_salt="s" * 1025), "cache_salt must be at most 1024 characters"),
         (built(request_id="i" * (MAX_ID_BYTES + 1)), "request_id must be at most 1024 bytes"),
         (built(SamplingParams(extra_args={"a": {1: object()}})), ""),
     ],
