@@ -47,7 +47,7 @@ class SendOptions(TypedDict, total=False):
     raises UnsupportedError or InvalidFieldError where it cannot."""
     rename: Mapping[str, str] | Callable[[str], str] | None
     """From the names that tensors have here to those of the checkpoint: a function, or a mapping, which keeps the names
-    that are not in it. Default None: the names are the checkpoint's."""
+    that are not in it, and has one of them unless several callers push. Default None: they are the checkpoint's."""
     finite: bool
     """Whether to look for NaN and infinity first, and to raise ValueError naming the first tensor that has one, before
     anything is sent. It reads all tensors once more. Default False."""
