@@ -1,5 +1,7 @@
 """What vLLM is asked for: what a request says about its scheduling arrives."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,3 +179,30 @@ async def test_a_refusal_of_vllm_names_the_field_that_it_mentions(
     with refuses(InvalidFieldError, field=field):
         await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
     builder.close()
+
+
+IMPORTED_BY_A_CONSTRAINT = """
+import sys
+from types import SimpleNamespace
+from vllm.config import StructuredOutputsConfig
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from genserve.engine.vllm.requests.build import RequestBuilder
+from tests.unit.engine.vllm.requests.test_build import INFO, InputProcessor, llm_with
+
+RequestBuilder(llm_with(InputProcessor()), INFO, 4).close()
+before = set(sys.modules)
+params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]+"))
+model = SimpleNamespace(is_diffusion=False, skip_tokenizer_init=False)
+params._validate_structured_outputs(model, StructuredOutputsConfig(backend="auto"), SimpleNamespace())
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def test_nothing_is_imported_where_work_is_ended_in_the_middle() -> None:
+    """A thread that is interrupted within an import may keep the lock of that: nobody's constraint would be compiled
+    any more, and the daemon would not end."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_BY_A_CONSTRAINT], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1:] in ([], [""]), done.stdout
