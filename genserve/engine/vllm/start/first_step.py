@@ -25,8 +25,8 @@ Submit = Callable[[GenerationRequest], Awaitable[GenerationStream]]
 
 async def take(submit: Submit, num_engines: int, max_model_len: int) -> None:
     """Every data-parallel engine takes a prefill and a step of decoding. Raises GenserveError."""
-    # The first error, and no group of them: the others fail because of it.
-    await asyncio.gather(*(_generate(submit, rank, max_model_len) for rank in range(num_engines)))
+    for rank in range(num_engines):  # one after the other: --max-active-requests may be 1
+        await _generate(submit, rank, max_model_len)
 
 
 @contextmanager
