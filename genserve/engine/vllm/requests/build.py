@@ -19,6 +19,15 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+# internal: vLLM imports these when it checks the first constraint, in a thread that may be interrupted: a lock of an
+# import would stay taken, and every later constraint would wait for it.
+from vllm.v1.structured_output import (  # noqa: F401
+    backend_guidance,
+    backend_lm_format_enforcer,
+    backend_outlines,
+    backend_xgrammar,
+)
+
 from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo

@@ -1,5 +1,7 @@
-"""A few threads for work of unpredictable length: work that takes too long is ended if possible, and abandoned if
-not."""
+"""A few threads for work of unpredictable length: work that takes too long is ended if possible, and abandoned if not.
+
+The work must import nothing: an import that is interrupted may leave its lock taken.
+"""
 
 import asyncio
 import ctypes
@@ -18,14 +20,14 @@ class _TimeIsUp(BaseException):
 class _Job:
     """One piece of work. Its lock ensures that a thread is interrupted in this work and not in the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, action: Callable[[], Any]) -> None:
         self._lock = threading.Lock()
         self._thread_id: int | None = None
-        self._given_up = False
+        self._action: Callable[[], Any] | None = action
 
-    def run(self, action: Callable[[], T]) -> T:
+    def run(self) -> Any:
         with self._lock:
-            if self._given_up:
+            if (action := self._action) is None:
                 raise _TimeIsUp
             self._thread_id = threading.get_ident()
         try:
@@ -36,7 +38,7 @@ class _Job:
 
     def give_up(self) -> None:
         with self._lock:
-            self._given_up = True
+            self._action = None  # it may be large, and wait in the queue for long
             if self._thread_id is not None:
                 # CPython raises it at the thread's next bytecode. A single long call into C is not interrupted, and
                 # keeps its thread: the others continue, and callers that find no thread in time get an error.
@@ -52,8 +54,8 @@ class TimedThreads:
 
     async def run(self, action: Callable[[], T]) -> T:
         """The result of `action`, called in a thread. Raises TimeoutError."""
-        job = _Job()
-        running = asyncio.get_running_loop().run_in_executor(self._executor, job.run, action)
+        job = _Job(action)
+        running: asyncio.Future[T] = asyncio.get_running_loop().run_in_executor(self._executor, job.run)
         try:
             async with asyncio.timeout(self.limit_s):
                 return await asyncio.shield(running)

@@ -183,17 +183,23 @@ async def test_a_refusal_of_vllm_names_the_field_that_it_mentions(
 
 IMPORTED_BY_A_CONSTRAINT = """
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from genserve.engine.vllm.requests.build import RequestBuilder
 from tests.unit.engine.vllm.requests.test_build import INFO, InputProcessor, llm_with
 
-RequestBuilder(llm_with(InputProcessor()), INFO, 4).close()
+RequestBuilder(llm_with(InputProcessor()), INFO).close()
 before = set(sys.modules)
-params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]+"))
 model = SimpleNamespace(is_diffusion=False, skip_tokenizer_init=False)
-params._validate_structured_outputs(model, StructuredOutputsConfig(backend="auto"), SimpleNamespace())
+for constraint in (
+    {"regex": "[ab]+"}, {"json": '{"type": "object"}'}, {"choice": ["a"]}, {"grammar": 'root ::= "a"'},
+    {"json_object": True}, {"regex": "(?=a)"}, {"json": '{"patternProperties": {"a": {}}}'}, {"structural_tag": "{}"},
+):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+    with suppress(Exception):  # for those that no backend takes
+        params._validate_structured_outputs(model, StructuredOutputsConfig(backend="auto"), SimpleNamespace())
 print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
 """
 
