@@ -32,6 +32,19 @@ async def test_every_engine_is_asked(num_engines: int) -> None:
     assert len({each.request_id for each in asked}) == len({each.cache_salt for each in asked}) == num_engines
 
 
+async def test_one_engine_is_asked_at_a_time() -> None:
+    """--max-active-requests may be 1."""
+    streams: list[FirstStream] = []
+
+    async def submit(request: GenerationRequest) -> FirstStream:
+        assert all(each.is_finished for each in streams)
+        streams.append(FirstStream(request.request_id, None))
+        return streams[-1]
+
+    await first_step.take(submit, 3, 2048)
+    assert len(streams) == 3
+
+
 async def test_a_prompt_and_a_token_after_it_are_computed() -> None:
     """By different kernels. The model's end-of-sequence token must not end it earlier."""
     (asked,) = await requests(1, 2048)
