@@ -1,11 +1,14 @@
 """LoRA adapters through a router: on all replicas, or the error says on which one not."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from genserve.errors import (
     ApplyInProgressError,
@@ -74,6 +77,25 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     assert having(fleet) == [True] * 3
     assert [daemon.engine.loras.versions[NAME] for daemon in fleet.daemons] == [3] * 3
     assert [daemon.engine.calls.count(f"load_lora {NAME}") for daemon in fleet.daemons] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("had", [False, True])
+async def test_a_directory_that_one_replica_does_not_load_is_loaded_by_none(
+    fleet: RoutedFleet, tmp_path: Path, had: bool
+) -> None:
+    """Unless they had one of this name: what it was is not known any more."""
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
+    if had:
+        await fleet.client.load_lora(NAME, tmp_path)
+        for each in fleet.running.router.fleet.ready:
+            each.member.has_loras([NAME])  # as their next report tells
+    fleet.daemons[1].engine.fails["load_lora"] = PushRolledBackError("no room for it")
+    with pytest.raises(PushRolledBackError, match="no room for it"):
+        await fleet.client.load_lora(NAME, tmp_path)
+    assert having(fleet) == [had] * 3
+    assert (await fleet.client.load_lora(NAME, tmp_path)).name == NAME
+    assert having(fleet) == [True] * 3
 
 
 async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFleet) -> None:
