@@ -87,6 +87,7 @@ async def test_the_other_replica_may_have_another_version_of_the_adapter(router:
     again.put(tokens([9], 1, finish=FinishReason.EOS, lora_version=8))
     finish = (await rest(call))[-1].outputs[0].finish
     assert [(span.lora_version, span.start, span.end) for span in finish.weight_spans] == [(7, 0, 2), (8, 2, 4)]
+    assert not finish.HasField("cumulative_logprob"), "nobody asked for it"
 
 
 async def test_it_can_be_lost_twice(router: ScriptedFleet) -> None:

@@ -185,6 +185,8 @@ async def test_an_unknown_push_is_not_found(daemon: Daemon) -> None:
 async def test_digests_are_read_on_request_only(daemon: Daemon) -> None:
     """They take seconds."""
     plain = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())
+    brief = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(omit_manifest=True))
+    assert plain.manifest.tensors and not brief.HasField("manifest")
     assert not plain.digests
     assert [tensor.name for tensor in plain.manifest.tensors] == sorted(CHECKPOINT.tensors)
     full = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True))
