@@ -2,7 +2,8 @@
 in one tensor, or from the file that they were saved to. The daemon then computes what they do."""
 
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,21 +72,39 @@ class Served:
     kind: Kind
 
 
-@pytest.fixture(scope="module")
-async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    """One of the kind that a test is about: those of one kind run after each other."""
-    kind, directory = KINDS[request.param], tmp_path_factory.mktemp(request.param)
+Serving = Callable[[str], Awaitable[Served]]
+
+
+@asynccontextmanager
+async def _serving(kind: Kind, directory: Path) -> AsyncIterator[Served]:
     checkpoint = kind.make(directory / "checkpoint")
     flags = ["--model", str(checkpoint), "--dtype", "float32", *SMALL_ENGINE]
     process = DaemonProcess(flags, directory / "stderr")
     try:
         model = kind.auto.from_pretrained(checkpoint, dtype=torch.float32).eval()  # while the daemon starts
         process.wait_serving()
-        with only_rank():
-            async with AsyncClient(process.address) as client:
-                yield Served(client, model, kind)
+        async with AsyncClient(process.address) as client:
+            yield Served(client, model, kind)
     finally:
         process.end()
+
+
+@pytest.fixture(scope="module")
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    """Serves a kind until another one is asked for. (A fixture with parameters would do so for each test: pytest tells
+    them by their places in the list of the cells.)"""
+    found: dict[str, Served] = {}
+
+    async def of(name: str) -> Served:
+        if name not in found:
+            await last.aclose()
+            found.clear()
+            found[name] = await last.enter_async_context(_serving(KINDS[name], tmp_path_factory.mktemp(name)))
+        return found[name]
+
+    with only_rank():
+        async with AsyncExitStack() as last:
+            yield of
 
 
 def _adapted(model: Any, kind: Kind) -> Any:
@@ -103,12 +122,13 @@ def _saved(model: Any, directory: Path) -> Path:
 
 
 @NO_WARNINGS
-@pytest.mark.parametrize(("served", "wrapper", "form"), CELLS, indirect=["served"])
+@pytest.mark.parametrize(("kind", "wrapper", "form"), CELLS)
 async def test_what_is_served_computes_what_the_pushed_model_does(
-    served: Served, wrapper: str, form: str, tmp_path: Path
+    serving: Serving, kind: str, wrapper: str, form: str, tmp_path: Path
 ) -> None:
     """Its greedy tokens and their log-probabilities, by transformers' own forward with an adapter that is not merged.
     Each case pushes other weights than the one before."""
+    served = await serving(kind)
     model = copy.deepcopy(served.model)
     perturb(model, seed=SOME.index(wrapper) * len(FORMS) + FORMS.index(form))
     if form in ("merged", "unloaded"):
@@ -126,9 +146,9 @@ async def test_what_is_served_computes_what_the_pushed_model_does(
     await assert_same_policy(served.client, same)
 
 
-@pytest.mark.parametrize("served", ["images"], indirect=True)
-async def test_what_sees_images_is_pushed_like_the_model_that_was_saved(served: Served, tmp_path: Path) -> None:
+async def test_what_sees_images_is_pushed_like_the_model_that_was_saved(serving: Serving, tmp_path: Path) -> None:
     """No text reaches it, so its tensors in the workers are compared; each differs from what was there before."""
+    served = await serving("images")
     model = copy.deepcopy(served.model)
     perturb(model, seed=100)
 
@@ -143,9 +163,9 @@ async def test_what_sees_images_is_pushed_like_the_model_that_was_saved(served: 
     assert await pushed(_saved(model, tmp_path)) == live
 
 
-@pytest.mark.parametrize("served", ["tied"], indirect=True)
-async def test_the_dict_of_a_compiled_model_is_refused_in_one_sentence(served: Served) -> None:
+async def test_the_dict_of_a_compiled_model_is_refused_in_one_sentence(serving: Serving) -> None:
     """Which says what to push instead."""
+    served = await serving("images")
     tensors = torch.compile(copy.deepcopy(served.model)).state_dict()
     with refuses(ManifestMismatchError, field="header.manifest", says="with '_orig_mod.': pass rename="):
         await served.client.push_weights(dict(tensors), version=await next_version(served.client))

@@ -54,10 +54,10 @@ def _rewritings(
     tried = foreign[:: -(-len(foreign) // _NUM_TRIED)]
     ends = sorted(name.split(".")[::-1] for name in known)
     for old, new in dict.fromkeys(pair for name in tried for pair in _beginnings(name, ends)):
-        some = f"names such as {foreign[0][:256]!r}"
-        every = "every name" if all(name.startswith(old) for name in names) else some
+        certain = f"names such as {foreign[0][:256]!r}"
+        every = "every name" if all(name.startswith(old) for name in names) else certain
         if not old and any(name.startswith(new) for name in names):
-            says = f"does not begin {some} with {new!r}, as the checkpoint does: {_REMEDY}"
+            says = f"does not begin {certain} with {new!r}, as the checkpoint does: {_REMEDY}"
         elif not old:
             says = f"begins no name with {new!r}, as the checkpoint does: {_REMEDY}"
         elif new:
