@@ -69,8 +69,9 @@ def _read(path: str) -> dict[Any, Any]:
             read = file.read(_MAX_BYTES + 1)
         if len(read) > _MAX_BYTES:
             raise ValueError(f"has more than {_MAX_BYTES} bytes")
-        _refuse_repeated(yaml.compose(read, Loader=yaml.SafeLoader))
-        content = yaml.safe_load(read)
+        loader = _own_loader(yaml)
+        _refuse_repeated(yaml.compose(read, Loader=loader))
+        content = yaml.load(read, Loader=loader)
     except OSError as error:
         raise ValueError(f"--config {_shown(path)}: {error.strerror}") from error
     # What looks like a date or a number and is none is a ValueError.
@@ -81,6 +82,14 @@ def _read(path: str) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"--config {_shown(path)}: must be a mapping of flags to values, is {type(content).__name__}")
     return content
+
+
+def _own_loader(yaml: Any) -> Any:
+    """PyYAML's safe loader, in which dates are dates. A package that vLLM imports for constraints (lm-format-enforcer)
+    makes texts of them in the one that everybody shares."""
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_timestamp)
+    return loader
 
 
 def _refuse_repeated(root: Any) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from genserve.cli import main, route, up
 from genserve.cli.config_file import with_config_file
@@ -71,6 +72,15 @@ def test_an_empty_file_has_no_flags(tmp_path: Path) -> None:
     """A file with comments only, say."""
     (tmp_path / "x").write_text("# nothing\n")
     assert with_config_file(["--config", str(tmp_path / "x")]) == []
+
+
+def test_a_date_is_refused_whatever_others_make_of_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-format-enforcer makes them texts, for the whole process."""
+    constructors = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(constructors, "tag:yaml.org,2002:timestamp", constructors["tag:yaml.org,2002:str"])
+    (tmp_path / "x").write_text("port: 2020-01-01")
+    with pytest.raises(ValueError, match="is not the value of a flag"):
+        with_config_file(["--config", str(tmp_path / "x")])
 
 
 @pytest.mark.parametrize(
