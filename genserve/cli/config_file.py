@@ -87,7 +87,7 @@ def _read(path: str) -> dict[Any, Any]:
 def _own_loader(yaml: Any) -> Any:
     """PyYAML's safe loader, in which dates are dates. A package that vLLM imports for constraints (lm-format-enforcer)
     makes texts of them in the one that everybody shares."""
-    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_timestamp)
     return loader
 
