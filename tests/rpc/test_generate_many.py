@@ -259,13 +259,13 @@ async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemo
 async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(daemon: Daemon) -> None:
     """A request that is ended while it is admitted counts nowhere in the engine: only here it could pile up."""
     daemon.engine.admission.clear()  # as while a long text is tokenised, or a constraint compiled
-    num_requests = 15_000
-    sampling = {"n": 64}  # an answer as long as a refusal, so that gRPC's own buffers fill up
+    num_requests = 4_000  # 32 MB, far more than gRPC itself keeps
+    sampling = {"n": 64}
 
     def asked() -> Iterator[Request]:
         for index in range(num_requests):
             name = str(index)
-            yield Request(generate=generation_pb2.GenerateRequest(request_id=name, text="hi", sampling=sampling))
+            yield Request(generate=generation_pb2.GenerateRequest(request_id=name, text="x" * 8_000, sampling=sampling))
             yield Request(abort=name)
 
     call = daemon.generation.GenerateMany(asked())

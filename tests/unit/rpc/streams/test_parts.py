@@ -110,7 +110,7 @@ def test_a_large_update_is_told_in_parts(made: Callable[[], GenerationUpdate]) -
     assert len(check(made())) > 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.builds(
