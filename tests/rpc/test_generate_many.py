@@ -259,8 +259,8 @@ async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemo
 async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(daemon: Daemon) -> None:
     """A request that is ended while it is admitted counts nowhere in the engine: only here it could pile up."""
     daemon.engine.admission.clear()  # as while a long text is tokenised, or a constraint compiled
-    num_requests = 4_000  # 32 MB, far more than gRPC itself keeps
-    sampling = {"n": 64}
+    num_requests = 4_000  # with answers of 12 MB, far more than gRPC itself keeps
+    sampling = {"n": 256}  # an answer of 3 KiB
 
     def asked() -> Iterator[Request]:
         for index in range(num_requests):
