@@ -9,6 +9,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bound
 from genserve.engine.vllm.requests.running import Tally
@@ -20,15 +21,15 @@ ended with a process has rows of a fixed size."""
 
 
 class Door:
-    """`max_active`: unfinished sequences of all clients, above which new ones are refused; `unfinished`: vLLM's of this
-    client; `tally`: what all clients have admitted. vLLM itself checks n, as `environment` sets its limit."""
+    """`info`: of the engine; `max_active`: unfinished sequences of all clients, above which new ones are refused;
+    `unfinished`: vLLM's of this client; `tally`: what all clients have admitted."""
 
     def __init__(
-        self, serving: refusals.Serving, max_active: int, max_model_len: int, unfinished: Sized, tally: Tally
+        self, serving: refusals.Serving, info: EngineInfo, max_active: int, unfinished: Sized, tally: Tally
     ) -> None:
         self._serving = serving
+        self._info = info
         self._max_active = max_active
-        self._max_model_len = max_model_len
         self._unfinished = unfinished
         self._tally = tally
         self._crossing = Crossing()
@@ -47,7 +48,9 @@ class Door:
         self._check_params(params)
 
     def check_room(self, num_sequences: int) -> None:
-        """Raises GracefulHTTPError if so many more are not admitted now."""
+        """Raises GracefulHTTPError if so many more are not admitted now, and VLLMValidationError if they never are."""
+        if num_sequences > (max_n := self._info.max_n):  # vLLM's own check names a variable that does not count here
+            raise VLLMValidationError(f"n must be at most {max_n} (--max-n), is {num_sequences}", parameter="n")
         num_active = self.num_unfinished + self._tally.num_elsewhere
         if num_active + num_sequences > self._max_active:
             raise GracefulHTTPError(
@@ -67,7 +70,7 @@ class Door:
         params = built.sampling_params
         if params is not None:  # None: not a request for tokens
             self._check_params(params)
-            bound(params, self._max_model_len)
+            bound(params, self._info.max_model_len)
         try:
             self._crossing.check(built)
         except InvalidFieldError as error:

@@ -107,11 +107,11 @@ class OpenAIEngine:
     def __init__(self, joined: Joined) -> None:
         self.llm = joined.llm
         """For vLLM's application."""
-        config, max_active = joined.llm.vllm_config, joined.invitation.limits.max_active_requests
+        invitation = joined.invitation
         # internal: vLLM's states of unfinished sequences, by the ids that EngineCore knows.
         self._unfinished = joined.llm.output_processor.request_states
-        serving, max_model_len = refusals.Serving.of(config), config.model_config.max_model_len
-        self._door = Door(serving, max_active, max_model_len, self._unfinished, joined.tally)
+        serving, max_active = refusals.Serving.of(joined.llm.vllm_config), invitation.limits.max_active_requests
+        self._door = Door(serving, invitation.info, max_active, self._unfinished, joined.tally)
         joined.llm.guard(self._door)
         self._interruptions = joined.row.interruptions
         joined.row.after_step = self._door.count

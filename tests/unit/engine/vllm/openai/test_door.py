@@ -13,17 +13,19 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.openai.door import MAX_ID_BYTES, CheckedInputs, Door
 from genserve.engine.vllm.openai.engine import ALLOWED, ServedLLM
 from genserve.engine.vllm.requests.refusals import Serving
 from tests.unit.engine.vllm.requests.scripted_llm import ScriptedTally
 
-MAX_ACTIVE, MAX_MODEL_LEN = 5, 64
+MAX_ACTIVE, MAX_N = 5, 4
+INFO = EngineInfo("m", "M", "bfloat16", 64, "cpu", 64, 4, 4, MAX_N, 1, 1, 1, {})
 
 
 def door(unfinished: Any = (), num_elsewhere: int = 0) -> Door:
     """Of an engine with Model Runner V2."""
-    return Door(Serving("v2"), MAX_ACTIVE, MAX_MODEL_LEN, unfinished, ScriptedTally(num_elsewhere))
+    return Door(Serving("v2"), INFO, MAX_ACTIVE, unfinished, ScriptedTally(num_elsewhere))
 
 
 def built(params: SamplingParams | None = None, request_id: str = "r", lora: Any = None) -> EngineCoreRequest:
@@ -81,7 +83,7 @@ def test_an_ordinary_request_passes_and_is_no_longer_than_the_context() -> None:
     door().check_early(params, "i" * MAX_ID_BYTES)
     request = built(params, "i" * MAX_ID_BYTES)
     door().complete(request)
-    assert (params.max_tokens, params.min_tokens) == (MAX_MODEL_LEN, MAX_MODEL_LEN)
+    assert (params.max_tokens, params.min_tokens) == (INFO.max_model_len, INFO.max_model_len)
 
 
 def test_a_request_that_is_not_for_tokens_passes() -> None:
@@ -92,7 +94,7 @@ def test_a_request_that_is_not_for_tokens_passes() -> None:
         door().complete(msgspec.structs.replace(request, request_id="i" * (MAX_ID_BYTES + 1)))
 
 
-@pytest.mark.parametrize(("num_own", "num_elsewhere", "n"), [(5, 0, 1), (0, 5, 1), (2, 2, 2), (0, 0, 6)])
+@pytest.mark.parametrize(("num_own", "num_elsewhere", "n"), [(5, 0, 1), (0, 5, 1), (2, 2, 2), (0, 2, 4)])
 def test_more_sequences_than_the_limit_of_all_clients_are_refused(num_own: int, num_elsewhere: int, n: int) -> None:
     """With the status that says that they may be sent again."""
     full = door(range(num_own), num_elsewhere)
@@ -102,11 +104,18 @@ def test_more_sequences_than_the_limit_of_all_clients_are_refused(num_own: int, 
     full.check_room(MAX_ACTIVE - num_own - num_elsewhere)
 
 
+@pytest.mark.parametrize("num_elsewhere", [0, MAX_ACTIVE])
+def test_more_sequences_than_any_request_may_have_are_never_admitted(num_elsewhere: int) -> None:
+    """However full the engine is: the status of what may be sent again would be wrong."""
+    with pytest.raises(VLLMValidationError, match=r"n must be at most 4 \(--max-n\), is 5"):
+        door((), num_elsewhere).check_room(MAX_N + 1)
+
+
 async def test_the_end_of_the_last_request_is_told() -> None:
     """To the other clients, and to a drain that waits for it."""
     unfinished: list[str] = []
     tally = ScriptedTally(0)
-    entrance = Door(Serving("v2"), MAX_ACTIVE, MAX_MODEL_LEN, unfinished, tally)
+    entrance = Door(Serving("v2"), INFO, MAX_ACTIVE, unfinished, tally)
     await entrance.wait_idle()
     unfinished.append("a")
     entrance.count()
