@@ -21,7 +21,8 @@ FLAGS = ("--openai-port", "0", "--served-model-name", "policy", "--enable-lora",
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "prompt-logprobs": ({"prompt_logprobs": 1}, "output.prompt_logprobs", "prompt_logprobs"),
     "seed": ({"seed": 7}, "sampling.seed", "seed"),
-    "n": ({"n": 5}, "sampling.n", "n"),
+    "n": ({"n": 5}, "sampling.n", "n must be at most 4 (--max-n)"),
+    "a large n": ({"n": 9}, "sampling.n", "n must be at most 4 (--max-n)"),
 }
 
 
@@ -75,7 +76,7 @@ async def test_what_the_engine_does_not_take_is_refused_by_both(
 async def test_beams_are_sequences_too(http: httpx.AsyncClient) -> None:
     """vLLM searches with as many requests at a time; over gRPC there are none."""
     answer = await http.post("/v1/completions", json=body(n=5, use_beam_search=True))
-    assert answer.status_code == 400 and "beam_width" in answer.json()["error"]["message"], answer.text
+    assert answer.status_code == 400 and "--max-n" in answer.json()["error"]["message"], answer.text
     assert (await http.post("/v1/completions", json=body(n=2, use_beam_search=True))).status_code == 200
 
 
