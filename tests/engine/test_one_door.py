@@ -126,3 +126,11 @@ async def test_a_whole_answer_over_http_names_the_versions_that_sampled_it(
     assert (await http.post("/v1/chat/completions", json=chat)).headers["genserve-weight-versions"] == "7"
     for other in (await http.post("/v1/completions", json=body(stream=True)), await http.get("/v1/models")):
         assert other.status_code == 200 and "genserve-weight-versions" not in other.headers
+
+
+async def test_a_body_that_no_honest_request_has_is_refused_unread(http: httpx.AsyncClient) -> None:
+    """Parsing it would hold up all answers, also on routes that need no key."""
+    for path in ("/v1/completions", "/detokenize"):
+        body = b'{"model": "policy", "tokens": [' + b"1," * (6 << 20) + b"1]}"
+        answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413 and "bytes" in answer.text, answer.text

@@ -14,6 +14,7 @@ from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
+from genserve.engine.vllm.openai.bodies import BoundedBodies
 from genserve.engine.vllm.openai.engine import OpenAIEngine
 from genserve.engine.vllm.openai.versions import VersionsHeader
 
@@ -65,7 +66,7 @@ async def http_server(engine: OpenAIEngine, pickled_flags: bytes) -> HttpServer:
     app.router.routes[:] = [each for each in app.router.routes if _is_served(getattr(each, "path", ""))]
     await init_app_state(llm, app.state, flags, tasks)
     config = uvicorn.Config(
-        VersionsHeader(app),
+        BoundedBodies(VersionsHeader(app), engine.max_request_bytes),
         log_level="warning",
         access_log=False,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,

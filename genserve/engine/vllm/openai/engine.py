@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from genserve.engine.vllm.clients.interruption import Watch, of_vllm
 from genserve.engine.vllm.clients.join import Joined, join_at_seat
 from genserve.engine.vllm.openai import versions
+from genserve.engine.vllm.openai.bodies import MAX_MEDIA_BYTES
 from genserve.engine.vllm.openai.door import CheckedInputs, Door
 from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.weight_spans import version_of
@@ -107,6 +108,9 @@ class OpenAIEngine:
     def __init__(self, joined: Joined) -> None:
         self.llm = joined.llm
         """For vLLM's application."""
+        has_media = joined.llm.vllm_config.model_config.is_multimodal_model
+        self.max_request_bytes = MAX_MEDIA_BYTES if has_media else joined.invitation.info.max_request_bytes
+        """Of the body of a request over HTTP."""
         invitation = joined.invitation
         # internal: vLLM's states of unfinished sequences, by the ids that EngineCore knows.
         self._unfinished = joined.llm.output_processor.request_states

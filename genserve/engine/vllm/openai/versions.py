@@ -12,14 +12,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_known: ContextVar[dict[int, None] | None] = ContextVar("versions of an answer", default=None)
+_known: ContextVar[set[int] | None] = ContextVar("versions of an answer", default=None)
 
 
 def note(versions: Iterable[int]) -> None:
-    """Some of the answer that this is about, in the order in which they sampled."""
+    """Some of the answer that this is about."""
     known = _known.get()
     if known is not None:
-        known.update(dict.fromkeys(versions))
+        known.update(versions)
 
 
 class VersionsHeader:
@@ -30,11 +30,14 @@ class VersionsHeader:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        known: dict[int, None] = {}
+        known: set[int] = set()
 
         async def send_with_header(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK and known:
-                message["headers"] = [*message.get("headers", ()), (HEADER, ", ".join(map(str, known)).encode())]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (HEADER, ", ".join(map(str, sorted(known))).encode()),
+                ]
             await send(message)
 
         _known.set(known)

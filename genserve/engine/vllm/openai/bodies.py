@@ -1,0 +1,57 @@
+"""Limits of what a server of HTTP reads of a request: its size, and how long its next part takes."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from starlette.exceptions import HTTPException
+
+from genserve.engine.vllm.openai.versions import App, Message, Receive, Send
+
+MAX_MEDIA_BYTES: Final = 256 << 20
+"""Of a request for a model that takes images or audio, which are in it."""
+_PART_S: Final = 10.0
+
+
+class BoundedBodies:
+    """An ASGI application that reads at most `max_bytes` of a request's body for `app`, and waits for no part of it
+    longer than a few seconds: parsing a large one holds up all answers, and half of one a shutdown."""
+
+    def __init__(self, app: App, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        num_bytes, is_whole = int(declared) if declared.isdigit() else 0, False
+        is_declared = num_bytes > 0
+
+        async def bounded() -> Message:
+            """Raises HTTPException, of which vLLM's application makes an answer."""
+            nonlocal num_bytes, is_whole
+            if is_whole:  # what still comes is the end of the connection
+                return await receive()
+            self._check(num_bytes)
+            try:
+                async with asyncio.timeout(_PART_S):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(
+                    HTTPStatus.REQUEST_TIMEOUT, f"nothing more of the request came within {_PART_S:g} s"
+                ) from None
+            if not is_declared:
+                num_bytes += len(message.get("body", b""))
+                self._check(num_bytes)
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, bounded, send)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise HTTPException(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request must have at most {self._max_bytes} bytes"
+            )
