@@ -92,9 +92,6 @@ class Door:
             raise VLLMValidationError(f"request_id must be at most {MAX_ID_BYTES} bytes long", parameter="request_id")
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.seed is not None and params.seed + params.n - 1 > refusals.MAX_SEED:
-            # vLLM adds the index of each of the n sequences to the seed, after these checks.
-            raise VLLMValidationError("seed must not exceed 64 bits as seed + n - 1", parameter="seed")
         for row in refusals.refused(params, self._serving):
             raise VLLMValidationError(f"{row.parameter} {row.message}", parameter=row.parameter)
 

@@ -28,7 +28,8 @@ MAX_STOP_TOKEN_IDS: Final = 128
 """internal: sizes of V2's tables in v1/worker/gpu/sample/logit_bias.py. A test compares them."""
 
 MAX_SEED: Final = 2**63 - 1
-"""V2 has seeds in an array of signed integers. vLLM adds a sequence's index to its request's seed without a bound."""
+"""Of the last sequence: vLLM adds the index of each of the n sequences to the seed, after all checks and without a
+bound. V2 has seeds in an array of signed integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +244,11 @@ TABLE: Final = (
     ),
     Row(
         parameter="seed",
-        where="v2",
-        concerns=_v2,
-        applies=lambda params, _: params.seed is not None and params.seed > MAX_SEED,
+        where="all",
+        concerns=lambda _: True,
+        applies=lambda params, _: params.seed is not None and params.seed + params.n - 1 > MAX_SEED,
         problem="must not exceed 64 bits as seed + n - 1",
-        reason=_V2_IS_FULL,
+        reason="vLLM adds the index of each of the n sequences to the seed",
     ),
 )
 """The order in which a request is checked."""
