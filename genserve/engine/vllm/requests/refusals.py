@@ -5,8 +5,7 @@ check: it says of each what it would do, end the engine for everybody, or put wr
 those of others. Rows about Model Runner V2 are about its fixed tables: it raises an error in the middle of a step,
 which ends its engine. docs/refused.md has the tables for users.
 
-A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
-changes no answer.
+A large max_tokens is no row: `crossing.bound` reduces it to the context, which changes no answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
