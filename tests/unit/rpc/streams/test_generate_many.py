@@ -208,7 +208,7 @@ class Ending(ScriptedEngine):
         return AbortedStream(replace(request, sampling=Sampling(n=256), output=Output(logprobs=0)))
 
 
-async def test_the_ends_of_many_sequences_without_a_token_are_no_message_that_a_client_refuses() -> None:
+async def test_message_of_many_aborted_sequences_stays_below_a_clients_limit() -> None:
     """Each has an index, a reason and a sum of log-probabilities: what 4 MiB are soon full of. And the loop must not
     build one message for long."""
     engine, caller = Ending(), Caller(2000)

@@ -182,7 +182,7 @@ def test_the_documentation_has_every_row() -> None:
     assert documented("## Requests") == [[f"`{row.field}`", row.where, row.problem, row.reason] for row in TABLE]
 
 
-def test_the_documentation_says_of_each_parameter_whether_requests_may_set_it() -> None:
+def test_the_documentation_lists_which_parameters_requests_may_set() -> None:
     """And why not, or what it needs."""
     rows = documented("## engine_params")
     assert [row[:2] for row in rows] == [[f"`{name}`", "no" if why else "yes"] for name, why in ENGINE_PARAMS.items()]
