@@ -1,4 +1,4 @@
-"""What requests over HTTP have to pass before the engine gets them: the same as those over gRPC."""
+"""The checks of a request over HTTP before the engine gets it: the same as over gRPC."""
 
 import asyncio
 from collections.abc import Callable, Sized
@@ -47,7 +47,7 @@ class Door:
         self._check_params(params)
 
     def check_room(self, num_sequences: int) -> None:
-        """Raises GracefulHTTPError if so many more are not admitted now."""
+        """Raises GracefulHTTPError if there is no room for so many more sequences now."""
         num_active = self.num_unfinished + self._tally.num_elsewhere
         if num_active + num_sequences > self._max_active:
             raise GracefulHTTPError(
@@ -74,7 +74,7 @@ class Door:
             raise VLLMValidationError(error.message) from error
 
     def count(self) -> None:
-        """Tells the other clients what is unfinished. Call when this may have changed."""
+        """Reports the number of unfinished sequences to the other clients. Call when it may have changed."""
         num_unfinished = self.num_unfinished
         self._tally.publish(num_unfinished, num_unfinished)
         if num_unfinished:

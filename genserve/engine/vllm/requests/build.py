@@ -117,8 +117,8 @@ class RequestBuilder:
 
 
 def translated(error: Exception, request: GenerationRequest | None = None) -> Exception:
-    """The error for a client from an error that vLLM raised for its request, which helps to find the field. That the
-    engine has died stays vLLM's: `Liveness` knows the cause."""
+    """Converts an error of vLLM into one for the client; `request` helps to find the field. Returns an error that says
+    that the engine has died unchanged: `Liveness` knows the cause."""
     if isinstance(error, (GenserveError, VllmEngineDeadError)):
         return error
     if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):

@@ -202,7 +202,7 @@ async def test_a_message_is_full_with_the_item_that_brings_its_values_to_the_lim
 
 
 class Ending(ScriptedEngine):
-    """Of which every request is ended while it is admitted."""
+    """Ends every request while it is admitted."""
 
     async def submit(self, request: GenerationRequest) -> AbortedStream:
         return AbortedStream(replace(request, sampling=Sampling(n=256), output=Output(logprobs=0)))
