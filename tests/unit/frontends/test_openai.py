@@ -13,7 +13,7 @@ from genserve.frontends import openai as module
 from genserve.frontends import supervisor
 from genserve.frontends.openai import OpenAIServer
 from tests.support.patience import until
-from tests.unit.frontends.failing import Processes, answer, fail, no_more_files, stay
+from tests.unit.frontends.scripted_openai import Processes, answer, fail, no_more_files, stay
 from tests.unit.frontends.scripted_seat import Seat
 
 
