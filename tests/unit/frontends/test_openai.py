@@ -12,7 +12,7 @@ from genserve.control.state import StateBoard
 from genserve.frontends import openai as module
 from genserve.frontends import supervisor
 from genserve.frontends.openai import OpenAIServer
-from tests.support.patience import until
+from tests.support.patience import turns, until
 from tests.unit.frontends.scripted_openai import Processes, answer, fail, no_more_files, stay
 from tests.unit.frontends.scripted_seat import Seat
 
@@ -135,9 +135,10 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(soon: None)
 
 async def test_a_server_that_is_killed_with_its_daemon_is_not_started_again(soon: None) -> None:
     """An engine that has died ends both."""
-    processes = Processes(answer)
-    async with kept(processes, Seat(), []) as server:
+    said: list[str] = []
+    processes, seat = Processes(answer), Seat()
+    async with kept(processes, seat, said) as server:
         server.kill()
-        await server.wait_ended()
-        await asyncio.sleep(0)
-        assert len(processes.started) == 1
+        await until(lambda: ("abort", ["left"]) in seat.calls)
+        await turns()
+        assert (said, len(processes.started)) == ([], 1)
