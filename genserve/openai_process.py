@@ -47,7 +47,7 @@ def _received(descriptor: Any) -> Inherited:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process begins with. `listener`: of HTTP; `link` and `seat`: to the daemon and the engine; `flags`: as
+    """The argument of a process. `listener`: of HTTP; `link` and `seat`: to the daemon and the engine; `flags`: as
     `vllm serve` would have parsed them, pickled; `max_n`: the largest n of a request."""
 
     daemon_pid: int
@@ -161,7 +161,7 @@ class _Server:
         return Message()
 
     async def ended(self) -> None:
-        """Raises what has ended the HTTP server, if it has failed."""
+        """Raises the error of the HTTP server, if it has failed."""
         if self._serving is not None and self._serving.done():
             await self._serving
 

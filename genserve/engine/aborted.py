@@ -39,7 +39,7 @@ class Admission:
         self._is_aborted = True
 
     async def run(self, admit: Callable[[], Awaitable[Stream]]) -> "Stream | AbortedStream":
-        """The stream of what is admitted, or of what was aborted meanwhile. Run it once."""
+        """Returns the stream of the admitted request, or an AbortedStream if `abort` came first. Call it once."""
         if self._is_aborted:
             return AbortedStream(self._request)
         self._task = task = asyncio.current_task()

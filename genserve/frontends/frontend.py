@@ -228,7 +228,7 @@ class FrontEnd:
         try:
             await self._seat.abort(left)
         except GenserveError as error:
-            self._say(f"the requests of a {self._what} that has ended may still run: {error.message}")
+            self._say(f"the requests of the {self._what} that has ended may still run: {error.message}")
 
     def _handlers(self) -> Mapping[str, Callable[[Message], Awaitable[Message]]]:
         if self._abort is None:

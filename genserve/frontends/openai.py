@@ -127,8 +127,8 @@ class OpenAIServer(Asked):
         await asyncio.Event().wait()  # the daemon serves on without it
 
     async def _start_again(self) -> None:
-        """Starts another process. What the machine has not got now, files or processes, it may have later: this is as
-        if that process had ended."""
+        """Starts another process. A start that fails counts as a process that has ended: the machine may have files and
+        processes again later."""
         self._not_started = ""
         try:
             await self._process.start()

@@ -23,8 +23,8 @@ _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
 
 class Asked:
-    """Processes that the daemon asks about their requests, as OtherClients. `board`: of which each is told that it has
-    changed."""
+    """Processes that the daemon asks about their requests, as OtherClients. Each is also notified when `board`
+    changes."""
 
     def __init__(self, board: StateBoard, all_of_them: Sequence[FrontEnd]) -> None:
         self._board = board

@@ -14,6 +14,6 @@ PEFT_PREFIX: Final = "base_model.model."
 BASE_LAYER: Final = "base_layer"
 """Where a layer of PEFT keeps the one that it replaces."""
 HALVES: Final = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
-"""In the names of the two halves of an adapter: of a linear layer, and of an embedding."""
+"""Parts of the names of an adapter's two matrices: in a linear layer, and in an embedding."""
 MAGNITUDE: Final = ".lora_magnitude_vector"
-"""In the name of what DoRA adds to an adapter."""
+"""Part of the name of the vector that DoRA adds to an adapter."""

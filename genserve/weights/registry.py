@@ -64,7 +64,6 @@ class PushRegistry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._checkpoint = checkpoint
-        self._engine = engine
         self._loras = loras
         self._board = board
         self._resident = resident

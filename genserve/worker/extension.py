@@ -144,8 +144,8 @@ class WeightExchangeExtension:
 
 
 def _changing(worker: WeightExchangeExtension) -> Versions:
-    """For calls after which other weights or adapters are live, or by a fault could be: the live weights are read again
-    before anybody gets digests of them."""
+    """For calls that change the live weights or adapters, or may do so by a fault: forgets the digests, so that they
+    are read again."""
     versions = worker._genserve
     versions.live_digests.forget()
     return versions

@@ -151,7 +151,7 @@ async def test_an_adapter_is_replaced_between_requests(
     assert await scores(client, "policy") == pytest.approx(new_scores, abs=1e-4)
 
 
-async def test_each_token_is_labelled_with_the_version_of_the_adapter_that_sampled_it(
+async def test_each_token_is_labelled_with_the_adapter_version_that_sampled_it(
     client: AsyncClient, checkpoints: dict[str, Path]
 ) -> None:
     """A trainer pushes under one name while requests run. Tokens, those that come after the pushes too, are what the

@@ -49,7 +49,7 @@ def test_layers_still_take_the_modules_of_an_adapter_that_have_their_names() -> 
     assert "self._registered_adapters.get(adapter_id)" in inspect.getsource(LoRAModelManager.get_adapter)
 
 
-def test_what_vllm_refuses_in_a_configuration_is_refused_before_the_tensors_come() -> None:
+def test_features_that_vllm_refuses_are_refused_before_the_tensors_come() -> None:
     """By all that it looks at, apart from ranks, which are compared, and from how weights were initialised: what to do
     then is another thing for each way, and vLLM says it."""
     source = inspect.getsource(PEFTHelper._validate_features) + inspect.getsource(PEFTHelper.validate_legal)

@@ -35,7 +35,7 @@ def test_every_request_is_still_made_by_the_input_processor_of_its_client() -> N
     assert "self.process_inputs" in inspect.getsource(InputProcessor.__init__)
 
 
-def test_room_is_still_asked_for_before_an_answer_begins_and_when_a_request_is_admitted() -> None:
+def test_vllm_still_checks_admission_before_an_answer_and_for_each_request() -> None:
     """engine.vllm.openai.engine refuses there what exceeds the limit of all clients, with the status of its error."""
     assert "self.engine_client.check_admission(n)" in inspect.getsource(GenerateBaseServing._preflight)
     for adds in (AsyncLLM.add_request, AsyncLLM._add_request):

@@ -98,7 +98,6 @@ async def test_segments_that_grow_do_not_disturb_pushes(way: str, tmp_path: Path
 
 
 @LONG
-@LONG
 async def test_pushes_go_on_beneath_adapters(tmp_path: Path) -> None:
     """What an adapter adds is computed by kernels: it is only loaded here."""
     checkpoints = two(tmp_path)

@@ -236,7 +236,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     await until(stream.closed.is_set)
 
 
-async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(router: ScriptedFleet) -> None:
+async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router: ScriptedFleet) -> None:
     """Requests that wait for a replica count no more when they are ended: their answers wait here for the client."""
     for link in router.links:
         link.kill()

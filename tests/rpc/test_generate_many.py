@@ -256,7 +256,7 @@ async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemo
     assert sum([len(response.items) async for response in call]) == num_requests
 
 
-async def test_a_client_that_does_not_read_what_it_has_aborted_is_not_read_either(daemon: Daemon) -> None:
+async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(daemon: Daemon) -> None:
     """A request that is ended while it is admitted counts nowhere in the engine: only here it could pile up."""
     daemon.engine.admission.clear()  # as while a long text is tokenised, or a constraint compiled
     num_requests = 4_000  # with answers of 12 MB, far more than gRPC itself keeps

@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _failures(client: "Client", status: "Status") -> dict[str, str]:
-    """What the rows of pushes that have failed end with, by their ids: why. Without those of which the caller may not
-    ask, or that are gone."""
+    """Why pushes failed, by their ids, as the ends of their rows. Leaves out pushes that are gone, and those that the
+    caller must not read."""
     found = {}
     for push in status.pushes:
         if push.state == "failed":
@@ -89,8 +89,8 @@ def status_table(
 ) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for vLLM's model runner if the daemon
     tells it, one for front ends, for the OpenAI server and for what is asleep if there are any, one for each pause and
-    each push in flight. `now` counts if the daemon does not tell its own time. `failures`: what rows of
-    pushes end with, by their ids."""
+    each push in flight. `now` counts if the daemon does not tell its own time. `failures`: the ends of the rows
+    of failed pushes, by their ids."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
     if info is None:

@@ -30,7 +30,7 @@ IDLE_S: Final = 2.0
 """After which a call that carries no request ends: a replica that shuts down waits for its calls."""
 
 _MAX_UNWRITTEN: Final = 256
-"""Messages for the caller: while so many wait until it reads, none of its own are read."""
+"""Messages that wait for the caller to read them. With so many, none of the caller's own are read."""
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class GenerateMany(Generic[UpstreamT]):
                 case Failure():
                     await self._tell([action])
             if self._num_writes >= _MAX_UNWRITTEN:
-                async with self._writing:  # when all that came for it before are written
+                async with self._writing:  # the lock is fair: all earlier writes are over then
                     pass
 
     async def _begin(self, begun: Begun) -> None:

@@ -83,7 +83,7 @@ def _adapted(module: Any) -> Iterator[tuple[str, _Adapted]]:
 
 
 def _placed(raw: str, layers: Mapping[str, _Adapted]) -> str | None:
-    """The name without WRAPPED and PEFT's layers; None for what is not computed with."""
+    """The name without WRAPPED and PEFT's layers; None for a tensor that the model does not use."""
     parts = [part for part in raw.split(".") if part not in WRAPPED]
     kept: list[str] = []
     position = 0

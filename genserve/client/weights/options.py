@@ -46,8 +46,8 @@ class SendOptions(TypedDict, total=False):
     than a socket and takes 16 MiB per stream until the client is closed. Default None: where it can be done. True
     raises UnsupportedError or InvalidFieldError where it cannot."""
     rename: Mapping[str, str] | Callable[[str], str] | None
-    """From the names that tensors have here to those of the checkpoint: a function, or a mapping, which keeps the names
-    that are not in it, and has one of them unless several callers push. Default None: they are the checkpoint's."""
+    """From the names that tensors have here to those of the checkpoint: a function, or a mapping. Names that it lacks
+    stay; it must have one of the names, unless several callers push. Default None: they are the checkpoint's."""
     finite: bool
     """Whether to look for NaN and infinity first, and to raise ValueError naming the first tensor that has one, before
     anything is sent. It reads all tensors once more. Default False."""
@@ -117,7 +117,7 @@ class Delivery:
 
     @classmethod
     def of(cls, options: PushOptions, num_callers: int) -> Self:
-        """Raises InvalidFieldError for what is not a number of something, or not True or False."""
+        """Raises InvalidFieldError for a count that is no whole number above 0, or a switch that is no bool."""
         delivery = cls(
             num_callers=num_callers,
             num_streams=options.get("streams", 1),

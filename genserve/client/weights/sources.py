@@ -60,8 +60,8 @@ Rename = Mapping[str, str] | Callable[[str], str]
 def tensor_sources(
     weights: Any, *, tied_once: bool = True, rename: Rename | None = None, is_whole: bool = True
 ) -> list[TensorSource]:
-    """The tensors of `weights`, under the names that `rename` gives them. `is_whole`: whether these are all tensors of
-    the push, so that one of them has to be in a mapping.
+    """The tensors of `weights`, under the names that `rename` gives them. `is_whole`: these are all tensors of the
+    push, so a mapping must have one of them.
 
     `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (`modules.module_tensors`), the
     path of a .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch
@@ -81,8 +81,8 @@ def tensor_sources(
 
 
 def _all_renamed(sources: Sequence[TensorSource], rename: Rename, *, is_whole: bool) -> list[TensorSource]:
-    """Raises TypeError for what gives no name, and ValueError for a mapping of none of them and for a name that several
-    get."""
+    """Raises TypeError if `rename` returns no name, and ValueError if a mapping has none of the names, or if several
+    tensors get the same one."""
     names = {each.name: _renamed(each.name, rename) for each in sources}
     if is_whole and isinstance(rename, Mapping) and rename and names and not rename.keys() & names.keys():
         raise ValueError(

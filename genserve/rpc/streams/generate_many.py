@@ -71,7 +71,7 @@ class GenerateMany:
         self._slots = Slots() if slots is None else slots
         self._ready: deque[Running] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
-        self._num_aborted = 0  # before the engine had them, and whose end is not told yet
+        self._num_aborted = 0  # before the engine had them; their ends are not written yet
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
 

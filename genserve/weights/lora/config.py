@@ -173,7 +173,7 @@ def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _not_served(config: dict[str, Any]) -> Iterator[str]:
-    """What of PEFT's features the adapter uses that vLLM refuses."""
+    """The features of PEFT that the adapter uses and vLLM refuses."""
     for name, what in _NOT_SERVED.items():
         if config.get(name):
             yield f"{name}: {what}"

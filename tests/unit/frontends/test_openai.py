@@ -12,8 +12,8 @@ from genserve.control.state import StateBoard
 from genserve.frontends import openai as module
 from genserve.frontends import supervisor
 from genserve.frontends.openai import OpenAIServer
-from tests.support.patience import until
-from tests.unit.frontends.failing import Processes, answer, fail, no_more_files, stay
+from tests.support.patience import turns, until
+from tests.unit.frontends.scripted_openai import Processes, answer, fail, no_more_files, stay
 from tests.unit.frontends.scripted_seat import Seat
 
 
@@ -131,13 +131,29 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(soon: None)
         assert said[0] == "openai: the server was ended by SIGKILL; it is started again in 0.01 s"
         assert said[1].startswith("openai: the server could not be started: ")
         assert "Too many open files" in said[1]
+        processes.started[1].kill()
+        await until(lambda: len(said) >= 3)
+        assert said[2] == "openai: the server was ended by SIGKILL, after 3 starts: it is not started again"
+
+
+async def test_a_server_that_ran_for_a_while_has_not_failed(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started again however often it ends, and as soon as the first time."""
+    monkeypatch.setattr(module, "_STEADY_S", 0.0)
+    said: list[str] = []
+    processes = Processes(answer)
+    async with kept(processes, Seat(), said):
+        for number in range(4):
+            processes.started[number].kill()
+            await until(lambda number=number: len(processes.started) > number + 1)
+    assert said == ["openai: the server was ended by SIGKILL; it is started again in 0.01 s"] * 4
 
 
 async def test_a_server_that_is_killed_with_its_daemon_is_not_started_again(soon: None) -> None:
     """An engine that has died ends both."""
-    processes = Processes(answer)
-    async with kept(processes, Seat(), []) as server:
+    said: list[str] = []
+    processes, seat = Processes(answer), Seat()
+    async with kept(processes, seat, said) as server:
         server.kill()
-        await server.wait_ended()
-        await asyncio.sleep(0)
-        assert len(processes.started) == 1
+        await until(lambda: ("abort", ["left"]) in seat.calls)
+        await turns()
+        assert (said, len(processes.started)) == ([], 1)

@@ -114,7 +114,7 @@ def test_a_version_follows_the_one_that_is_served() -> None:
     assert older.value.metadata == other.value.metadata == {"weight_version": "7"}
 
 
-def test_a_version_of_an_adapter_follows_the_one_that_is_loaded_under_its_name() -> None:
+def test_an_adapter_version_follows_the_one_loaded_under_its_name() -> None:
     """As one of weights does; without a number it is the next one, whatever that is."""
     for fields in ({"weight_version": 8}, {"weight_version": 7, "force": True}, {"weight_version": 0}):
         check_version(header(lora=LORA, **fields), 7)

@@ -36,8 +36,8 @@ _READY = b""
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A client of the engine: vLLM's own, the invitation that it followed, what it tells the others and what it knows
-    of them."""
+    """A client of the engine: vLLM's own, the invitation that it accepted, the row that it publishes, and the tally of
+    all clients."""
 
     llm: Any
     invitation: Invitation

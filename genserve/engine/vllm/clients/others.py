@@ -6,7 +6,8 @@ from typing import Protocol
 
 
 class OtherClients(Protocol):
-    """Front ends. Each wait has a deadline: a process that does not answer is ended, and its requests with it."""
+    """Front ends, or the OpenAI server. Each wait has a deadline: a process that does not answer is ended, and its
+    requests with it."""
 
     @property
     def num_requests(self) -> int:

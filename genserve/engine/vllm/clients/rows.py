@@ -52,7 +52,7 @@ class ClientRow:
         self.interruptions = Interruptions()
         """Of the client's sequences, if this is its own process."""
         self.after_step: Callable[[], None] | None = None
-        """Called when vLLM has taken in what came of a step, if this is its own process."""
+        """Called in the client's own process, after vLLM has processed the outputs of a step."""
 
     @property
     def num_sequences(self) -> int:

@@ -143,7 +143,7 @@ class Seat:
             await self._liveness.call(
                 # To every engine: only the process knew which one has a request. Those that are over do not matter.
                 self._llm.engine_core.call_utility_all_async("abort_requests", list(ids)),
-                what="end of a front end's requests",
+                what="end of another client's requests",
                 timeout_s=_ABORT_TIMEOUT_S,
                 occupies=False,
             )

@@ -1,4 +1,4 @@
-"""vLLM's application in Python on a client of the engine, and the HTTP server of it."""
+"""vLLM's application in front of a client of the engine, and its HTTP server."""
 
 import asyncio
 import pickle
@@ -20,11 +20,11 @@ from genserve.engine.vllm.openai.versions import VersionsHeader
 
 _ROUTES: Final = ("/v1/", "/v2/")
 _FURTHER_ROUTES: Final = ("/health", "/version", "/metrics", "/tokenize", "/detokenize")
-"""What does not control the engine. All else is taken out."""
+"""Routes that do not control the engine. All others are removed."""
 
 
 class HttpServer(NoSignalServer):
-    """vLLM's server of HTTP, which tells when it serves."""
+    """vLLM's HTTP server, with an event for when it serves."""
 
     def __init__(self, config: uvicorn.Config, refreshes_certificate: bool) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""What requests over HTTP have to pass before the engine gets them: the same as those over gRPC."""
+"""The checks of a request over HTTP before the engine gets it: the same as over gRPC."""
 
 import asyncio
 from collections.abc import Callable, Sized
@@ -48,7 +48,8 @@ class Door:
         self._check_params(params)
 
     def check_room(self, num_sequences: int) -> None:
-        """Raises GracefulHTTPError if so many more are not admitted now, and VLLMValidationError if they never are."""
+        """Raises GracefulHTTPError if there is no room for so many more sequences now, and
+        VLLMValidationError if there never is."""
         if num_sequences > (max_n := self._info.max_n):  # vLLM's own check names a variable that does not count here
             raise VLLMValidationError(f"n must be at most {max_n} (--max-n), is {num_sequences}", parameter="n")
         num_active = self.num_unfinished + self._tally.num_elsewhere
@@ -77,7 +78,7 @@ class Door:
             raise VLLMValidationError(error.message) from error
 
     def count(self) -> None:
-        """Tells the other clients what is unfinished. Call when this may have changed."""
+        """Reports the number of unfinished sequences to the other clients. Call when it may have changed."""
         num_unfinished = self.num_unfinished
         self._tally.publish(num_unfinished, num_unfinished)
         if num_unfinished:
@@ -95,9 +96,6 @@ class Door:
             raise VLLMValidationError(f"request_id must be at most {MAX_ID_BYTES} bytes long", parameter="request_id")
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.seed is not None and params.seed + params.n - 1 > refusals.MAX_SEED:
-            # vLLM adds the index of each of the n sequences to the seed, after these checks.
-            raise VLLMValidationError("seed must not exceed 64 bits as seed + n - 1", parameter="seed")
         for row in refusals.refused(params, self._serving):
             raise VLLMValidationError(f"{row.parameter} {row.message}", parameter=row.parameter)
 

@@ -1,5 +1,5 @@
-"""What the process of an OpenAI server has of its own: a name, an environment in which it does not control the engine,
-and a limit of open files."""
+"""Sets up the process of an OpenAI server: its name, an environment in which it cannot control the engine, and its
+limit of open files."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ _DROPPED: Final = frozenset(
 
 
 def begin(daemon_pid: int, max_n: int) -> None:
-    """Call first. Ends this process with the daemon, however the daemon ends, and sets what is its own. `max_n`: the
+    """Call first. Ends this process with the daemon, however the daemon ends, and sets all of this up. `max_n`: the
     largest n of a request, and the most beams of one."""
     end_with_process(daemon_pid)
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the daemon, which ends this process
@@ -36,7 +36,7 @@ def begin(daemon_pid: int, max_n: int) -> None:
 
 
 def of_server(environment: Mapping[str, str]) -> dict[str, str]:
-    """The daemon's, without what would open such routes."""
+    """The daemon's environment, without the variables that would open such routes."""
     return {name: value for name, value in environment.items() if name not in _DROPPED}
 
 

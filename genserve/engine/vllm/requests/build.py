@@ -39,7 +39,7 @@ from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 
 _CHECK_LIMIT_S = 10.0
 _NUM_CHECK_THREADS = 2
-_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+_MAX_INT32 = 2**31 - 1
 
 _TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams)}
 _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
@@ -67,9 +67,6 @@ class RequestBuilder:
         num_sequences, max_n = request.sampling.n or 1, self._info.max_n
         if num_sequences > max_n:
             raise InvalidFieldError.of("sampling.n", f"must be at most {max_n} (--max-n), is {num_sequences}")
-        if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
-            # vLLM adds the index of each of the n sequences to the seed.
-            raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise InvalidFieldError.of("cache.salt", f"must be at most {MAX_CACHE_SALT} characters long")
 
@@ -129,8 +126,8 @@ class RequestBuilder:
 
 
 def translated(error: Exception, request: GenerationRequest | None = None) -> Exception:
-    """The error for a client from an error that vLLM raised for its request, which helps to find the field. That the
-    engine has died stays vLLM's: `Liveness` knows the cause."""
+    """Converts an error of vLLM into one for the client; `request` helps to find the field. Returns an error that says
+    that the engine has died unchanged: `Liveness` knows the cause."""
     if isinstance(error, (GenserveError, VllmEngineDeadError)):
         return error
     if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):

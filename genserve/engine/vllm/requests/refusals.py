@@ -5,8 +5,7 @@ check: it says of each what it would do, end the engine for everybody, or put wr
 those of others. Rows about Model Runner V2 are about its fixed tables: it raises an error in the middle of a step,
 which ends its engine. docs/refused.md has the tables for users.
 
-A large max_tokens is no row: V2 adds it to the prompt's length in 32 bits, and `build` reduces it to the context, which
-changes no answer.
+A large max_tokens is no row: `crossing.bound` reduces it to the context, which changes no answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,8 @@ MAX_STOP_TOKEN_IDS: Final = 128
 """internal: sizes of V2's tables in v1/worker/gpu/sample/logit_bias.py. A test compares them."""
 
 MAX_SEED: Final = 2**63 - 1
-"""V2 has seeds in an array of signed integers. vLLM adds a sequence's index to its request's seed without a bound."""
+"""Of the last sequence: vLLM adds the index of each of the n sequences to the seed, after all checks and without a
+bound. V2 has seeds in an array of signed integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +243,11 @@ TABLE: Final = (
     ),
     Row(
         parameter="seed",
-        where="v2",
-        concerns=_v2,
-        applies=lambda params, _: params.seed is not None and params.seed > MAX_SEED,
+        where="all",
+        concerns=lambda _: True,
+        applies=lambda params, _: params.seed is not None and params.seed + params.n - 1 > MAX_SEED,
         problem="must not exceed 64 bits as seed + n - 1",
-        reason=_V2_IS_FULL,
+        reason="vLLM adds the index of each of the n sequences to the seed",
     ),
 )
 """The order in which a request is checked."""

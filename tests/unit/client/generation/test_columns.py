@@ -38,7 +38,7 @@ def test_nothing_is_kept_of_a_request_that_has_ended(end: generation_pb2.Generat
         list(sequences.deltas(row))
 
 
-def test_rows_of_a_sequence_that_no_item_has_told_of_begin_at_its_first_token() -> None:
+def test_rows_of_a_sequence_without_an_item_begin_at_its_first_token() -> None:
     """A request's first item has the sequences that were first."""
     sequences = Sequences()
     span = types_pb2.WeightSpan(version=3, start=0, end=2)

@@ -22,6 +22,7 @@ from genserve.errors import QueueFullError
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.v1 import generation_pb2
+from tests.support.patience import turns
 from tests.support.scripted_engine import ScriptedEngine
 
 REFUSALS_PER_MESSAGE = 256
@@ -202,16 +203,16 @@ async def test_a_message_is_full_with_the_item_that_brings_its_values_to_the_lim
 
 
 class Ending(ScriptedEngine):
-    """Of which every request is ended while it is admitted."""
+    """Ends every request while it is admitted."""
 
     async def submit(self, request: GenerationRequest) -> AbortedStream:
-        return AbortedStream(replace(request, sampling=Sampling(n=256), output=Output(logprobs=0)))
+        return AbortedStream(replace(request, sampling=Sampling(n=1024), output=Output(logprobs=0)))
 
 
-async def test_the_ends_of_many_sequences_without_a_token_are_no_message_that_a_client_refuses() -> None:
+async def test_message_of_many_aborted_sequences_stays_below_a_clients_limit() -> None:
     """Each has an index, a reason and a sum of log-probabilities: what 4 MiB are soon full of. And the loop must not
     build one message for long."""
-    engine, caller = Ending(), Caller(2000)
+    engine, caller = Ending(), Caller(300)  # of which 256 wait at once
     num_bytes: list[int] = []
 
     async def write(response: generation_pb2.GenerateManyResponse) -> None:
@@ -219,8 +220,7 @@ async def test_the_ends_of_many_sequences_without_a_token_are_no_message_that_a_
         await caller.write(response)
 
     running = asyncio.create_task(GenerateMany(engine, StateBoard(engine, tuple, "test"), write).run(caller.requests()))
-    for _ in range(20_000):
-        await asyncio.sleep(0)
+    await turns(2_000)
     caller.takes.set()
     await running
     assert sum(caller.sizes) == caller.num_requests

@@ -66,7 +66,7 @@ def test_what_would_end_the_engine_is_refused_before_an_answer_begins(much: Samp
         (built(lora=LoRARequest("x", 1, "/x")), "an adapter cannot be named over HTTP"),
         (msgspec.structs.replace(built(), cache_salt="s" * 1025), "cache_salt must be at most 1024 characters"),
         (built(request_id="i" * (MAX_ID_BYTES + 1)), "request_id must be at most 1024 bytes"),
-        (built(SamplingParams(extra_args={"a": {1: object()}})), ""),
+        (built(SamplingParams(extra_args={"a": {1: object()}})), "is not serializable"),
     ],
 )
 def test_what_only_shows_when_vllm_has_made_a_request_is_refused_then(request_: EngineCoreRequest, says: str) -> None:

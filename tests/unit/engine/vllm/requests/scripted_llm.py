@@ -50,7 +50,7 @@ class ScriptedLlm:
 
 
 class ProcessingLlm(ScriptedLlm):
-    """Whose outputs are processed as AsyncLLM does it."""
+    """Processes outputs as AsyncLLM does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ProcessingLlm(ScriptedLlm):
 
 
 class Loras:
-    """Of which each name is loaded."""
+    """Every name is loaded."""
 
     async def use(self, name: str, request_id: str) -> UsedAdapter:
         """The same for all."""

@@ -41,7 +41,6 @@ LIMITS: dict[str, tuple[Make, int]] = {
     "allowed_token_ids": (lambda num: SamplingParams(allowed_token_ids=[*range(num)]), 1024),
     "logit_bias": (lambda num: SamplingParams(logit_bias=dict.fromkeys(range(num), 1.0)), 1024),
     "bad_words": (with_bad_words, 1024),
-    "seed": (lambda seed: SamplingParams(seed=seed), 2**63 - 1),
     "stop_token_ids": (lambda num: SamplingParams(min_tokens=1, stop_token_ids=[*range(num)]), 128),
 }
 IN_V1, IN_V2 = Serving(V1), Serving(V2)
@@ -83,7 +82,7 @@ def names(params: SamplingParams, serving: Serving) -> list[str]:
 
 def test_the_table_is_whole() -> None:
     """Every row has a test."""
-    assert sorted(row.parameter for row in TABLE) == sorted([*LIMITS, *OTHERS])
+    assert sorted(row.parameter for row in TABLE) == sorted([*LIMITS, *OTHERS, "seed"])
 
 
 def test_ordinary_parameters_are_served_by_all() -> None:
@@ -128,6 +127,14 @@ def test_more_than_v2_holds_is_refused_there_and_served_by_v1(parameter: str) ->
     (violation,) = caught.value.violations
     assert violation.field == request_field(parameter)
     assert "Model Runner V2" in violation.description
+
+
+@pytest.mark.parametrize("serving", [IN_V1, IN_V2])
+def test_the_seed_of_the_last_sequence_has_64_bits(serving: Serving) -> None:
+    """vLLM computes it when it has checked the request."""
+    assert names(SamplingParams(n=2, seed=2**63 - 2), serving) == []
+    for params in (SamplingParams(seed=2**63), SamplingParams(n=2, seed=2**63 - 1)):
+        assert names(params, serving) == ["seed"]
 
 
 def test_the_limits_are_those_of_vllm() -> None:
@@ -175,7 +182,7 @@ def test_the_documentation_has_every_row() -> None:
     assert documented("## Requests") == [[f"`{row.field}`", row.where, row.problem, row.reason] for row in TABLE]
 
 
-def test_the_documentation_says_of_each_parameter_whether_requests_may_set_it() -> None:
+def test_the_documentation_lists_which_parameters_requests_may_set() -> None:
     """And why not, or what it needs."""
     rows = documented("## engine_params")
     assert [row[:2] for row in rows] == [[f"`{name}`", "no" if why else "yes"] for name, why in ENGINE_PARAMS.items()]

@@ -308,7 +308,7 @@ def test_a_connector_for_fields_of_requests_is_refused_without_http(make: Make) 
     assert all("kv-connector-without-reset" in warning for warning in check(config, with_openai=True))
 
 
-def test_logits_processors_that_get_no_arguments_are_a_warning_without_http(make: Make) -> None:
+def test_logits_processors_without_arguments_are_a_warning_without_http(make: Make) -> None:
     """One that acts on every request needs none."""
     config = make(logits_processors=["package.module:Processor"])
     (warning,) = check(config, with_openai=False)
