@@ -220,3 +220,10 @@ def test_modules_are_looked_for_only_where_the_checkpoint_has_their_names() -> N
     assert len(issues(**halves)) == 2
     unknown = issues(lora_A=(2, 4), lora_B=(6, 2), v__lora_A=(2, 4), v__lora_B=(6, 2))
     assert len(unknown) == 2 and all(".v." in issue.tensor for issue in unknown)
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("pattern", [r"(?:(?:.|\w)+)+(?=x)", "("], ids=["endless", "none"])
+def test_a_pattern_that_no_worker_can_match_is_refused(name: str, pattern: str) -> None:
+    """vLLM's workers match it with every module's name, and stand still meanwhile: some patterns take years."""
+    assert name in refusal(text_of(**{name: {pattern: 2}}))
