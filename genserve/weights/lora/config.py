@@ -5,6 +5,7 @@ supports.
 """
 
 import json
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ _STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
 _SAVED_MODULES = ("score", "classifier")
 _SAVED = tuple(f".{module}.{kind}" for module in _SAVED_MODULES for kind in ("weight", "bias"))
+# vLLM's workers match each key of a pattern, as a regular expression, with each module's name, and the engine stands
+# still meanwhile. These keys are names, with what PEFT adds to some: none of them takes long.
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_PATTERN_KEY = re.compile(r"\^?(?:\.\*(?:\\\.)?)?(?:[\w-]|\\?\.|\\-)+\$?")
+_MAX_KEY_CHARS = 256
+_MAX_PATTERN_KEYS = 400  # the regex package keeps 500 compiled, and compiles more anew for each module
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +170,30 @@ def _weight_name(name: str) -> str:
 
 def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
     """Values of the wrong type that vLLM would compute with, or fail on, inside its workers. `_ranks` has the ranks."""
-    for name in ("rank_pattern", "alpha_pattern"):
+    for name in _PATTERNS:
         if not isinstance(config.get(name), dict | None):
             yield f"{name} must be an object"
+        yield from _wrong_keys(name, _pattern(config, name))
+    if (num_keys := len({key for name in _PATTERNS for key in _pattern(config, name)})) > _MAX_PATTERN_KEYS:
+        ends = "write keys that several modules' names end with"
+        yield f"rank_pattern and alpha_pattern have {num_keys} keys, the limit is {_MAX_PATTERN_KEYS}: {ends}"
     if not _is_number(config["lora_alpha"]):
         yield "lora_alpha must be a number"
-    if not all(map(_is_number, _values(config, "alpha_pattern"))):
+    if not all(map(_is_number, _pattern(config, "alpha_pattern").values())):
         yield "the values of alpha_pattern must be numbers"
+
+
+def _wrong_keys(name: str, keys: Collection[str]) -> Iterator[str]:
+    """The first key of a pattern that may take long to match, or cannot be matched."""
+    for key in keys:
+        if len(key) > _MAX_KEY_CHARS:
+            size = f"has {len(key)} characters, the limit is {_MAX_KEY_CHARS}"
+            yield f"{name}: {key[:64]!r}... {size}: write the end of a module's name"
+            return
+        if not _PATTERN_KEY.fullmatch(key):
+            plain = "write that, such as 'self_attn.q_proj', one key for each"
+            yield f"{name}: {key[:64]!r} is not just a module's name or the end of one: {plain}"
+            return
 
 
 def _not_served(config: dict[str, Any]) -> Iterator[str]:
@@ -191,9 +215,9 @@ def _is_number(value: object) -> bool:
 
 def _ranks(config: dict[str, Any]) -> Iterator[Any]:
     yield config["r"]
-    yield from _values(config, "rank_pattern")
+    yield from _pattern(config, "rank_pattern").values()
 
 
-def _values(config: dict[str, Any], name: str) -> Collection[Any]:
+def _pattern(config: dict[str, Any], name: str) -> dict[str, Any]:
     pattern = config.get(name)
-    return pattern.values() if isinstance(pattern, dict) else ()
+    return pattern if isinstance(pattern, dict) else {}

@@ -227,3 +227,27 @@ def test_modules_are_looked_for_only_where_the_checkpoint_has_their_names() -> N
 def test_a_pattern_that_no_worker_can_match_is_refused(name: str, pattern: str) -> None:
     """vLLM's workers match it with every module's name, and stand still meanwhile: some patterns take years."""
     assert name in refusal(text_of(**{name: {pattern: 2}}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [".*", "q.*k", "(q|k)", "q{9999}", "[qk]", "q+", "", "q\n", "\\d", "^^q", "\ud800", "x" * 257, "q\\"],
+)
+def test_only_a_name_is_a_key_of_a_pattern(key: str) -> None:
+    """However harmless it is: none can take long. The refusal has the key."""
+    said = refusal(text_of(alpha_pattern={"v": 1, key: 1}))
+    assert said.startswith(f"alpha_pattern: {key[:64]!r}")
+
+
+def test_keys_of_patterns_are_names_as_peft_writes_them() -> None:
+    """PEFT's own documentation has the anchor, and what it converts has the wildcard at the beginning."""
+    keys = ["q_proj", "^model.decoder.layers.0.encoder_attn.k_proj", r".*\.gate_up\-proj", ".*q", "layers\\.1\\.q$"]
+    parsed(rank_pattern=dict.fromkeys(keys, 2), alpha_pattern=dict.fromkeys(keys, 0.5))
+
+
+def test_keys_of_patterns_are_no_more_than_workers_keep_compiled() -> None:
+    """Of both patterns together, in which the same key counts once."""
+    keys = [f"layers.{number}.q" for number in range(401)]
+    parsed(rank_pattern=dict.fromkeys(keys[:400], 2), alpha_pattern=dict.fromkeys(keys[1:400], 2))
+    said = refusal(text_of(rank_pattern=dict.fromkeys(keys[:400], 2), alpha_pattern=dict.fromkeys(keys[1:], 2)))
+    assert said.startswith("rank_pattern and alpha_pattern have 401 keys, the limit is 400")
