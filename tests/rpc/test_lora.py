@@ -142,6 +142,14 @@ async def test_a_configuration_that_is_not_utf_8_is_refused(client: AsyncClient,
     assert caught.value.violations[0].field == "path: adapter_config.json"
 
 
+async def test_two_tensors_for_one_half_of_a_module_are_refused(daemon: Daemon, client: AsyncClient) -> None:
+    """With PEFT's prefix and without: vLLM takes the last of them, and leaves out the other without a word."""
+    daemon.engine.max_loras = 1
+    both = TENSORS | {name.removeprefix("base_model.model."): 2 * tensor for name, tensor in TENSORS.items()}
+    with pytest.raises(ManifestMismatchError):
+        await client.push_lora("x", both, CONFIG)
+
+
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each shows what there is then."""
     daemon.engine.max_loras = 4
