@@ -88,8 +88,9 @@ def check_lora_name(name: str, field: str) -> None:
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:
     """Why the tensors are not the adapter of the configuration, for the checkpoint's model: each A needs its B of the
-    same rank, which is one of the configuration's, and a module of their size. vLLM would silently leave out tensors
-    without a module, and scale by the configuration's rank whatever the tensors' is."""
+    same rank, which is one of the configuration's, and a module of their size that has no other. vLLM would silently
+    leave out tensors without a module and all but the last of one, and scale by the configuration's rank whatever the
+    tensors' is."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
@@ -100,7 +101,11 @@ def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: 
 def _issues(
     specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
 ) -> Iterator[PushIssue]:
+    first: dict[str, str] = {}
     for name, spec in specs.items():
+        if (other_name := first.setdefault(_part(name), name)) != name:
+            yield PushIssue(name, f"is for the same part of the model as {other_name[:256]!r}: push one of them")
+            continue
         a, b = next((pair for pair in HALVES if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
             if not name.endswith(_SAVED):
@@ -119,6 +124,14 @@ def _issues(
             yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
         elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _part(name: str) -> str:
+    """For what vLLM takes a tensor: the same for any two of which it keeps one."""
+    if name.endswith(_SAVED):
+        return ".".join(name.rsplit(".", 2)[1:])
+    name = name.replace(PEFT_PREFIX, "") if name.startswith(PEFT_PREFIX) else name
+    return name.replace(".lora_embedding_", ".lora_").removesuffix(".weight")
 
 
 def _what_else(name: str) -> str:

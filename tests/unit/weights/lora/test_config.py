@@ -205,6 +205,27 @@ def test_a_half_alone_lacks_the_other(half: str, other: str) -> None:
     assert issues(**{half: (2, 2)}) == [PushIssue(f"{MODULE}.{half}.weight", f"is missing its {other}")]
 
 
+@pytest.mark.parametrize(
+    "other", ["layers.0.q.lora_A.weight", "base_model.model.base_model.model.layers.0.q.lora_A.weight"]
+)
+def test_a_module_has_each_half_once(other: str) -> None:
+    """By whichever of its names: vLLM would keep the last, without a word."""
+    halves = {f"{MODULE}.lora_A.weight": (2, 4), f"{MODULE}.lora_B.weight": (6, 2)}
+    first, second = sorted((other, f"{MODULE}.lora_A.weight"))
+    issues = lora_issues(manifest_of(halves | {other: (2, 4)}), None, parsed())
+    assert PushIssue(second, f"is for the same part of the model as '{first}': push one of them") in issues
+
+
+def test_a_module_is_adapted_as_one_kind_and_saved_once() -> None:
+    """An embedding is not a linear layer, and vLLM knows a saved module by the last part of its name."""
+    of_embedding = {f"{MODULE}.lora_embedding_A": (2, 4), f"{MODULE}.lora_embedding_B": (6, 2)}
+    halves = {f"{MODULE}.lora_A.weight": (2, 4), f"{MODULE}.lora_B.weight": (6, 2)}
+    assert len(lora_issues(manifest_of(halves | of_embedding), None, parsed())) == 2
+    saved = {f"{part}.score.{kind}": (3,) for part in ("base_model.model", "v") for kind in ("weight", "bias")}
+    issues = lora_issues(manifest_of(halves | saved), None, parsed())
+    assert [issue.tensor for issue in issues] == ["v.score.bias", "v.score.weight"]
+
+
 def test_what_is_not_of_an_adapter_is_named() -> None:
     """But for what vLLM takes whole, of models that classify."""
     assert issues(score=(3, 2), classifier=(3, 2)) == []
