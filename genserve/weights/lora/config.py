@@ -6,7 +6,6 @@ supports.
 
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +38,8 @@ _PATTERNS = ("rank_pattern", "alpha_pattern")
 _PATTERN_KEY = re.compile(r"\^?(?:\.\*(?:\\\.)?)?(?:[\w-]|\\?\.|\\-)+\$?")
 _MAX_KEY_CHARS = 256
 _MAX_PATTERN_KEYS = 400  # the regex package keeps 500 compiled, and compiles more anew for each module
+_FLOAT32_MAX = 3.4028234663852886e38  # vLLM multiplies tensors by it: a larger number is infinity there
+_IN_RANGE = "in the range of float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +192,11 @@ def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
         ends = "write keys that several modules' names end with"
         yield f"rank_pattern and alpha_pattern have {num_keys} keys, the limit is {_MAX_PATTERN_KEYS}: {ends}"
     if not _is_number(config["lora_alpha"]):
-        yield "lora_alpha must be a number"
+        yield f"lora_alpha must be a number {_IN_RANGE}"
     if not all(map(_is_number, _pattern(config, "alpha_pattern").values())):
-        yield "the values of alpha_pattern must be numbers"
+        yield f"the values of alpha_pattern must be numbers {_IN_RANGE}"
+    if not isinstance(config.get("bias", "none"), str):
+        yield 'bias must be "none", as PEFT writes it'
 
 
 def _wrong_keys(name: str, keys: Collection[str]) -> Iterator[str]:
@@ -223,7 +226,7 @@ def _not_served(config: dict[str, Any]) -> Iterator[str]:
 
 def _is_number(value: object) -> bool:
     # JSON has numbers that no float can hold, and Python's parser takes NaN.
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+    return type(value) in (int, float) and abs(value) <= _FLOAT32_MAX  # type: ignore[arg-type]
 
 
 def _ranks(config: dict[str, Any]) -> Iterator[Any]:

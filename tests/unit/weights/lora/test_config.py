@@ -70,13 +70,18 @@ def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
-        ({"lora_alpha": True}, "lora_alpha must be a number"),
-        ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
-        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": True}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number in the range of float32"),
+        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers in the range of float32"),
+        ({"lora_alpha": -1e39}, "lora_alpha must be a number in the range of float32"),
+        ({"alpha_pattern": {"q": 1e308}}, "the values of alpha_pattern must be numbers in the range of float32"),
         ({"alpha_pattern": [8]}, "alpha_pattern must be an object"),
-        ({"rank_pattern": [2], "lora_alpha": []}, "rank_pattern must be an object; lora_alpha must be a number"),
+        (
+            {"rank_pattern": [2], "lora_alpha": []},
+            "rank_pattern must be an object; lora_alpha must be a number in the range of float32",
+        ),
     ],
 )
 def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
@@ -100,6 +105,12 @@ def test_a_feature_that_vllm_does_not_have_is_refused_by_its_name(fields: dict[s
     """Before the tensors come, with what to do instead."""
     assert refusal(text_of(**fields)).startswith(f"has what vLLM's adapters do not have: {says}")
     assert "merge the adapter and push the weights" in refusal(text_of(**fields))
+
+
+def test_a_bias_that_is_none_in_another_way_is_no_bias_of_the_model() -> None:
+    """PEFT and vLLM refuse null, too: the refusal says what they take."""
+    text = text_of().replace("{", '{"bias": null, ', 1)
+    assert refusal(text) == 'bias must be "none", as PEFT writes it'
 
 
 def test_features_that_are_off_and_those_that_vllm_has_are_taken() -> None:
