@@ -132,6 +132,24 @@ async def test_a_feature_that_vllm_does_not_have_is_refused_before_the_bytes(
     assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
 
 
+async def test_a_configuration_that_is_not_utf_8_is_refused(client: AsyncClient, daemon: Daemon, saved: Path) -> None:
+    """By its path, as one that is not JSON; it is no fault of the daemon."""
+    daemon.engine.max_loras = 1
+    text = json.dumps(CONFIG | {"target_modules": ["q"], "revision": "X"}).encode()
+    (saved / "adapter_config.json").write_bytes(text.replace(b"X", b"\xe9"))
+    with pytest.raises(InvalidFieldError) as caught:
+        await client.load_lora("x", saved)
+    assert caught.value.violations[0].field == "path: adapter_config.json"
+
+
+async def test_two_tensors_for_one_half_of_a_module_are_refused(daemon: Daemon, client: AsyncClient) -> None:
+    """With PEFT's prefix and without: vLLM takes the last of them, and leaves out the other without a word."""
+    daemon.engine.max_loras = 1
+    both = TENSORS | {name.removeprefix("base_model.model."): 2 * tensor for name, tensor in TENSORS.items()}
+    with pytest.raises(ManifestMismatchError):
+        await client.push_lora("x", both, CONFIG)
+
+
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each shows what there is then."""
     daemon.engine.max_loras = 4

@@ -79,20 +79,26 @@ def _rewritings(
 
 
 def _beginnings(name: str, ends: Sequence[list[str]]) -> Iterator[tuple[str, str]]:
-    """How the name begins, and how a few known names begin that have the longest end in common with it. `ends`: the
-    parts of the known names from the last to the first, sorted, so that names with the same end are neighbours."""
+    """How the name begins, and how a few known names begin that have the longest end in common with it. That is more
+    than the last part, which any two modules may share, and beginnings have the same numbers, since another number is
+    another layer. `ends`: the parts of the known names from the last to the first, sorted, so that names with the same
+    end are neighbours."""
     parts = name.split(".")[::-1]
     place = bisect_left(ends, parts)
     near = ends[max(0, place - _NUM_TRIED) : place + _NUM_TRIED]
     common = {tuple(each): _num_common(parts, each) for each in near}
     most = max(common.values(), default=0)
     for each, num_common in common.items():
-        if num_common == most > 0:
+        if num_common == most > 1 and _numbers(parts[most:]) == _numbers(each[most:]):
             yield _beginning(parts[most:]), _beginning(each[most:])
 
 
 def _num_common(one: Sequence[str], other: Sequence[str]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _numbers(parts: Sequence[str]) -> list[str]:
+    return [part for part in parts if part.isdigit()]
 
 
 def _beginning(parts: Sequence[str]) -> str:

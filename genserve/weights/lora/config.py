@@ -5,7 +5,7 @@ supports.
 """
 
 import json
-import sys
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,14 @@ _STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
 _SAVED_MODULES = ("score", "classifier")
 _SAVED = tuple(f".{module}.{kind}" for module in _SAVED_MODULES for kind in ("weight", "bias"))
+# vLLM's workers match each key of a pattern, as a regular expression, with each module's name, and the engine stands
+# still meanwhile. These keys are names, with what PEFT adds to some: none of them takes long.
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_PATTERN_KEY = re.compile(r"\^?(?:\.\*(?:\\\.)?)?(?:[\w-]|\\?\.|\\-)+\$?")
+_MAX_KEY_CHARS = 256
+_MAX_PATTERN_KEYS = 400  # the regex package keeps 500 compiled, and compiles more anew for each module
+_FLOAT32_MAX = 3.4028234663852886e38  # vLLM multiplies tensors by it: a larger number is infinity there
+_IN_RANGE = "in the range of float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +89,9 @@ def check_lora_name(name: str, field: str) -> None:
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:
     """Why the tensors are not the adapter of the configuration, for the checkpoint's model: each A needs its B of the
-    same rank, which is one of the configuration's, and a module of their size. vLLM would silently leave out tensors
-    without a module, and scale by the configuration's rank whatever the tensors' is."""
+    same rank, which is one of the configuration's, and a module of their size that has no other. vLLM would silently
+    leave out tensors without a module and all but the last of one, and scale by the configuration's rank whatever the
+    tensors' is."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
@@ -93,7 +102,11 @@ def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: 
 def _issues(
     specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
 ) -> Iterator[PushIssue]:
+    first: dict[str, str] = {}
     for name, spec in specs.items():
+        if (other_name := first.setdefault(_part(name), name)) != name:
+            yield PushIssue(name, f"is for the same part of the model as {other_name[:256]!r}: push one of them")
+            continue
         a, b = next((pair for pair in HALVES if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
             if not name.endswith(_SAVED):
@@ -112,6 +125,14 @@ def _issues(
             yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
         elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _part(name: str) -> str:
+    """For what vLLM takes a tensor: the same for any two of which it keeps one."""
+    if name.endswith(_SAVED):
+        return ".".join(name.rsplit(".", 2)[1:])
+    name = name.replace(PEFT_PREFIX, "") if name.startswith(PEFT_PREFIX) else name
+    return name.replace(".lora_embedding_", ".lora_").removesuffix(".weight")
 
 
 def _what_else(name: str) -> str:
@@ -163,13 +184,32 @@ def _weight_name(name: str) -> str:
 
 def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
     """Values of the wrong type that vLLM would compute with, or fail on, inside its workers. `_ranks` has the ranks."""
-    for name in ("rank_pattern", "alpha_pattern"):
+    for name in _PATTERNS:
         if not isinstance(config.get(name), dict | None):
             yield f"{name} must be an object"
+        yield from _wrong_keys(name, _pattern(config, name))
+    if (num_keys := len({key for name in _PATTERNS for key in _pattern(config, name)})) > _MAX_PATTERN_KEYS:
+        ends = "write keys that several modules' names end with"
+        yield f"rank_pattern and alpha_pattern have {num_keys} keys, the limit is {_MAX_PATTERN_KEYS}: {ends}"
     if not _is_number(config["lora_alpha"]):
-        yield "lora_alpha must be a number"
-    if not all(map(_is_number, _values(config, "alpha_pattern"))):
-        yield "the values of alpha_pattern must be numbers"
+        yield f"lora_alpha must be a number {_IN_RANGE}"
+    if not all(map(_is_number, _pattern(config, "alpha_pattern").values())):
+        yield f"the values of alpha_pattern must be numbers {_IN_RANGE}"
+    if not isinstance(config.get("bias", "none"), str):
+        yield 'bias must be "none", as PEFT writes it'
+
+
+def _wrong_keys(name: str, keys: Collection[str]) -> Iterator[str]:
+    """The first key of a pattern that may take long to match, or cannot be matched."""
+    for key in keys:
+        if len(key) > _MAX_KEY_CHARS:
+            size = f"has {len(key)} characters, the limit is {_MAX_KEY_CHARS}"
+            yield f"{name}: {key[:64]!r}... {size}: write the end of a module's name"
+            return
+        if not _PATTERN_KEY.fullmatch(key):
+            plain = "write that, such as 'self_attn.q_proj', one key for each"
+            yield f"{name}: {key[:64]!r} is not just a module's name or the end of one: {plain}"
+            return
 
 
 def _not_served(config: dict[str, Any]) -> Iterator[str]:
@@ -186,14 +226,14 @@ def _not_served(config: dict[str, Any]) -> Iterator[str]:
 
 def _is_number(value: object) -> bool:
     # JSON has numbers that no float can hold, and Python's parser takes NaN.
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+    return type(value) in (int, float) and abs(value) <= _FLOAT32_MAX  # type: ignore[arg-type]
 
 
 def _ranks(config: dict[str, Any]) -> Iterator[Any]:
     yield config["r"]
-    yield from _values(config, "rank_pattern")
+    yield from _pattern(config, "rank_pattern").values()
 
 
-def _values(config: dict[str, Any], name: str) -> Collection[Any]:
+def _pattern(config: dict[str, Any], name: str) -> dict[str, Any]:
     pattern = config.get(name)
-    return pattern.values() if isinstance(pattern, dict) else ()
+    return pattern if isinstance(pattern, dict) else {}

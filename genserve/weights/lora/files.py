@@ -69,7 +69,12 @@ class LoraFiles:
         lacking = [name for name in (CONFIG, TENSORS) if not (path / name).is_file()]
         if lacking:
             raise InvalidFieldError.of("path", f"{path} has no {' and no '.join(lacking)} on the daemon's host")
-        config = LoraConfig.parse((path / CONFIG).read_text(), max_rank, f"path: {CONFIG}")
+        field = f"path: {CONFIG}"
+        try:
+            text = (path / CONFIG).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidFieldError.of(field, f"is not UTF-8, as PEFT saves it: {error}") from None
+        config = LoraConfig.parse(text, max_rank, field)
         try:
             file = CheckpointFile(path / TENSORS)
             issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint, config)

@@ -1,5 +1,8 @@
 """Where one thing explains all names that the checkpoint does not have, the refusal says it in one sentence."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from genserve.errors import ManifestMismatchError
@@ -85,3 +88,23 @@ def test_tensors_that_lack_beside_it_do_not_hide_the_cause() -> None:
 def test_where_it_would_be_two_things_or_none_the_tensors_are_named(pushed: list[str]) -> None:
     """The first of each kind."""
     assert "is missing" in message(pushed, NAMES) or "is not in the checkpoint" in message(pushed, NAMES)
+
+
+SHIFTED = [re.sub(r"layers\.(\d+)", lambda found: f"layers.{int(found[1]) + 1}", name) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("pushed", "partial"),
+    [
+        (SHIFTED, False),  # layers are counted from 1: the renaming that is advised permutes them
+        ([name.replace("layers.3.", "layers.12.") for name in NAMES if "layers.3." in name], True),
+        (["value_head.weight"], True),
+        (["model.layers.0.self_attn.v_proj.weight"], True),
+    ],
+)
+def test_what_is_another_layer_or_module_is_not_the_beginning_of_a_name(pushed: list[str], partial: bool) -> None:
+    """Who renamed it as advised would overwrite another layer of the served model, and be told that all is well."""
+    manifest = replace(checkpoint(pushed).as_manifest(), partial=partial)
+    with refuses(ManifestMismatchError) as raised:
+        refuse_issues(checkpoint_issues(manifest, checkpoint(NAMES)))
+    assert "rename" not in raised.value.message

@@ -70,13 +70,18 @@ def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
-        ({"lora_alpha": True}, "lora_alpha must be a number"),
-        ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
-        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": True}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a number in the range of float32"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number in the range of float32"),
+        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers in the range of float32"),
+        ({"lora_alpha": -1e39}, "lora_alpha must be a number in the range of float32"),
+        ({"alpha_pattern": {"q": 1e308}}, "the values of alpha_pattern must be numbers in the range of float32"),
         ({"alpha_pattern": [8]}, "alpha_pattern must be an object"),
-        ({"rank_pattern": [2], "lora_alpha": []}, "rank_pattern must be an object; lora_alpha must be a number"),
+        (
+            {"rank_pattern": [2], "lora_alpha": []},
+            "rank_pattern must be an object; lora_alpha must be a number in the range of float32",
+        ),
     ],
 )
 def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
@@ -100,6 +105,12 @@ def test_a_feature_that_vllm_does_not_have_is_refused_by_its_name(fields: dict[s
     """Before the tensors come, with what to do instead."""
     assert refusal(text_of(**fields)).startswith(f"has what vLLM's adapters do not have: {says}")
     assert "merge the adapter and push the weights" in refusal(text_of(**fields))
+
+
+def test_a_bias_that_is_none_in_another_way_is_no_bias_of_the_model() -> None:
+    """PEFT and vLLM refuse null, too: the refusal says what they take."""
+    text = text_of().replace("{", '{"bias": null, ', 1)
+    assert refusal(text) == 'bias must be "none", as PEFT writes it'
 
 
 def test_features_that_are_off_and_those_that_vllm_has_are_taken() -> None:
@@ -205,6 +216,27 @@ def test_a_half_alone_lacks_the_other(half: str, other: str) -> None:
     assert issues(**{half: (2, 2)}) == [PushIssue(f"{MODULE}.{half}.weight", f"is missing its {other}")]
 
 
+@pytest.mark.parametrize(
+    "other", ["layers.0.q.lora_A.weight", "base_model.model.base_model.model.layers.0.q.lora_A.weight"]
+)
+def test_a_module_has_each_half_once(other: str) -> None:
+    """By whichever of its names: vLLM would keep the last, without a word."""
+    halves = {f"{MODULE}.lora_A.weight": (2, 4), f"{MODULE}.lora_B.weight": (6, 2)}
+    first, second = sorted((other, f"{MODULE}.lora_A.weight"))
+    issues = lora_issues(manifest_of(halves | {other: (2, 4)}), None, parsed())
+    assert PushIssue(second, f"is for the same part of the model as '{first}': push one of them") in issues
+
+
+def test_a_module_is_adapted_as_one_kind_and_saved_once() -> None:
+    """An embedding is not a linear layer, and vLLM knows a saved module by the last part of its name."""
+    of_embedding = {f"{MODULE}.lora_embedding_A": (2, 4), f"{MODULE}.lora_embedding_B": (6, 2)}
+    halves = {f"{MODULE}.lora_A.weight": (2, 4), f"{MODULE}.lora_B.weight": (6, 2)}
+    assert len(lora_issues(manifest_of(halves | of_embedding), None, parsed())) == 2
+    saved = {f"{part}.score.{kind}": (3,) for part in ("base_model.model", "v") for kind in ("weight", "bias")}
+    issues = lora_issues(manifest_of(halves | saved), None, parsed())
+    assert [issue.tensor for issue in issues] == ["v.score.bias", "v.score.weight"]
+
+
 def test_what_is_not_of_an_adapter_is_named() -> None:
     """But for what vLLM takes whole, of models that classify."""
     assert issues(score=(3, 2), classifier=(3, 2)) == []
@@ -220,3 +252,34 @@ def test_modules_are_looked_for_only_where_the_checkpoint_has_their_names() -> N
     assert len(issues(**halves)) == 2
     unknown = issues(lora_A=(2, 4), lora_B=(6, 2), v__lora_A=(2, 4), v__lora_B=(6, 2))
     assert len(unknown) == 2 and all(".v." in issue.tensor for issue in unknown)
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("pattern", [r"(?:(?:.|\w)+)+(?=x)", "("], ids=["endless", "none"])
+def test_a_pattern_that_no_worker_can_match_is_refused(name: str, pattern: str) -> None:
+    """vLLM's workers match it with every module's name, and stand still meanwhile: some patterns take years."""
+    assert name in refusal(text_of(**{name: {pattern: 2}}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [".*", "q.*k", "(q|k)", "q{9999}", "[qk]", "q+", "", "q\n", "\\d", "^^q", "\ud800", "x" * 257, "q\\"],
+)
+def test_only_a_name_is_a_key_of_a_pattern(key: str) -> None:
+    """However harmless it is: none can take long. The refusal has the key."""
+    said = refusal(text_of(alpha_pattern={"v": 1, key: 1}))
+    assert said.startswith(f"alpha_pattern: {key[:64]!r}")
+
+
+def test_keys_of_patterns_are_names_as_peft_writes_them() -> None:
+    """PEFT's own documentation has the anchor, and what it converts has the wildcard at the beginning."""
+    keys = ["q_proj", "^model.decoder.layers.0.encoder_attn.k_proj", r".*\.gate_up\-proj", ".*q", "layers\\.1\\.q$"]
+    parsed(rank_pattern=dict.fromkeys(keys, 2), alpha_pattern=dict.fromkeys(keys, 0.5))
+
+
+def test_keys_of_patterns_are_no_more_than_workers_keep_compiled() -> None:
+    """Of both patterns together, in which the same key counts once."""
+    keys = [f"layers.{number}.q" for number in range(401)]
+    parsed(rank_pattern=dict.fromkeys(keys[:400], 2), alpha_pattern=dict.fromkeys(keys[1:400], 2))
+    said = refusal(text_of(rank_pattern=dict.fromkeys(keys[:400], 2), alpha_pattern=dict.fromkeys(keys[1:], 2)))
+    assert said.startswith("rank_pattern and alpha_pattern have 401 keys, the limit is 400")
