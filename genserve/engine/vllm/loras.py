@@ -148,6 +148,8 @@ class LiveLoras:
     def _require(self, name: str) -> HeldLora:
         if name not in self._current:
             loaded = f"loaded are {', '.join(sorted(self._current))}" if self._current else "none is"
+            if not self._capacity:
+                loaded = "the daemon was started without --enable-lora"
             raise LoraNotFoundError(f"no adapter {name!r} is loaded; {loaded}", metadata={"lora_name": name})
         return self._current[name]
 

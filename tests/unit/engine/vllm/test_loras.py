@@ -8,7 +8,7 @@ import pytest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.workers import Workers
-from genserve.errors import ManifestMismatchError
+from genserve.errors import LoraNotFoundError, ManifestMismatchError
 from genserve.worker.contract.calls import Ack, AddedLora
 from tests.support.patience import until
 from tests.support.refusals import refuses
@@ -95,3 +95,10 @@ async def test_a_request_is_labelled_with_the_version_that_it_began_with(loras: 
     assert [each.version for each in loras.loaded()] == [3]
     core.without_layer = [[], []]
     assert (await loras.load("other", Files(), 5.0)).version == 1
+
+
+async def test_an_engine_without_adapters_says_with_what_it_takes_some(core: ScriptedCore) -> None:
+    workers = Workers(core, Liveness(lambda: None), 1)
+    with refuses(LoraNotFoundError, says="without --enable-lora"):
+        await LiveLoras(workers, 0).use("x", "request")
+    workers.close()
