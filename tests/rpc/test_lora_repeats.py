@@ -46,3 +46,19 @@ async def test_a_repeat_does_not_replace_what_was_loaded_after_an_unload(client:
     with pytest.raises(VersionNotNewerError):
         await client.push_lora("x", TENSORS, CONFIG, version=1, push_id="first")
     assert await served(client) == ("push second", 1)
+
+
+async def test_a_repeat_without_a_version_does_not_replace_a_later_adapter(client: AsyncClient) -> None:
+    """It would serve the old tensors under the newest number."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    await client.push_lora("x", OTHER, CONFIG, push_id="second")
+    with pytest.raises(VersionNotNewerError):
+        await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    assert await served(client) == ("push second", 2)
+
+
+async def test_a_repeat_without_a_version_keeps_the_version(client: AsyncClient) -> None:
+    """The same adapter is no new one: whoever counts pushes would count it twice."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    result = await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    assert (result.push.weight_version, await served(client)) == (1, ("push first", 1))
