@@ -158,3 +158,22 @@ async def test_an_adapter_does_not_hide_what_became_of_a_commit_of_weights(stage
         await link.listen_again()
         await fleet.until_ready(1)
         assert (await fleet.client.status()).state.weight_version == 1
+
+
+async def test_a_repeat_after_an_unload_loads_the_adapter_again(fleet: RoutedFleet) -> None:
+    """Or is refused: it is not told to be applied where nothing is loaded."""
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=1)
+    await fleet.client.unload_lora(NAME)
+    assert (await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=1)).push.state == "applied"
+    assert having(fleet) == [True] * 3
+
+
+async def test_a_repeat_with_force_brings_an_adapter_back(fleet: RoutedFleet) -> None:
+    """What is told to be applied is what serves."""
+    other = {name: 2 * tensor for name, tensor in TENSORS.items()}
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=1)
+    await fleet.client.push_lora(NAME, other, CONFIG, push_id="q", version=2)
+    result = await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=1, force=True)
+    (lora,) = await fleet.client.list_loras()
+    await fleet.client.unload_lora(NAME)
+    assert (result.push.state, lora.source, lora.version) == ("applied", "push p", 1)

@@ -150,6 +150,14 @@ async def test_two_tensors_for_one_half_of_a_module_are_refused(daemon: Daemon, 
         await client.push_lora("x", both, CONFIG)
 
 
+async def test_version_0_is_no_version_of_an_adapter(daemon: Daemon, client: AsyncClient) -> None:
+    """A trainer that counts from 0 would find its step 0 labelled 1, and its step 1 refused."""
+    daemon.engine.max_loras = 1
+    with refuses(InvalidFieldError, field="header.weight_version", says="version"):
+        await client.push_lora("x", TENSORS, CONFIG, version=0)
+    assert await client.list_loras() == []
+
+
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each shows what there is then."""
     daemon.engine.max_loras = 4
@@ -161,6 +169,7 @@ async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.Capt
     assert await run("list") == (0, "no adapter is loaded\n", "")
     assert (await run("push", "one", str(saved), "--version", "7"))[0] == 0
     assert (await run("push", "one", str(saved), "--version", "6"))[0] == 1
+    assert "version=0: must be above 0" in (await run("push", "one", str(saved), "--version", "0", "--force"))[2]
     assert (await run("push", "one", str(saved), "--version", "6", "--force"))[0] == 0
     status, shown, _ = await run("load", "second", str(saved))
     rows = [line.split() for line in shown.splitlines()]

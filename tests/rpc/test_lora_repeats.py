@@ -1,0 +1,64 @@
+"""A push of an adapter that is repeated late: what has replaced the adapter meanwhile stays unless `force` is given."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import VersionNotNewerError, WeightVersionMismatchError
+from tests.support.scripted_adapter import CONFIG, TENSORS
+from tests.support.scripted_daemon import Daemon
+
+OTHER = {name: 2 * tensor for name, tensor in TENSORS.items()}
+
+
+@pytest.fixture
+async def client(daemon: Daemon) -> AsyncIterator[AsyncClient]:
+    """One of a daemon that takes adapters. None is left afterwards."""
+    daemon.engine.max_loras = 4
+    async with AsyncClient(daemon.address) as connected:
+        yield connected
+        for lora in await connected.list_loras():
+            await connected.unload_lora(lora.name)
+
+
+async def served(client: AsyncClient) -> tuple[str, int]:
+    """Which push brought the adapter, and its version."""
+    (lora,) = await client.list_loras()
+    return lora.source, lora.version
+
+
+async def test_a_repeat_does_not_undo_a_rollback_to_its_version(client: AsyncClient) -> None:
+    """The adapter that is loaded has its version, and is another one."""
+    await client.push_lora("x", TENSORS, CONFIG, version=1, expected_version=0, push_id="first")
+    await client.push_lora("x", OTHER, CONFIG, version=2, push_id="second")
+    await client.push_lora("x", OTHER, CONFIG, version=1, force=True, push_id="back")
+    with pytest.raises((VersionNotNewerError, WeightVersionMismatchError)):
+        await client.push_lora("x", TENSORS, CONFIG, version=1, expected_version=0, push_id="first")
+    assert await served(client) == ("push back", 1)
+
+
+async def test_a_repeat_does_not_replace_what_was_loaded_after_an_unload(client: AsyncClient) -> None:
+    """Numbers begin anew then, so the version is the same."""
+    await client.push_lora("x", TENSORS, CONFIG, version=1, push_id="first")
+    await client.unload_lora("x")
+    await client.push_lora("x", OTHER, CONFIG, version=1, push_id="second")
+    with pytest.raises(VersionNotNewerError):
+        await client.push_lora("x", TENSORS, CONFIG, version=1, push_id="first")
+    assert await served(client) == ("push second", 1)
+
+
+async def test_a_repeat_without_a_version_does_not_replace_a_later_adapter(client: AsyncClient) -> None:
+    """It would serve the old tensors under the newest number."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    await client.push_lora("x", OTHER, CONFIG, push_id="second")
+    with pytest.raises(VersionNotNewerError):
+        await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    assert await served(client) == ("push second", 2)
+
+
+async def test_a_repeat_without_a_version_keeps_the_version(client: AsyncClient) -> None:
+    """The same adapter is no new one: whoever counts pushes would count it twice."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    result = await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    assert (result.push.weight_version, await served(client)) == (1, ("push first", 1))
