@@ -74,12 +74,14 @@ class WeightTransfer(Protocol):
 
 
 class LoraDirectory(Protocol):
-    """A LoRA adapter in a directory, in PEFT's format. `size_bytes` of its tensors; `source` is for people."""
+    """A LoRA adapter in a directory, in PEFT's format. `size_bytes` of its tensors; `source` is for people; `push_id`
+    of the push that brought it, "" if none did."""
 
     directory: str
     rank: int
     size_bytes: int
     source: str
+    push_id: str
 
     def close(self) -> None:
         """Removes the directory."""

@@ -156,12 +156,14 @@ class DigestedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLora:
-    """An adapter that requests can use; `loaded_at_s` in seconds of the epoch."""
+    """An adapter that requests can use; `loaded_at_s` in seconds of the epoch; `push_id` of the push that brought it,
+    "" if none did."""
 
     name: str
     version: int
     rank: int
     size_bytes: int
     source: str
+    push_id: str
     loaded_at_s: float
     num_requests: int

@@ -4,6 +4,7 @@ is reported."""
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from genserve.control.phase_admission import check_weights
@@ -111,7 +112,7 @@ class Completion:
         self.check(push.header)
         with self._carrying_out(push):
             if push.header.lora is not None:
-                return await self._loras.apply(push, push.header.lora)
+                return await self._loras.apply(push, push.header.lora, lambda: self.check_version(push.header))
             await self._complete(push)
             return await self._applier.apply(push)
 
@@ -138,13 +139,23 @@ class Completion:
         check_weights(self._board)
         self.check_version(header)
 
-    def check_version(self, header: PushHeader) -> None:
-        """Raises VersionNotNewerError or WeightVersionMismatchError unless the version may follow what it replaces. A
-        repeat of the push that brought an adapter brings no other version."""
-        served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
-        applied = self._outcomes.applied(header.push_id)
-        if applied is None or applied.outcome.push.weight_version != served:
+    def check_version(self, header: PushHeader) -> int:
+        """Returns the version under which the push is to be applied: a repeat has that of the first time; 0 = the next
+        one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may follow what it
+        replaces. A repeat of the push that brought the loaded adapter replaces no other."""
+        if (applied := self._outcomes.applied(header.push_id)) is not None:
+            header = replace(header, weight_version=applied.outcome.push.weight_version)
+        if not self.has_loaded(header):
+            served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
             check_version(header, served)
+        return header.weight_version
+
+    def has_loaded(self, header: PushHeader) -> bool:
+        """Whether the adapter that is loaded is what this push brought when it was applied."""
+        if header.lora is None or self._outcomes.applied(header.push_id) is None:
+            return False
+        loaded = self._loras.loaded(header.lora_name)
+        return loaded is not None and loaded.push_id == header.push_id
 
     def check_commit(self, header: PushHeader) -> None:
         """As `check`, and what applying it as the header says would raise before anything is tried."""

@@ -1,4 +1,4 @@
-"""A push of an adapter that is repeated late: what has replaced the adapter meanwhile stays, unless `force` is given."""
+"""A push of an adapter that is repeated late: what has replaced the adapter meanwhile stays unless `force` is given."""
 
 from collections.abc import AsyncIterator
 

@@ -106,7 +106,8 @@ class ScriptedLoras:
     def _told(self, name: str) -> LoadedLora:
         files = self.files[name]
         version = self.versions[name]
-        return LoadedLora(name, version, files.rank, files.size_bytes, files.source, 1.5, num_requests=2)
+        source, push_id = files.source, files.push_id
+        return LoadedLora(name, version, files.rank, files.size_bytes, source, push_id, 1.5, num_requests=2)
 
 
 class ScriptedInterruption:

@@ -62,6 +62,7 @@ class HeldLora:
             files.rank,
             files.size_bytes,
             files.source,
+            files.push_id,
             self.loaded_at_s,
             num_requests=len(self.users),
         )

@@ -22,14 +22,15 @@ TENSORS = "adapter_model.safetensors"
 
 
 class LoraFiles:
-    """The files of one adapter. `source` says where it came from, for people. `size_bytes` is the memory of its
-    tensors."""
+    """The files of one adapter. `source` says where it came from, for people. `push_id`: of the push that brought it,
+    "" if none did. `size_bytes` is the memory of its tensors."""
 
-    def __init__(self, config: LoraConfig, tensors: Arena, source: str) -> None:
+    def __init__(self, config: LoraConfig, tensors: Arena, source: str, push_id: str = "") -> None:
         """Takes over the memory. Raises OSError after closing it."""
         self.rank = config.rank
         self.size_bytes = tensors.size_bytes
         self.source = source
+        self.push_id = push_id
         self.directory = ""
         self._arenas = [tensors]
         try:
@@ -58,7 +59,7 @@ class LoraFiles:
         except BaseException:
             tensors.close()
             raise
-        return cls(config, tensors, f"push {push_id}")
+        return cls(config, tensors, f"push {push_id}", push_id)
 
     @classmethod
     def of_directory(cls, path: Path, max_rank: int, checkpoint: CheckpointIndex | None) -> "LoraFiles":

@@ -42,20 +42,25 @@ class LoraLoader:
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
-    def version(self, name: str) -> int:
-        """The version of the adapter that is loaded under a name; 0 if none is."""
-        return next((each.version for each in self._engine.loras.loaded() if each.name == name), 0)
+    def loaded(self, name: str) -> LoadedLora | None:
+        """The adapter that is loaded under a name."""
+        return next((each for each in self._engine.loras.loaded() if each.name == name), None)
 
-    async def apply(self, push: LivePush, lora: LoraAdapter) -> Applied:
-        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`. From then on the header has
-        its version."""
+    def version(self, name: str) -> int:
+        """Its version; 0 if none is loaded."""
+        loaded = self.loaded(name)
+        return 0 if loaded is None else loaded.version
+
+    async def apply(self, push: LivePush, lora: LoraAdapter, version: Callable[[], int]) -> Applied:
+        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`, under the version that
+        `version` returns. From then on the header has its version. Raises what `version` raises."""
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
         began_s, header = time.perf_counter(), push.header
-        loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, header.weight_version)
+        loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
         push.header = replace(header, weight_version=loaded.version)
         commit_s = time.perf_counter() - began_s - prepare_s
-        version = self._engine.weight_version
+        served = self._engine.weight_version
         steps = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,
@@ -63,8 +68,8 @@ class LoraLoader:
             "commit": commit_s,
         }
         return Applied(
-            version,
-            version,
+            served,
+            served,
             timings_of(steps),
             paused_s=0.0,
             requests_kept=0,
@@ -92,13 +97,12 @@ class LoraLoader:
         return self._engine.loras.unload(name)
 
     async def _load(
-        self, name: str, make: Callable[[], LoraFiles], timeout_s: float, version: int = 0
+        self, name: str, make: Callable[[], LoraFiles], timeout_s: float, version: Callable[[], int] = lambda: 0
     ) -> tuple[LoadedLora, float]:
-        """Loads the adapter; version 0 = the next one. Also returns the seconds for making its files."""
-        if not version and self.version(name) == MAX_VERSION:
-            raise InvalidFieldError.of(
-                "lora_name", f"there is no version after {MAX_VERSION}: unload the adapter first"
-            )
+        """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. Also
+        returns the seconds for making the files."""
+        number = version()
+        self._check_next(name, number)
         deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
@@ -109,11 +113,17 @@ class LoraLoader:
             async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
                 is_loading = True
                 remaining_s = max(deadline_s - time.monotonic(), 0.0)
-                return await self._engine.loras.load(name, files, remaining_s, version), prepare_s
+                return await self._engine.loras.load(name, files, remaining_s, number), prepare_s
         except BaseException:
             if not is_loading:
                 await asyncio.to_thread(files.close)
             raise
+
+    def _check_next(self, name: str, version: int) -> None:
+        if not version and self.version(name) == MAX_VERSION:
+            raise InvalidFieldError.of(
+                "lora_name", f"there is no version after {MAX_VERSION}: unload the adapter first"
+            )
 
     def _require_enabled(self) -> None:
         if not self._engine.info.max_loras:

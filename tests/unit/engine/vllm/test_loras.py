@@ -35,7 +35,7 @@ class ScriptedCore:
 class Files:
     """What an adapter is loaded from."""
 
-    rank, size_bytes, source, directory = 1, 1, "", ""
+    rank, size_bytes, source, push_id, directory = 1, 1, "", "", ""
 
     def __init__(self) -> None:
         self.is_closed = False
