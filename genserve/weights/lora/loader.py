@@ -99,10 +99,10 @@ class LoraLoader:
     async def _load(
         self, name: str, make: Callable[[], LoraFiles], timeout_s: float, version: Callable[[], int] = lambda: 0
     ) -> tuple[LoadedLora, float]:
-        """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. Also
-        returns the seconds for making the files."""
-        number = version()
-        self._check_next(name, number)
+        """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. It is asked
+        before the files are made, and again when nothing else can be loaded any more. Also returns the seconds for
+        making the files."""
+        self._check_next(name, version())
         deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
@@ -111,6 +111,8 @@ class LoraLoader:
         try:
             # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
             async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
+                number = version()
+                self._check_next(name, number)
                 is_loading = True
                 remaining_s = max(deadline_s - time.monotonic(), 0.0)
                 return await self._engine.loras.load(name, files, remaining_s, number), prepare_s
