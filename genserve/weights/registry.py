@@ -32,13 +32,7 @@ from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
-from genserve.weights.push_admission import (
-    check_apply,
-    check_header,
-    check_num_tensors,
-    examine,
-    refuse_issues,
-)
+from genserve.weights.push_admission import check_apply, check_header, check_num_tensors, examine, refuse_issues
 from genserve.weights.quota import naming_wide_tensors, plan_evictions
 from genserve.weights.resident import ResidentStore
 
@@ -294,14 +288,18 @@ class PushRegistry:
         return PushOutcome(self.find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
-        """Applies a push whose bytes have all arrived; of a prepared one only the exchange is left. `expected_version`
-        None = as its header says. Raises PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being
-        sent, and as `open` and `PushStream.finish`."""
+        """Applies a push whose bytes have all arrived; of a prepared one only the exchange is left. What was sent again
+        for an adapter that is still loaded is freed. `expected_version` None = as its header says. Raises
+        PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and
+        `PushStream.finish`."""
         check_apply(apply, "apply")
         note(push_id=push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.wait_change()
-        if (applied := self._outcomes.applied(push_id)) is not None:
+        applied, again = self._outcomes.applied(push_id), self._pushes.get(push_id)
+        if applied is not None and (again is None or self._completion.has_loaded(again.header)):
+            if again is not None and again.lifecycle.can_commit:
+                await self._pushes.drop(again, again.not_found())
             return applied.answer
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()

@@ -156,6 +156,24 @@ async def test_a_repeat_with_force_brings_back_the_adapter_and_its_version(rig: 
     assert rig.loras.unload("policy").push_id == "p"
 
 
+async def test_a_commit_loads_what_was_sent_again_unless_it_is_loaded(rig: Rig) -> None:
+    """ "Applied" is said of what serves. Bytes that nobody needs are freed."""
+    rig.engine.max_loras, data, before = 1, space(TENSORS)[1], num_arenas()
+    staged = named("p", 1, action=PushAction.STAGE)
+    await rig.push(replace(staged, attempt="a"), data)
+    first = await rig.registry.commit("p", header().apply)
+    await rig.push(replace(staged, attempt="b"), data)
+    assert await rig.registry.commit("p", header().apply) == first
+    assert (rig.engine.calls, list(rig.registry.live)) == (["load_lora policy"], [])
+    rig.loras.unload("policy")
+    assert await rig.registry.commit("p", header().apply) == first  # nothing was sent again: its answer was lost
+    await rig.push(replace(staged, attempt="c"), data)
+    assert (await rig.registry.commit("p", header().apply)).push.state is PushState.APPLIED
+    assert (rig.loras.version("policy"), list(rig.registry.live)) == (1, [])
+    rig.loras.unload("policy")
+    assert num_arenas() == before
+
+
 async def test_a_version_is_looked_at_again_when_the_bytes_are_there(rig: Rig, saved: Path) -> None:
     """Another one came under the name meanwhile, and stays."""
     rig.engine.max_loras = 1
