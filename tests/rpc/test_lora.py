@@ -132,6 +132,14 @@ async def test_a_feature_that_vllm_does_not_have_is_refused_before_the_bytes(
     assert (daemon.engine.calls, list(daemon.registry.live)) == ([], [])
 
 
+async def test_version_0_is_no_version_of_an_adapter(daemon: Daemon, client: AsyncClient) -> None:
+    """A trainer that counts from 0 would find its step 0 labelled 1, and its step 1 refused."""
+    daemon.engine.max_loras = 1
+    with refuses(InvalidFieldError, field="header.weight_version", says="version"):
+        await client.push_lora("x", TENSORS, CONFIG, version=0)
+    assert await client.list_loras() == []
+
+
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each shows what there is then."""
     daemon.engine.max_loras = 4
