@@ -32,7 +32,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
                 "path", metavar="DIRECTORY", help="directory with adapter_config.json and adapter_model.safetensors"
             )
         if action == "push":
-            one.add_argument("--version", type=int, metavar="N", help="version of the adapter (default: the next one)")
+            help_version = "version of the adapter, above 0 (default: the next one)"
+            one.add_argument("--version", type=int, metavar="N", help=help_version)
             one.add_argument("--force", action="store_true", help="accept a version that is not above the loaded one")
         add_connection_options(one)
 

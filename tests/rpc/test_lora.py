@@ -151,6 +151,7 @@ async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.Capt
     assert await run("list") == (0, "no adapter is loaded\n", "")
     assert (await run("push", "one", str(saved), "--version", "7"))[0] == 0
     assert (await run("push", "one", str(saved), "--version", "6"))[0] == 1
+    assert "version=0: must be above 0" in (await run("push", "one", str(saved), "--version", "0", "--force"))[2]
     assert (await run("push", "one", str(saved), "--version", "6", "--force"))[0] == 0
     status, shown, _ = await run("load", "second", str(saved))
     rows = [line.split() for line in shown.splitlines()]

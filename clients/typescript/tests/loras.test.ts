@@ -62,6 +62,7 @@ test("a push gives an adapter its version, or the daemon does", async () => {
   }
   expect(versions).toEqual([1, 500, 501, 7]);
   await expect(client.pushLora("policy", ADAPTER, { version: 7 })).rejects.toBeInstanceOf(VersionNotNewerError);
+  await expect(client.pushLora("policy", ADAPTER, { version: 0 })).rejects.toThrow("version: 0 is not above 0");
   const other = client.pushLora("policy", ADAPTER, { expectedVersion: 0 });
   await expect(other).rejects.toBeInstanceOf(WeightVersionMismatchError);
   expect(await client.unloadLora("policy")).toMatchObject({ loraName: "policy", version: 7 });

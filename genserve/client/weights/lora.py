@@ -16,6 +16,7 @@ from genserve.client.weights.modules import is_module
 from genserve.client.weights.options import PushOptions, SendOptions
 from genserve.client.weights.push import PushResult
 from genserve.client.weights.sources import tensor_sources
+from genserve.errors import InvalidFieldError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import control_pb2, weights_pb2
 
@@ -74,8 +75,8 @@ class LoraCalls(WeightCalls):
         whose configuration is read from it. `SendOptions` documents the options. DTensors and a broken stream are
         treated as by `push_weights`.
 
-        `version`: of the adapter, above that of the one it replaces unless `force`; spans of its requests name it, and
-        the result as `push.weight_version`. Default: the next one, 1 if none is loaded under the name.
+        `version`: of the adapter, above 0, and above that of the one it replaces unless `force`; spans of its requests
+        name it, and the result as `push.weight_version`. Default: the next one, 1 if none is loaded under the name.
         `expected_version` refuses the push unless that one is loaded; 0 = none.
 
         Raises VersionNotNewerError and WeightVersionMismatchError for the version, ManifestMismatchError naming tensors
@@ -100,6 +101,9 @@ class LoraCalls(WeightCalls):
             "lora": adapter,
         }
         header = build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
+        if version is not None and header.weight_version == 0:  # which means the next one on the wire
+            problem = "version=0: must be above 0; leave it out for the next one"
+            raise InvalidFieldError.of("header.weight_version", problem)
         sources = tensor_sources(tensors, tied_once=False, rename=options.get("rename"))
         return await self._send(sources, header, cast(PushOptions, options), timeout_s)
 

@@ -47,7 +47,7 @@ export interface SendOptions extends CallOptions {
 
 /** Every option of a push of an adapter. */
 export interface LoraPushOptions extends SendOptions {
-  /** Version of the adapter, above that of the one it replaces unless `force`. Default: the next one, or 1. */
+  /** Of the adapter: above 0, and above that of the one it replaces unless `force`. Default: the next one, or 1. */
   version?: number | undefined;
   /** Refuse the push unless this version is loaded under the name; 0 = none. */
   expectedVersion?: number | undefined;
@@ -132,6 +132,8 @@ export function pushHeader(options: PushOptions): wire.PushHeader {
 /** The header of a push of an adapter, without tensors. Throws InvalidFieldError. */
 export function adapterHeader(loraName: string, config: string, options: LoraPushOptions): wire.PushHeader {
   checkOptions(options, LORA_OPTIONS);
+  // On the wire it would be the next one.
+  if (options.version === 0) throw InvalidFieldError.of("version", "0 is not above 0: leave it out for the next one");
   return {
     ...wire.PushHeader.create(),
     pushId: options.pushId ?? randomUUID(),
