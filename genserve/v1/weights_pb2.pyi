@@ -278,7 +278,7 @@ class PushHeader(_message.Message):
     weight_version: _builtins.int
     """Version of these weights; above the served one unless `force`. Of a LoRA adapter: its own version, above that of the
     adapter which is loaded under its name, if one is; 0 = the next one after that, 1 if none is. A repeat of the push
-    that brought the loaded one loads it again.
+    that brought the loaded one loads it again; every repeat has the version of the first time.
     """
     expected_version: _builtins.int
     """Refuse unless this version is served (compare and swap); of an adapter 0 = unless none is loaded under its name."""

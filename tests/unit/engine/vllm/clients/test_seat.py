@@ -54,7 +54,7 @@ class Core:
 class Files:
     """An adapter's files."""
 
-    directory, rank, size_bytes, source = "/adapter", 8, 100, "test"
+    directory, rank, size_bytes, source, push_id = "/adapter", 8, 100, "test", ""
 
     def close(self) -> None:
         """Nothing to free."""
