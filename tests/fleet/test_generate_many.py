@@ -1,7 +1,6 @@
 """GenerateMany through a router, as a client on the wire sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -234,30 +233,6 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     other.cancel()
     call.cancel()
     await until(stream.closed.is_set)
-
-
-async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router: ScriptedFleet) -> None:
-    """Requests that wait for a replica count no more when they are ended: their answers wait here for the client."""
-    for link in router.links:
-        link.kill()
-    await until(lambda: not router.fleet.ready)
-    num_requests, num_sent = 4_000, 0  # 32 MB, far more than gRPC itself keeps
-
-    async def asked() -> AsyncIterator[Request]:
-        nonlocal num_sent
-        for num_sent in range(1, num_requests + 1):
-            large = generation_pb2.GenerateRequest(request_id=str(num_sent), text="x" * 8_000, sampling={"n": 256})
-            yield Request(generate=large)  # its answer has 3 KiB
-            yield Request(abort=str(num_sent))
-
-    call = router.generation.GenerateMany(asked())
-    before, stuck = 0, 0
-    while stuck < 20:
-        await asyncio.sleep(0.05)
-        stuck = stuck + 1 if num_sent == before else 0
-        before = num_sent
-    assert before < num_requests
-    assert sum([len(response.items) async for response in call]) == num_requests, "it goes on when the client reads"
 
 
 async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(

@@ -1,5 +1,7 @@
 """Clients of a router that do not read their tokens: their streams end at the router's write deadline."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import SETTINGS as SCRIPTED
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
 from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.scripted_daemon import reason_of
 
 WRITE_TIMEOUT_S = 60.0
@@ -59,3 +62,27 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
         assert (ended.value.code(), reason_of(ended.value)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
         assert f"{WRITE_TIMEOUT_S:g} s" in ended.value.details()
         assert all(member.inflight == 0 for member in router.fleet.members)
+
+
+async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router: ScriptedFleet) -> None:
+    """Requests that wait for a replica count no more when they are ended: their answers wait here for the client."""
+    for link in router.links:
+        link.kill()
+    await until(lambda: not router.fleet.ready)
+    num_requests, num_sent = 4_000, 0  # 32 MB, far more than gRPC itself keeps
+
+    async def asked() -> AsyncIterator[generation_pb2.GenerateManyRequest]:
+        nonlocal num_sent
+        for num_sent in range(1, num_requests + 1):
+            large = generation_pb2.GenerateRequest(request_id=str(num_sent), text="x" * 8_000, sampling={"n": 256})
+            yield generation_pb2.GenerateManyRequest(generate=large)  # its answer has 3 KiB
+            yield generation_pb2.GenerateManyRequest(abort=str(num_sent))
+
+    call = router.generation.GenerateMany(asked())
+    before, stuck = 0, 0
+    while stuck < 20:
+        await asyncio.sleep(0.05)
+        stuck = stuck + 1 if num_sent == before else 0
+        before = num_sent
+    assert before < num_requests
+    assert sum([len(response.items) async for response in call]) == num_requests, "it goes on when the client reads"

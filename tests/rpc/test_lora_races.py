@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, VersionNotNewerError, WeightVersionMismatchError
 from genserve.weights.push.types import MAX_VERSION
-from tests.support.patience import until
+from tests.support.patience import turns, until
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
@@ -45,7 +45,7 @@ async def test_a_push_is_compared_with_what_was_loaded_while_it_waited(
     await gate.reached.wait()
     pushing = asyncio.ensure_future(client.push_lora("x", TENSORS, CONFIG, version=2, expected_version=1, push_id="p"))
     await until(lambda: any(push.lifecycle.is_busy for push in daemon.registry.live.values()))
-    await asyncio.sleep(0.2)  # until it waits for its turn
+    await turns()  # until it waits for its own
     gate.open.set()
     assert (await loading).version == 2
     with pytest.raises((VersionNotNewerError, WeightVersionMismatchError)):
@@ -59,7 +59,8 @@ async def test_no_version_follows_the_last_one(daemon: Daemon, client: AsyncClie
     pushing = asyncio.ensure_future(client.push_lora("x", TENSORS, CONFIG, version=MAX_VERSION))
     await gate.reached.wait()
     loading = asyncio.ensure_future(client.load_lora("x", saved))
-    await asyncio.sleep(0.3)  # until it waits for its turn
+    await client.status()  # which was sent later
+    await turns()
     gate.open.set()
     await pushing
     with pytest.raises(InvalidFieldError):

@@ -26,14 +26,9 @@ from genserve.errors import (
 )
 from genserve.v1 import generation_pb2
 
-IDLE_S: Final = 2.0
-"""After which a call that carries no request ends: a replica that shuts down waits for its calls."""
-
-_MAX_UNWRITTEN: Final = 256
-"""Messages that wait for the caller to read them. With so many, none of the caller's own are read."""
-
+IDLE_S: Final = 2.0  # after which a call without requests ends: a replica that shuts down waits for its calls
+_MAX_UNWRITTEN: Final = 256  # messages that wait for the caller to read them: with so many, none of its own are read
 T = TypeVar("T")
-
 _Item = generation_pb2.GenerateManyItem
 _End: TypeAlias = _Item | Failure
 
