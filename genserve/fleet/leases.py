@@ -21,7 +21,8 @@ _LEASE_ID: Final = "[0-9a-f]{32}"
 _HOLDER: Final = re.compile(rf"(?s)(.*) \[fleet lease ({_LEASE_ID})\]")
 _MAX_ENDED: Final = 1 << 14
 _LEAST_S: Final = 1.0
-"""A lease that ends sooner is not given to a replica that joins."""
+"""A lease that ends sooner is not given to a replica that joins, which gets no requests until the lease has ended: it
+could be the last one that has it, and the others would be paused anew."""
 
 
 def holder_with(holder: str, lease_id: str) -> str:
@@ -228,8 +229,15 @@ class Leases:
         return on_replica.lease_id
 
     def missing(self, address: str) -> list[FleetLease]:
-        """The leases of others that a replica lacks. One that is about to end does not count."""
+        """The leases of others that a replica lacks, until their time is over."""
+        return self._lacking(address, 0.0)
+
+    def to_give(self, address: str) -> list[FleetLease]:
+        """Those that a replica lacks, and that last long enough to be given to it."""
+        return self._lacking(address, _LEAST_S)
+
+    def _lacking(self, address: str, least_s: float) -> list[FleetLease]:
         if not self._leases:
             return []  # the common case, asked at every report
         lacking = [each for each in self.active if address not in each.on_replicas and address not in each.given_up]
-        return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > _LEAST_S]
+        return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > least_s]

@@ -74,7 +74,7 @@ class Sync:
             return False
         if self._needs_version(committed):
             return member.version.number <= committed.number and not self._is_busy(self._upstream)
-        return bool(self._fleet.leases.missing(member.address))
+        return bool(self._fleet.leases.to_give(member.address))
 
     def _needs_version(self, committed: Version) -> bool:
         version = self._member.version
@@ -93,8 +93,8 @@ class Sync:
         committed = self._fleet.committed
         if committed is None or self._fleet.where(self._member)[0] is not ReplicaState.SYNCING:
             return
-        for lease in leases.missing(address):
-            if lease in leases.missing(address):  # it may have ended meanwhile
+        for lease in leases.to_give(address):
+            if lease in leases.to_give(address):  # it may have ended meanwhile
                 await self._pause(lease)
         if self._needs_version(committed):
             await self._fetch(committed)

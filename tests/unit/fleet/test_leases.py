@@ -162,12 +162,17 @@ def test_a_lease_that_is_ended_while_it_is_granted_has_ended(*, ends_all: bool) 
     assert (leases.active, leases.left_over("a:1")) == ([], [(L, f"own {L}")])
 
 
-@pytest.mark.parametrize(("left_s", "expected"), [(None, [L]), (30.0, [L]), (0.5, [])])
-def test_a_lease_that_is_about_to_end_is_not_given_to_others(left_s: float | None, expected: list[str]) -> None:
-    """One without an end is."""
+@pytest.mark.parametrize(
+    ("left_s", "missing", "given"), [(None, [L], [L]), (30.0, [L], [L]), (0.5, [L], []), (-0.5, [], [])]
+)
+def test_a_lease_that_is_about_to_end_is_not_given_to_others(
+    left_s: float | None, missing: list[str], given: list[str]
+) -> None:
+    """They lack it nevertheless. One without an end is given."""
     leases = Leases()
     leases.told("a:1", [pause(left_s=left_s)])
-    assert held(leases, "b:2") == expected
+    assert held(leases, "b:2") == missing
+    assert [lease.lease_id for lease in leases.to_give("b:2")] == given
 
 
 def test_a_lease_ends_when_the_first_replica_lets_go() -> None:
