@@ -1,6 +1,7 @@
-"""The connection of a router to one replica."""
+"""The connections of a router to one replica."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc.aio
@@ -8,7 +9,9 @@ import grpc.aio
 from genserve.client.forward.upstream import TokenUpstream
 from genserve.errors import UnavailableError
 from genserve.fleet.member import Member
-from genserve.security.caller import Caller
+from genserve.security.caller import Caller, Options
+from genserve.silence import silence
+from genserve.v1 import generation_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -24,8 +27,6 @@ _OPTIONS: Final = (
     # What is forwarded was bounded by the router as a server, or by the replica.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
-    ("grpc.http2.max_frame_size", 4 << 20),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.enable_http_proxy", 0),
@@ -36,36 +37,73 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
 )
+_TOKENS: Final = (
+    # So much waits here of each stream that its client does not read; gRPC's probe would make it megabytes. And so much
+    # comes at once over the connection: 15 MB/s were measured with 10 ms to the replica and back.
+    ("grpc.http2.lookahead_bytes", 256 << 10),
+    ("grpc.http2.bdp_probe", 0),
+)
+_BYTES_OF_WEIGHTS: Final = (("grpc.http2.lookahead_bytes", 4 << 20), ("grpc.http2.max_frame_size", 4 << 20))
 _WEIGHTS: Final = "/genserve.v1.WeightService/"
 
 
 class Upstream(TokenUpstream):
-    """Calls one replica. What is forwarded goes as bytes: `push` and `pull`, too, neither parse nor serialize."""
+    """Calls one replica. What is forwarded goes as bytes: `push` and `pull`, too, neither parse nor serialize.
+
+    It has three connections: requests for tokens, bytes of weights, and all else, which waits behind neither of them:
+    a daemon takes only so many calls on one connection.
+    """
 
     def __init__(self, member: Member, replicas: Caller) -> None:
         """`replicas` calls it. Raises UnavailableError."""
+        self.member = member
         self._replicas = replicas
         self._certificate_number = replicas.certificate_number
-        super().__init__(member.address, opened_channel(replicas, member.address))
-        self.member = member
+        super().__init__(member.address, opened_channel(replicas, member.address, _TOKENS))
+        self._open_others()
 
     def _use(self, channel: grpc.aio.Channel) -> None:
         super()._use(channel)
-        self.control: ControlServiceAsyncStub = ControlServiceStub(channel)
         self.generation: GenerationServiceAsyncStub = GenerationServiceStub(channel)
-        self.weights: WeightServiceAsyncStub = WeightServiceStub(channel)
-        self.push: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{_WEIGHTS}PushWeights")
-        self.pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_WEIGHTS}PullWeights")
+
+    def _open_others(self) -> None:
+        self._control_channel = control = opened_channel(self._replicas, self.address)
+        self.control: ControlServiceAsyncStub = ControlServiceStub(control)
+        self.weights: WeightServiceAsyncStub = WeightServiceStub(control)
+        self.abort: grpc.aio.UnaryUnaryMultiCallable[generation_pb2.AbortRequest, generation_pb2.AbortResponse]
+        self.abort = GenerationServiceStub(control).Abort
+        self._weights_channel = weights = opened_channel(self._replicas, self.address, _BYTES_OF_WEIGHTS)
+        self.push: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = weights.stream_unary(f"{_WEIGHTS}PushWeights")
+        self.pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = weights.unary_stream(f"{_WEIGHTS}PullWeights")
+
+    @property
+    def _channels(self) -> tuple[grpc.aio.Channel, ...]:
+        return self._channel, self._control_channel, self._weights_channel
 
     async def renew(self) -> None:
-        """To be called when the replica is lost: the next connection is made with the certificates of now. Raises
+        """To be called when the replica is lost: the next connections are made with the certificates of now. Raises
         UnavailableError if they cannot be used."""
         number = self._replicas.certificate_number
         if number != self._certificate_number:
-            old = self._channel
-            self._use(opened_channel(self._replicas, self.address))
+            old = self._channels
+            self._use(opened_channel(self._replicas, self.address, _TOKENS))
+            self._open_others()
             self._certificate_number = number
-            await old.close()
+            await _close(old)
+
+    async def connect(self, timeout_s: float) -> None:
+        """Returns when all connections are there: one that was refused a moment ago would refuse the first requests.
+        Raises UnavailableError."""
+        try:
+            async with silence(timeout_s):
+                await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        except TimeoutError:
+            raise UnavailableError(f"it has not taken all connections of this router for {timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """Ends the connections and all calls."""
+        self.cut()
+        await _close(self._channels)
 
     @property
     def instance_id(self) -> str:
@@ -95,9 +133,14 @@ class Upstream(TokenUpstream):
                 return cast(T, await answer)
 
 
-def opened_channel(replicas: Caller, address: str) -> grpc.aio.Channel:
+async def _close(channels: Iterable[grpc.aio.Channel]) -> None:
+    for channel in channels:
+        await channel.close()
+
+
+def opened_channel(replicas: Caller, address: str, options: Options = ()) -> grpc.aio.Channel:
     """A channel to a replica. Raises UnavailableError if a file that it needs cannot be used."""
     try:
-        return replicas.aio_channel(address, _OPTIONS)
+        return replicas.aio_channel(address, (*_OPTIONS, *options))
     except ValueError as error:
         raise UnavailableError(f"{address} cannot be called: {error}") from None

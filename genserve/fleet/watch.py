@@ -67,6 +67,7 @@ class Watch:
         info = await self._info()
         self._check_kind(info)
         self._check_alone(info.state.instance_id)
+        await self._upstream.connect(self._fleet.settings.connect_timeout_s)
         self._member.connected(info)
         has_loras = "lora" in info.features
         async with aclosing(self._reports()) as reports:

@@ -120,10 +120,12 @@ async def scripted_fleet(
     policies: str = "requests",
     versions: tuple[int, ...] = (),
     write_timeout_s: float = 0.0,
+    **limits: int,
 ) -> AsyncIterator[ScriptedFleet]:
-    """`versions`: what the replicas serve, if not 0. They count as ready whatever it is, as during a commit."""
+    """`versions`: what the replicas serve, if not 0. They count as ready whatever it is, as during a commit. `limits`:
+    of the replicas, as in ServeConfig."""
     async with AsyncExitStack() as stack:
-        config = ServeConfig(port=0, max_message_bytes=MAX_MESSAGE_BYTES)
+        config = ServeConfig(port=0, **{"max_message_bytes": MAX_MESSAGE_BYTES, **limits})
         daemons = [
             await stack.enter_async_context(serving(config, instance_id=f"instance-{number}"))
             for number in range(count)

@@ -3,22 +3,30 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from genserve.config import ServeConfig
 from genserve.v1 import generation_pb2
+from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.scripted_fleet import SETTINGS as SCRIPTED
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
 from tests.support.clocks import advanced_clock
+from tests.support.footprint import resident_bytes
 from tests.support.patience import until
-from tests.support.scripted_daemon import reason_of
+from tests.support.router_process import RouterProcess
+from tests.support.scripted_daemon import reason_of, serving
 
 WRITE_TIMEOUT_S = 60.0
 SETTINGS = replace(SCRIPTED, silence_s=24 * 3600.0)  # only the time of writes is to pass
 MANY = list(range(16_000))
+NUM_UNREAD = 64
+UNREAD_BYTES = 1 << 20
+"""What one of them may cost: the windows, a message that comes and one that goes, and what malloc keeps."""
 REQUEST = generation_pb2.GenerateRequest(request_id="a", token_ids={"ids": [1, 2, 3]})
 METHODS = {
     "Generate": lambda stub: stub.Generate(REQUEST, timeout=60),
@@ -86,3 +94,36 @@ async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router
         before = num_sent
     assert before < num_requests
     assert sum([len(response.items) async for response in call]) == num_requests, "it goes on when the client reads"
+
+
+async def test_streams_that_nobody_reads_cost_a_router_little(tmp_path: Path) -> None:
+    """What the replica has for them stays there."""
+    async with serving(ServeConfig(port=0)) as daemon:
+        router = RouterProcess(["--port", "0", "--replica", daemon.address], tmp_path / "router.log")
+        options = (("grpc.http2.lookahead_bytes", 64 << 10), ("grpc.http2.bdp_probe", 0))
+        try:
+            async with grpc.aio.insecure_channel(router.address, options=options) as channel:
+                generation, streams = GenerationServiceStub(channel), daemon.engine.streams
+                requests = [generation_pb2.GenerateRequest(request_id=str(n), text="x") for n in range(NUM_UNREAD)]
+                calls = [generation.Generate(request, timeout=300) for request in requests]
+                await until(lambda: len(streams) == NUM_UNREAD)
+                for stream in streams:
+                    stream.put(tokens([1], prompt=3))
+                for call in calls:
+                    await call.read()
+                before_bytes = resident_bytes(router.process.pid)
+                for number in range(200):
+                    for stream in streams:
+                        stream.put(tokens(MANY, 1 + len(MANY) * number))
+                before, stuck = 0, 0
+                while stuck < 20:
+                    await asyncio.sleep(0.05)
+                    left = sum(stream.updates.qsize() for stream in streams)
+                    stuck = stuck + 1 if left == before else 0
+                    before = left
+                grown_bytes = resident_bytes(router.process.pid) - before_bytes
+                print(f"{before_bytes >> 20} MiB, + {grown_bytes >> 20} MiB for {NUM_UNREAD} streams")
+                assert all(stream.updates.qsize() for stream in streams), "everything was written"
+                assert grown_bytes < NUM_UNREAD * UNREAD_BYTES
+        finally:
+            router.kill()

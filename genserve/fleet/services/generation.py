@@ -61,7 +61,7 @@ class FleetGeneration:
 
         async def ask(upstream: Upstream) -> generation_pb2.AbortResponse | None:
             try:
-                return await upstream.ask(upstream.generation.Abort, message, timeout_s)
+                return await upstream.ask(upstream.abort, message, timeout_s)
             except (UnavailableError, EngineDeadError):
                 return None  # and so are its requests
 
