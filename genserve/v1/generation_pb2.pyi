@@ -556,7 +556,7 @@ class GenerateRequest(_message.Message):
     resume: _builtins.bool
     """If the replica of a fleet that runs it is lost, goes on elsewhere from the prompt and the tokens that were
     delivered; a daemon ignores it. Only for one sequence (n = 1) of token ids without text, constraint, penalties, stop
-    strings, bad words and engine_params; a seed begins anew.
+    strings, bad words and engine_params; the rest of one with a seed has another seed.
     """
     @_builtins.property
     def token_ids(self) -> _types_pb2.TokenIds:

@@ -4,6 +4,7 @@ What comes from the second replica is told as if it came from the first: where t
 how many there are, and what was known of the prompt.
 """
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -18,6 +19,8 @@ _PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetit
 """The penalties, and the values that are none."""
 _LEAST_BUDGET_S: Final = 0.001
 """A time budget must be above 0."""
+_NO_SEED: Final = -1
+"""For vLLM this is none."""
 
 
 def check_resume(message: generation_pb2.GenerateRequest) -> None:
@@ -147,6 +150,8 @@ class Resumption:
         if self._has_begun:  # the prompt is delivered
             rest.output.ClearField("prompt_logprobs")
             rest.output.ClearField("prompt_token_ids")
+        if self._offset and rest.sampling.HasField("seed") and rest.sampling.seed != _NO_SEED:
+            rest.sampling.seed = seed_of_rest(rest.sampling.seed, self._offset)
         return rest
 
     def end(self, reason: generation_pb2.FinishReason.ValueType) -> generation_pb2.GenerateResponse:
@@ -189,6 +194,13 @@ class Resumption:
 
     def _left_s(self) -> float:
         return seconds_of(self._message.stop.time_budget) - (time.monotonic() - self._admitted_s)
+
+
+def seed_of_rest(seed: int, num_tokens: int) -> int:
+    """The seed for what follows so many tokens of a request with a seed. With that one itself the rest would be drawn
+    with the random numbers that have drawn the beginning. The same after every loss at this token, in [0, 2^63)."""
+    digest = hashlib.blake2b(f"{seed}:{num_tokens}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def _shift(spans: Iterable[types_pb2.WeightSpan], offset: int) -> None:
