@@ -92,6 +92,7 @@ class Fleet(Destinations[Upstream]):
     def commit(self, version: Version) -> None:
         """From now on requests go only to replicas that serve this version."""
         self.previous, self.committed = self.committed, version
+        self.newest_version = max(self.newest_version, version.number)
         self._undecided = ""
         self.refresh()
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.forward import generate_many
+from genserve.client.forward import legs
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
@@ -239,7 +239,7 @@ async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
     router: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a replica that shuts down need not wait for it. Its slots are given to the next one."""
-    monkeypatch.setattr(generate_many, "IDLE_S", 0.05)
+    monkeypatch.setattr(legs, "IDLE_S", 0.05)
     call, where = await opened(router, "a")
     where["a"][1].put(tokens([9], prompt=3, finish=FinishReason.EOS))
     await call.read()

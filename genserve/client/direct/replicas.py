@@ -66,6 +66,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
         """The router has told of its replicas: all of them."""
         before = self._states()
         self._version = told.weight_version
+        self.newest_version = max(self.newest_version, self._version)
         addresses = set()
         for each in told.replicas[:MAX_REPLICAS]:
             addresses.add(each.address)

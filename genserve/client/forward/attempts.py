@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from contextlib import ExitStack
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final, Generic
 
@@ -46,33 +47,38 @@ class Attempts(Generic[UpstreamT]):
         self._lost: dict[str, str] = {}  # addresses by instance ids
         self._full: QueueFullError | None = None
         self._refusal: GenserveError | None = None
+        self._has_begun = False
+        self._last_version = 0
 
-    def choose(self) -> UpstreamT | None:
-        """Where it goes now, None if it has to wait. Raises WeightVersionMismatchError if the fleet has no such version
-        yet, as a daemon does."""
+    def choose(self, unwanted: Collection[str] = ()) -> UpstreamT | None:
+        """Where it goes now, None if it has to wait. `unwanted`: instance ids of replicas where it is not to go now.
+        Raises WeightVersionMismatchError if the fleet has no such version, as a daemon does."""
         fleet, request = self._fleet, self._known()
-        chosen = fleet.choose(request, self._tried)
+        chosen = fleet.choose(request, self._tried.union(unwanted) if unwanted else self._tried)
         if chosen is None:
             self._check_version(request)
             return None
         return self._sent_to(chosen)
 
-    async def next(self, *, has_begun: bool = False) -> UpstreamT:
+    async def next(self) -> UpstreamT:
         """Where it goes, once some replica may serve it. Raises NoReplicaError, and what the replicas say if all refuse
-        it. `has_begun`: a part of the answer is delivered, so no refusal counts as long as there is time."""
+        it. Of a request that goes on elsewhere a part is delivered, so no refusal counts as long as there is time."""
         fleet = self._fleet
         while True:
             if (chosen := self.choose()) is not None:
                 return chosen
             request = self._known()
             left_s = self._until_s - time.monotonic()
-            if not self._tried:
-                return self._sent_to(await fleet.route(request, (), max(0.0, left_s)))
             refusal = self._full if self._full is not None else self._refusal
-            if refusal is not None and not has_begun and not fleet.elsewhere(request, self._tried):
+            if refusal is not None and not self._has_begun and not fleet.elsewhere(request, self._tried):
                 raise refusal
             if left_s <= 0:
-                raise NoReplicaError(fleet.why_none(request), retry_after_s=1.0)
+                raise refusal or NoReplicaError(fleet.why_none(request), retry_after_s=1.0)
+            if not self._tried:
+                with suppress(TimeoutError):  # nothing was awaited since the choice, so no change was missed
+                    async with asyncio.timeout(left_s):
+                        await fleet.states_changed.wait()
+                continue
             await asyncio.sleep(min(PAUSE_S, left_s))
             if not fleet.elsewhere(request, self._tried):
                 self._tried.clear()
@@ -88,20 +94,28 @@ class Attempts(Generic[UpstreamT]):
         elif isinstance(error, QueueFullError):
             self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
-            self._check_version(self.request, error)
-            self._fleet.doubt(upstream)
+            self._check_version(self._known(), error)
+            known = upstream.least_version
+            if known is not None and known < self._last_version:
+                self._refusal = error.with_traceback(None)  # it serves what it is known for
+            else:
+                self._fleet.doubt(upstream)
         elif isinstance(error, EngineTaintedError) or (
             isinstance(error, LoraNotFoundError) and not self._fleet.knows_adapters
         ):
             self._refusal = error.with_traceback(None)
+        elif isinstance(error, RequestIdInUseError) and self._has_begun:
+            self._refusal = error.with_traceback(None)  # until the other request with this id has ended
         elif not (isinstance(error, RequestIdInUseError) and self._instance_id in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)
 
-    def begin_again(self, upstream: UpstreamT, num_tokens: int) -> None:
-        """The replica is lost after so many tokens, and the request goes on elsewhere: it may wait as long as at first.
-        Raises ReplicaLostError if it has lost too many replicas."""
+    def begin_again(self, upstream: UpstreamT, num_tokens: int, version: int) -> None:
+        """The replica is lost after so many tokens, the last of them of this version of the weights, and the request
+        goes on elsewhere: it may wait as long as at first. Raises ReplicaLostError if it has lost too many replicas."""
         self.end()
+        self._has_begun = True
+        self._last_version = version
         if num_tokens >= PROGRESS_TOKENS:
             self._lost.clear()
         self._count_lost(upstream)
@@ -128,8 +142,12 @@ class Attempts(Generic[UpstreamT]):
         return upstream
 
     def _known(self) -> Request:
-        """The request. Nobody may know its adapter yet, or it may not exist: the replica says so."""
+        """The request, and what is known of it. It goes on with weights that are not older than those of its last
+        token; if nobody but the replica that is lost has told of those yet, another one says whether it has them.
+        Nobody may know its adapter yet, or it may not exist: the replica says so."""
         request = self.request
+        if (request.min_weight_version or 0) < self._last_version <= self._fleet.newest_version:
+            request = replace(request, min_weight_version=self._last_version)
         if request.lora_name and not self._fleet.elsewhere(request, ()):
             return replace(request, lora_name="")
         return request

@@ -19,13 +19,15 @@ ANY_REQUEST: Final = Request()
 
 class Destinations(Generic[UpstreamT]):
     """Base of the tables of replicas. `states_changed`: the state of a replica, or the version that all serve, has
-    changed. `knows_adapters`: whether it is known which adapters a replica has."""
+    changed. `knows_adapters`: whether it is known which adapters a replica has. `newest_version`: the highest version
+    that the fleet has served since this table is there; it serves a lower one after a push back to that."""
 
     knows_adapters = True
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.states_changed = Change()
+        self.newest_version = 0
 
     # --- what a table knows
 

@@ -1,13 +1,14 @@
 """A request as its sender holds it, from its arrival to its end."""
 
 import uuid
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from genserve.arguments import MAX_ABORTED_SEQUENCES
 from genserve.client.forward.resume import Resumption, check_resume
 from genserve.client.forward.routed import routed
 from genserve.client.forward.upstream import TokenUpstream
-from genserve.errors import GenserveError, ReplicaLostError
+from genserve.client.transport.errors import ClientClosedError
+from genserve.errors import DeadlineError, GenserveError, ReplicaLostError
 from genserve.v1 import generation_pb2
 
 
@@ -70,18 +71,24 @@ class NumTokens:
                 self._ends[delta.index] = delta.weight_spans[-1].end
 
 
-def replica_lost(upstream: TokenUpstream, num_tokens: int | None, *errors: GenserveError) -> ReplicaLostError:
-    """The error for a request of which a part was delivered; `num_tokens`: how many tokens, None = not counted.
-    `errors`: what has happened since."""
-    metadata = {"replica": upstream.address}
-    delivered = "a part of the answer"
-    if num_tokens is not None:
-        metadata["num_tokens"] = str(num_tokens)
-        delivered = f"{num_tokens} token{'' if num_tokens == 1 else 's'}"
-    return ReplicaLostError(
-        f"replica {upstream.address} was lost after {delivered}: {_reasons(errors)}", metadata=metadata
-    )
+def replica_lost(upstream: TokenUpstream, num_tokens: int, *errors: GenserveError) -> ReplicaLostError:
+    """The error for a request of which so many tokens were delivered. `errors`: what has happened since."""
+    metadata = {"replica": upstream.address, "num_tokens": str(num_tokens)}
+    delivered = f"{num_tokens} token{'' if num_tokens == 1 else 's'}"
+    reasons = "; ".join(error.message for error in errors)
+    return ReplicaLostError(f"replica {upstream.address} was lost after {delivered}: {reasons}", metadata=metadata)
 
 
-def _reasons(errors: Iterable[GenserveError]) -> str:
-    return "; ".join(error.message for error in errors)
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of the replica of a request that is to go on elsewhere."""
+
+    upstream: TokenUpstream
+    num_tokens: int
+    error: GenserveError
+
+    def with_cause(self, error: GenserveError) -> GenserveError:
+        """What is told if the request cannot go on, because of this error; unless the caller itself has ended it."""
+        if isinstance(error, (DeadlineError, ClientClosedError)):
+            return error
+        return replica_lost(self.upstream, self.num_tokens, self.error, error)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Caller
 from genserve.client.forward.destinations import Destinations, UpstreamT
-from genserve.client.forward.forwarded import Forwarded, NumTokens, replica_lost
+from genserve.client.forward.forwarded import Forwarded, Loss, NumTokens, replica_lost
 from genserve.client.forward.least_version import in_generate, needed
 from genserve.client.forward.loss import is_lost
 from genserve.client.forward.resume import Resumption, Tokenize
 from genserve.client.forward.upstream import frames_of, until_ended
 from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.errors import GenserveError, NoReplicaError, ReplicaLostError
+from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class Generate(Generic[UpstreamT]):
         self._refusal: tuple[GenserveError, UpstreamCall] | None = None
         self._unread: GenserveError | None = None  # the caller's fault, not the replica's
         self._is_admitted = False
-        self._has_begun = False  # a message was delivered
         self._num_here = 0  # messages of the replica that it is sent to
 
     async def run(self, forwarded: Forwarded, data: bytes) -> None:
@@ -40,12 +39,12 @@ class Generate(Generic[UpstreamT]):
         self._data = data
         attempts = Attempts(self._fleet, forwarded.request, self._caller.remaining_s())
         num_tokens = NumTokens(forwarded.num_sequences)
-        lost: ReplicaLostError | None = None
+        loss: Loss | None = None
         try:
             while True:
                 upstream = attempts.choose()
                 if upstream is None:
-                    upstream = await self._waiting.wait(forwarded.request_id, attempts.next(has_begun=self._has_begun))
+                    upstream = await self._waiting.wait(forwarded.request_id, attempts.next())
                 self._num_here = 0
                 message = in_generate(self._data, needed(forwarded, upstream))
                 call = upstream.generate(message, self._caller.remaining_s())
@@ -62,14 +61,12 @@ class Generate(Generic[UpstreamT]):
                         raise
                     if forwarded.resumption is None:
                         raise replica_lost(upstream, num_tokens.count(), error) from None
-                    if await self._is_over(forwarded.resumption, attempts, upstream, error):
+                    loss = Loss(upstream, forwarded.resumption.num_tokens, error)
+                    if await self._is_over(forwarded.resumption, attempts, upstream):
                         return None
-                    lost = replica_lost(upstream, forwarded.resumption.num_tokens, error)
-        except NoReplicaError:
-            if lost is None:
-                raise
-            raise lost from None
         except GenserveError as error:
+            if loss is not None and self._num_here == 0 and error is not self._unread:
+                raise loss.with_cause(error) from None
             if self._refusal is not None and self._refusal[0] is error:
                 await self._caller.refused(self._refusal[1])
             raise
@@ -103,20 +100,16 @@ class Generate(Generic[UpstreamT]):
                 except GenserveError as error:
                     self._unread = error
                     raise
-                self._has_begun = True
                 self._num_here += 1
 
-    async def _is_over(
-        self, resumption: Resumption, attempts: Attempts[UpstreamT], upstream: UpstreamT, error: GenserveError
-    ) -> bool:
+    async def _is_over(self, resumption: Resumption, attempts: Attempts[UpstreamT], upstream: UpstreamT) -> bool:
         """After a loss: makes what is missing the request that is sent, or ends the answer if nothing is."""
         if (end := resumption.over()) is not None:
             await self._caller.write(end.SerializeToString())
             return True
-        attempts.begin_again(upstream, resumption.num_tokens - resumption.num_before)
-        try:
-            rest = await self._waiting.wait(resumption.request_id, resumption.rest(self._tokenize))
-        except GenserveError as second:
-            raise replica_lost(upstream, resumption.num_tokens, error, second) from None
+        self._num_here = 0
+        num_tokens = resumption.num_tokens - resumption.num_before
+        attempts.begin_again(upstream, num_tokens, resumption.last_version)
+        rest = await self._waiting.wait(resumption.request_id, resumption.rest(self._tokenize))
         self._data = rest.SerializeToString()
         return False

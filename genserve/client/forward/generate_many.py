@@ -9,24 +9,17 @@ from genserve.client.forward.actions import Abort, Action, Begun
 from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Caller, Failure
 from genserve.client.forward.destinations import Destinations, UpstreamT
-from genserve.client.forward.forwarded import replica_lost
+from genserve.client.forward.forwarded import Loss, replica_lost
 from genserve.client.forward.leg import Leg, Running, has_only_columns
+from genserve.client.forward.legs import Legs
 from genserve.client.forward.loss import is_lost, told
-from genserve.client.forward.resume import Tokenize
+from genserve.client.forward.resume import Resumption, Tokenize
 from genserve.client.forward.upstream import frames_of
 from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.client.transport.errors import error_of_status
-from genserve.errors import (
-    DeadlineError,
-    GenserveError,
-    NoReplicaError,
-    ReplicaLostError,
-    RequestIdInUseError,
-    UnavailableError,
-)
+from genserve.errors import DeadlineError, GenserveError, RequestIdInUseError, UnavailableError
 from genserve.v1 import generation_pb2
 
-IDLE_S: Final = 2.0  # after which a call without requests ends: a replica that shuts down waits for its calls
 _MAX_UNWRITTEN: Final = 256  # messages that wait for the caller to read them: with so many, none of its own are read
 T = TypeVar("T")
 _Item = generation_pb2.GenerateManyItem
@@ -37,7 +30,7 @@ class GenerateMany(Generic[UpstreamT]):
     """One call. `run` it once.
 
     A message of a replica goes to the caller as it came, unless it says of a request that it goes on elsewhere. While
-    the caller does not read, nothing is read from its replicas.
+    the caller does not read, nothing is read from its replicas. A replica that takes nothing holds up its own requests.
     """
 
     def __init__(self, fleet: Destinations[UpstreamT], waiting: Waiting, tokenize: Tokenize, caller: Caller) -> None:
@@ -46,8 +39,7 @@ class GenerateMany(Generic[UpstreamT]):
         self._tokenize = tokenize
         self._caller = caller
         self._requests: dict[str, Running[UpstreamT]] = {}
-        self._legs: dict[UpstreamT, Leg[UpstreamT]] = {}
-        self._numbers: set[int] = set()  # of legs
+        self._legs: Legs[UpstreamT] = Legs()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._writing = asyncio.Lock()
@@ -65,8 +57,7 @@ class GenerateMany(Generic[UpstreamT]):
                 if self._failure is not None:
                     raise self._failure
         finally:
-            for leg in self._legs.values():
-                _keep_open(leg)
+            self._legs.keep_all()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,35 +89,38 @@ class GenerateMany(Generic[UpstreamT]):
         running = Running(forwarded, attempts, begun.data)
         self._requests[request_id] = running
         try:
-            if (upstream := attempts.choose()) is None:
+            while (upstream := attempts.choose(full := self._legs.full)) is None and full:
+                await self._wait(running, self._legs.room.next.wait())
+            if upstream is None:
                 self._spawn(self._place(running))
             else:
-                await self._send(running, upstream)
+                self._send(running, upstream)
+        except AbortedWhileWaitingError:
+            await self._finish(running, running.response(forwarded.aborted()))
         except Exception as error:
             await self._finish(running, running.failed(error))
 
     async def abort(self, abort: Abort) -> None:
         """Ends a request, if it is one of this call and runs."""
         running = self._requests.get(abort.request_id)
-        if running is None:
+        if running is None or running.is_aborted:
             return
         running.is_aborted = True
         if running.leg is not None:
-            await running.leg.write(abort.message())
+            running.leg.send(abort.message())
         elif running.aborted is not None and not running.aborted.done():
             running.aborted.set_result(None)
 
     # --- to a replica
 
-    async def _place(self, running: Running[UpstreamT], lost: ReplicaLostError | None = None) -> None:
-        """Sends a request that has to wait for a replica, or has lost its own. `lost`: the error if no other comes."""
+    async def _place(self, running: Running[UpstreamT]) -> None:
+        """Sends a request that has to wait for a replica, or has lost its own."""
         try:
-            await self._send(running, await self._wait(running, running.attempts.next(has_begun=running.has_begun)))
+            self._send(running, await self._wait(running, running.attempts.next()))
         except AbortedWhileWaitingError:
             await self._finish(running, running.response(running.forwarded.aborted()))
         except Exception as error:
-            no_other = lost is not None and isinstance(error, NoReplicaError)
-            await self._finish(running, running.failed(lost if lost is not None and no_other else error))
+            await self._finish(running, running.failed(error))
 
     async def _wait(self, running: Running[UpstreamT], work: Coroutine[Any, Any, T]) -> T:
         """The result of what has to be done before a replica has the request: an abort finds it here."""
@@ -135,37 +129,31 @@ class GenerateMany(Generic[UpstreamT]):
             running.aborted.set_result(None)
         return await self._waiting.wait(running.request_id, work, running.aborted)
 
-    async def _resume(self, running: Running[UpstreamT], upstream: UpstreamT, error: GenserveError) -> None:
+    async def _resume(self, running: Running[UpstreamT], resumption: Resumption) -> None:
         """Sends the rest of a request whose replica is lost."""
-        resumption = running.resumption
-        assert resumption is not None
         try:
             rest = await self._wait(running, resumption.rest(self._tokenize))
         except AbortedWhileWaitingError:
             await self._finish(running, running.response(running.forwarded.aborted()))
             return
-        except Exception as second:
-            lost = replica_lost(upstream, resumption.num_tokens, error, told(second))
-            await self._finish(running, running.failed(lost))
+        except Exception as error:
+            await self._finish(running, running.failed(error))
             return
         message = generation_pb2.GenerateManyRequest(generate=rest, form=generation_pb2.GENERATE_MANY_FORM_ITEMS)
         running.data = message.SerializeToString()
-        await self._place(running, replica_lost(upstream, resumption.num_tokens, error))
+        await self._place(running)
 
-    async def _send(self, running: Running[UpstreamT], upstream: UpstreamT) -> None:
-        leg = self._legs.get(upstream)
+    def _send(self, running: Running[UpstreamT], upstream: UpstreamT) -> None:
+        leg = self._legs.to(upstream)
         if leg is None:
-            number = next(number for number in range(len(self._numbers) + 1) if number not in self._numbers)
-            self._numbers.add(number)
-            leg = self._legs[upstream] = Leg.open(upstream, number, self._caller.remaining_s())
+            leg = self._legs.open(upstream, self._caller.remaining_s())
+            leg.sending = self._spawn(leg.send_all(self._legs.room.tell))
             self._spawn(self._read_leg(leg))
-        _keep_open(leg)
         running.leg = leg
         running.num_here = 0
-        leg.requests[running.request_id] = running
         if running.resumption is not None:
             running.resumption.admitted()
-        await leg.begin(running)
+        leg.begin(running)
 
     # --- from a replica
 
@@ -179,19 +167,21 @@ class GenerateMany(Generic[UpstreamT]):
         except Exception as raised:
             error = told(raised).with_traceback(None)
         finally:
-            self._forget(leg)
+            self._legs.forget(leg)
         if isinstance(error, DeadlineError):
             raise error  # the deadline was the caller's
         ends = [self._lost(running, leg, error) for running in tuple(leg.requests.values())]
         await self._tell([end for end in ends if end is not None])
-        self._numbers.discard(leg.number)  # the caller knows now that its slots are free
+        self._legs.free(leg)  # the caller knows now that its slots are free
 
     async def _pass_on(self, leg: Leg[UpstreamT], frame: bytes) -> None:
         if has_only_columns(frame):
             if frame:
+                leg.count_columns(frame)
                 await self._write(frame)
             return
         response = generation_pb2.GenerateManyResponse.FromString(frame)
+        leg.count(response)
         is_changed = False
         gone: list[int] = []
         ends: list[_End] = []
@@ -207,7 +197,7 @@ class GenerateMany(Generic[UpstreamT]):
                     is_changed |= self._delivered(running, item)
                     end = item
             except Exception as error:  # it ends this request, and the replica is not to go on with it
-                self._spawn(leg.write(Abort(running.request_id).message()))
+                leg.send(Abort(running.request_id).message())
                 self._end(running)
                 end = running.failed(error)
             if end is not item:
@@ -222,7 +212,6 @@ class GenerateMany(Generic[UpstreamT]):
     def _delivered(self, running: Running[UpstreamT], item: _Item) -> bool:
         """Notes an item with output, and returns whether it was changed."""
         running.num_here += 1
-        running.has_begun = True
         running.data = b""
         is_changed = running.resumption is not None and running.resumption.take(item.response)
         if item.response.HasField("usage"):
@@ -251,17 +240,19 @@ class GenerateMany(Generic[UpstreamT]):
             elif not is_lost(error):
                 raise error
             elif resumption is None:
-                raise replica_lost(upstream, None, error)
+                raise replica_lost(upstream, leg.num_tokens(running), error)
             elif (end := resumption.over()) is not None:
                 self._end(running)
                 return running.response(end)
             elif not running.is_aborted:
-                running.attempts.begin_again(upstream, resumption.num_tokens - resumption.num_before)
-                self._spawn(self._resume(running, upstream, error))
+                running.loss, running.num_here = Loss(upstream, resumption.num_tokens, error), 0
+                num_tokens = resumption.num_tokens - resumption.num_before
+                running.attempts.begin_again(upstream, num_tokens, resumption.last_version)
+                self._spawn(self._resume(running, resumption))
                 return None
         except GenserveError as answer:
             self._end(running)
-            return item if item is not None and answer is error else running.failed(answer)
+            return item if running.loss is None and answer is error and item is not None else running.failed(answer)
         self._spawn(self._place(running))
         return None
 
@@ -281,18 +272,7 @@ class GenerateMany(Generic[UpstreamT]):
         if leg is None:
             return
         leg.requests.pop(running.request_id, None)
-        if not leg.requests and self._legs.get(leg.upstream) is leg:
-            _keep_open(leg)
-            leg.idle = asyncio.get_running_loop().call_later(IDLE_S, self._close, leg)
-
-    def _close(self, leg: Leg[UpstreamT]) -> None:
-        self._forget(leg)
-        leg.call.cancel()
-
-    def _forget(self, leg: Leg[UpstreamT]) -> None:
-        _keep_open(leg)
-        if self._legs.get(leg.upstream) is leg:
-            del self._legs[leg.upstream]
+        self._legs.left(leg)
 
     async def _finish(self, running: Running[UpstreamT], end: _End) -> None:
         self._end(running)
@@ -342,9 +322,3 @@ class GenerateMany(Generic[UpstreamT]):
         if self._failure is None:
             self._failure = error.with_traceback(None)
         self._changed.set()
-
-
-def _keep_open(leg: Leg[Any]) -> None:
-    if leg.idle is not None:
-        leg.idle.cancel()
-        leg.idle = None
