@@ -1,5 +1,6 @@
 """Requests of which a part was delivered, and that cannot go on elsewhere at once, or not at all."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from genserve.client.forward.resume import seed_of_rest
 from genserve.engine.generation import FinishReason
-from genserve.errors import RequestIdInUseError, WeightVersionMismatchError
+from genserve.errors import ReplicaLostError, RequestIdInUseError, WeightVersionMismatchError
 from genserve.v1 import generation_pb2
+from tests.fleet.direct_fleet import direct_fleet
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet, tokens
 from tests.fleet.talking_engine import let_talk
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
+from tests.support.pulled_peers import weights
 from tests.support.scripted_daemon import ScriptedStream, detail_of
 
 Request = generation_pb2.GenerateRequest
@@ -97,6 +100,24 @@ async def test_after_a_push_back_to_older_weights_it_is_lost_at_once(router: Scr
     assert "version 5 is served, the request needs 10" in message
     await until(lambda: len(router.fleet.ready) == 2)
     assert sum(router.num_submitted) == 1
+
+
+async def test_a_client_that_calls_replicas_itself_is_told_of_the_push_back_as_well() -> None:
+    """At once, as by a router."""
+    async with direct_fleet(2) as fleet, asyncio.timeout(STEP_S):
+        await fleet.client.push_weights(weights(2), version=2)
+        await fleet.client.wait_ready(STEP_S)
+        stream = fleet.client.stream([1], request_id="a", resume=True, text=False, max_tokens=9)
+        reading = asyncio.ensure_future(anext(stream))
+        number, engine = await fleet.running("a")
+        engine.put(tokens([5], prompt=1, version=2))
+        await reading
+        await fleet.client.push_weights(weights(1), version=1, force=True)
+        await until(lambda: fleet.known.committed_version == 1)
+        fleet.links[number].kill()
+        with pytest.raises(ReplicaLostError, match="version 1 is served, the request needs 2") as raised:
+            await anext(stream)
+        assert raised.value.metadata == {"replica": fleet.links[number].address, "num_tokens": "1"}
 
 
 @MANY
