@@ -24,6 +24,8 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.PushNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UpdateNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.ReplicaNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.FleetHeldError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LastReplicaError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
     errors.PushConflictError: grpc.StatusCode.ALREADY_EXISTS,
     errors.WeightVersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -115,11 +115,11 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """The push "p" of an adapter: all replicas have staged it, and are told to load it when the test says so."""
     held = Gate()
 
-    async def later(fleet: Any, replicas: Any, request: Any, **options: Any) -> Any:
+    async def later(fleet: Any, replicas: Any, request: Any, push: Any) -> Any:
         if request.push_id == "p":
             held.reached.set()
             await held.open.wait()
-        return await commit_everywhere(fleet, replicas, request, **options)
+        return await commit_everywhere(fleet, replicas, request, push)
 
     monkeypatch.setattr(fleet_push, "commit_everywhere", later)
     return held

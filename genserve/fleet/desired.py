@@ -1,0 +1,108 @@
+"""What a fleet should be besides its leases, and the epoch of it. Pure.
+
+Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
+that starts takes what the replica with the highest epoch has. It numbers its own changes from the next multiple of 2^32
+on, so that they are above all of the router before, also those that it has not seen.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from genserve.fleet.version import Version
+from genserve.v1 import types_pb2
+
+_LIFE: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """What sleeps on all replicas. `level`: of the Sleep that did it, None = none did, or only parts sleep."""
+
+    tags: frozenset[str] = frozenset()
+    level: int | None = None
+
+
+class Desired:
+    """What a fleet should be. `epoch`: of what it is now, 0 = nobody has written anything down yet. `loras`: the
+    directories of adapters that all have loaded from one, by their names."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.asleep = Asleep()
+        self.loras: dict[str, str] = {}
+        self._issued = 0
+        self._is_own = False
+        self._num_changing = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this router has changed it."""
+        return self._is_own
+
+    def knows(self, epoch: int) -> bool:
+        """Whether a record of this epoch has nothing new to say."""
+        return epoch <= max(self._issued, self.epoch)
+
+    @property
+    def asleep_tags(self) -> frozenset[str] | None:
+        """What sleeps on all replicas; None while that changes."""
+        return None if self._num_changing else self.asleep.tags
+
+    @contextmanager
+    def changing_sleep(self) -> Iterator[None]:
+        """While replicas fall asleep or wake up one by one."""
+        self._num_changing += 1
+        try:
+            yield
+        finally:
+            self._num_changing -= 1
+
+    def issue(self) -> int:
+        """The epoch of a change that may yet fail. Each is issued once."""
+        self._issued = self._issued + 1 if self._is_own else _above(max(self._issued, self.epoch)) + 1
+        self._is_own = True
+        return self._issued
+
+    def change(self, epoch: int = 0) -> None:
+        """It has changed, by what this epoch was issued for; 0 = none was. If another change came between, what holds
+        now is that one and this one."""
+        self.epoch = epoch if epoch > self.epoch else self.issue()
+
+    def begin(self) -> None:
+        """Nobody has written anything down yet. Whatever a router has written comes before what this one has found."""
+        self.epoch = self._issued = 1
+
+    def adopt(self, record: types_pb2.FleetState) -> None:
+        """It is what another router has written down."""
+        self.epoch = self._issued = record.epoch
+        self._is_own = False
+        self.asleep = Asleep(
+            frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None
+        )
+        self.loras = {lora.lora_name: lora.path for lora in record.loras}
+
+    def overtake(self, epoch: int) -> None:
+        """Another router has used an epoch above this one: the fleet is what this router says, and has the higher
+        epoch."""
+        self._issued = _above(epoch)
+        self.epoch = self.issue()
+
+    def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
+        """What replicas keep."""
+        return types_pb2.FleetState(
+            epoch=epoch,
+            weight_version=version.number,
+            push_id=version.push_id,
+            content_digest=version.content_digest,
+            base_digest=version.base_digest,
+            leases=leases,
+            sleep_level=self.asleep.level,
+            asleep_tags=sorted(self.asleep.tags),
+            loras=[types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())],
+        )
+
+
+def _above(epoch: int) -> int:
+    return (epoch // _LIFE + 1) * _LIFE
