@@ -140,13 +140,14 @@ class Fleet(Destinations[Upstream]):
         upstream.member.record = record
         if self.committed is None or self.desired.knows(record.epoch):
             return
-        if self.desired.is_own:
-            log.warning("replica %s knows of changes of the fleet that another router has made: they are undone",
-                        upstream.address)  # fmt: skip
-            self.desired.overtake(record.epoch)
-            self.refresh()
-        else:
+        if not self.desired.is_own and not upstream.member.joins:
             self._adopt(record)
+            return
+        log.warning("replica %s tells of another fleet, or of changes before this router's: it is brought to this fleet",
+                    upstream.address)  # fmt: skip
+        upstream.member.record = None
+        self.desired.overtake(record.epoch)
+        self.refresh()
 
     def _adopt(self, record: types_pb2.FleetState) -> None:
         log.info("the fleet serves version %d, as was written down (epoch %d)", record.weight_version, record.epoch)
@@ -170,7 +171,8 @@ class Fleet(Destinations[Upstream]):
         the replicas serve."""
         if self.committed is not None:
             return
-        records = [each.record for each in self.members if each.record is not None and each.version is not None]
+        members = [each for each in self.members if not each.joins] or self.members
+        records = [each.record for each in members if each.record is not None and each.version is not None]
         if records:
             self._adopt(max(records, key=lambda record: record.epoch))
         elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:

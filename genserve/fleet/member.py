@@ -27,9 +27,10 @@ class Kind:
 class Member:
     """A replica. `address` names it.
 
-    `failure`: why it is taken to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load`
-    and `lora_names`: the same, and None while it does not answer. `pushes`: those in flight there, as it last told.
-    `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
+    `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
+    to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
+    and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
+    fleet, as it last told or was told; None = nothing.
     `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
@@ -38,6 +39,7 @@ class Member:
     """
 
     address: str
+    joins: bool = False
     failure: str = ""
     kind: Kind | None = None
     max_num_seqs: int = _MAX_NUM_SEQS

@@ -87,8 +87,9 @@ class Router:
         """A connection to a replica. Raises UnavailableError if a file that it needs cannot be used."""
         return Upstream(member, self._replicas, self.fleet.router.router_id)
 
-    def add(self, address: str) -> Upstream:
-        """Adds a replica, unless it is there; one that is drained stays. Raises InvalidFieldError."""
+    def add(self, address: str, *, joins: bool = False) -> Upstream:
+        """Adds a replica, unless it is there; one that is drained stays. `joins`: it is to become what the fleet is,
+        whatever is written down there. Raises InvalidFieldError."""
         try:
             check_replica(address)
         except ValueError as error:
@@ -101,7 +102,7 @@ class Router:
             return known
         if len(self.fleet.upstreams) >= MAX_REPLICAS:
             raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
-        upstream = self.connect(Member(address))
+        upstream = self.connect(Member(address, joins=joins))
         self.fleet.add(upstream)
         looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes.includes).run()
         self._looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]

@@ -78,7 +78,7 @@ class FleetReplicas(FleetServiceServicer):
         self, request: fleet_pb2.AddReplicaRequest, context: "ServicerContext[Any, Any]"
     ) -> fleet_pb2.AddReplicaResponse:
         """Adds one."""
-        return fleet_pb2.AddReplicaResponse(replica=self._replica(self._router.add(request.address)))
+        return fleet_pb2.AddReplicaResponse(replica=self._replica(self._router.add(request.address, joins=True)))
 
     async def RemoveReplica(
         self, request: fleet_pb2.RemoveReplicaRequest, context: "ServicerContext[Any, Any]"
