@@ -35,8 +35,9 @@ class ServedWeights:
 class EngineState:
     """The state of the engine in every answer of the control plane. `asleep_tags`: the parts that are asleep.
     `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
-    daemon does before it serves, None afterwards. `served`: the weights. `fleet_epoch`: of the record of the daemon's
-    fleet, 0 = none. `router_address`: of the router that looks after the daemon, "" = none does."""
+    daemon does before it serves, None afterwards. `push_id`, `content_digest` and `base_digest`: as in ServedWeights.
+    `fleet_epoch`: of the record of the daemon's fleet, 0 = none. `router_address`: of the router that looks after the
+    daemon, "" = none does."""
 
     instance_id: str
     weight_version: int
@@ -47,7 +48,9 @@ class EngineState:
     asleep_tags: Sequence[str] = ()
     weights_discarded: bool = False
     startup: Startup | None = None
-    served: ServedWeights = ServedWeights()
+    push_id: str = ""
+    content_digest: str = ""
+    base_digest: str = ""
     fleet_epoch: int = 0
     router_address: str = ""
 
@@ -129,7 +132,7 @@ class StateBoard:
 
     def state(self) -> EngineState:
         """The state now."""
-        load = self.load()
+        load, served = self.load(), self._served()
         return EngineState(
             instance_id=self._instance_id,
             weight_version=self.weight_version,
@@ -140,7 +143,9 @@ class StateBoard:
             asleep_tags=self._asleep.names,
             weights_discarded=self._asleep.weights_lost,
             startup=self.startup,
-            served=self._served(),
+            push_id=served.push_id,
+            content_digest=served.content_digest,
+            base_digest=served.base_digest,
             fleet_epoch=self.membership.record.epoch,
             router_address=self.membership.router_address,
         )

@@ -1,6 +1,7 @@
 """The replicas of a router, and where a request goes."""
 
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -34,7 +35,7 @@ class Fleet(Destinations[Upstream]):
         self.settings = settings
         self.committed: Version | None = None
         self.previous: Version | None = None
-        self.desired = Desired()
+        self.desired = Desired(time.time())
         self.router = types_pb2.Router(router_id=uuid.uuid4().hex)
         self._undecided: types_pb2.FleetState | None = None
         self._deciding: frozenset[str] = frozenset()
@@ -143,8 +144,9 @@ class Fleet(Destinations[Upstream]):
         if not self.desired.is_own and not upstream.member.joins:
             self._adopt(record)
             return
-        log.warning("replica %s tells of another fleet, or of changes before this router's: it is brought to this fleet",
-                    upstream.address)  # fmt: skip
+        log.warning(
+            "replica %s tells of another fleet, or of older changes: it is brought to this fleet", upstream.address
+        )
         upstream.member.record = None
         self.desired.overtake(record.epoch)
         self.refresh()

@@ -96,9 +96,9 @@ def to_state(state: EngineState) -> types_pb2.EngineState:
         asleep_tags=state.asleep_tags,
         weights_discarded=state.weights_discarded,
         startup=None if state.startup is None else _to_startup(state.startup),
-        push_id=state.served.push_id,
-        content_digest=state.served.content_digest,
-        base_digest=state.served.base_digest,
+        push_id=state.push_id,
+        content_digest=state.content_digest,
+        base_digest=state.base_digest,
         fleet_epoch=state.fleet_epoch,
         router_address=state.router_address,
     )
