@@ -110,6 +110,23 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
         await fleet.client.unload_lora(NAME)
 
 
+async def test_an_adapter_from_a_directory_is_loaded_on_who_joins(fleet: RoutedFleet, tmp_path: Path) -> None:
+    """Until it is unloaded, or another one is pushed under its name: the router does not have the bytes of that."""
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
+    await fleet.client.load_lora(NAME, tmp_path)
+    async with replica() as late, replica() as later:
+        for number, daemon in enumerate((late, later)):
+            daemon.engine.max_loras = 4
+            await fleet.client.add_replica(daemon.address)
+            await fleet.until_ready(4 + number)
+            if daemon is late:
+                await until(lambda: NAME in late.engine.loras.files)
+                await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+        await fleet.until_reported()
+        assert NAME not in later.engine.loras.files
+
+
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """The push "p" of an adapter: all replicas have staged it, and are told to load it when the test says so."""
