@@ -15,6 +15,7 @@ from genserve.errors import (
     EngineDeadError,
     GenserveError,
     LoraNotFoundError,
+    PushConflictError,
     PushRolledBackError,
     VersionNotNewerError,
 )
@@ -77,6 +78,13 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     assert having(fleet) == [True] * 3
     assert [daemon.engine.loras.versions[NAME] for daemon in fleet.daemons] == [3] * 3
     assert [daemon.engine.calls.count(f"load_lora {NAME}") for daemon in fleet.daemons] == [1, 2, 1]
+
+
+async def test_other_tensors_under_the_id_of_a_push_are_not_told_as_applied(fleet: RoutedFleet) -> None:
+    """Its replicas would drop them, and serve the first ones."""
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    with pytest.raises(PushConflictError):
+        await fleet.client.push_lora(NAME, {name: 2 * tensor for name, tensor in TENSORS.items()}, CONFIG, push_id="p")
 
 
 @pytest.mark.parametrize("had", [False, True])
