@@ -6,6 +6,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
+from genserve.fleet import leases
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import types_pb2
 from tests.fleet.reports import clock_of_leases
@@ -94,6 +95,24 @@ async def test_a_daemon_that_joins_in_the_last_second_of_a_lease_gets_no_request
         await clock.advance(1)
         await fleet.until_ready(3)
         assert running(fleet) == [True] * 2
+
+
+async def test_a_daemon_that_waits_for_the_end_of_a_lease_is_paused_if_that_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By another router, too: this one learns of it from the replicas."""
+    monkeypatch.setattr(leases, "_LEAST_S", 300.0)
+    async with routed(2) as fleet, over(fleet.daemons) as other, replica() as late:
+        lease_id = await paused(fleet.client, ttl_s=200)
+        fleet.running.router.add(late.address)
+        member = fleet.running.router.find(late.address).member
+        await until(lambda: member.version is not None)
+        await fleet.until_reported()
+        assert fleet.state(late) is ReplicaState.SYNCING and late.engine.running
+        await other.until_ready()
+        await other.client.renew_pause(lease_id, ttl_s=600)
+        await until(lambda: not late.engine.running)
+        await fleet.until_ready(3)
 
 
 async def test_a_lease_that_expires_ends_everywhere() -> None:
