@@ -75,3 +75,12 @@ async def test_other_tensors_under_the_id_of_a_push_are_no_repeat(daemon: Daemon
     assert await served(client) == ("push first", 1)
     loaded = load_file(Path(daemon.engine.loras.files["x"].directory) / "adapter_model.safetensors")
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
+
+
+async def test_a_repeat_is_one_however_many_other_adapters_came_since(client: AsyncClient) -> None:
+    """What is known of an adapter's push is known as long as the adapter is loaded."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    for _ in range(70):
+        await client.push_lora("other", TENSORS, CONFIG)
+    result = await client.push_lora("x", TENSORS, CONFIG, push_id="first", expected_version=0)
+    assert result.push.weight_version == 1
