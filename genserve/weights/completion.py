@@ -186,7 +186,8 @@ class Completion:
         if applied is not None or push.is_served:
             push.lifecycle.applied()
             served = self._resident.served if push.is_served else None
-            record = self._outcomes.add_applied(push, PushOutcome(push.report(), applied), served)
+            outcome, loaded = PushOutcome(push.report(), applied), self._loras.push_ids()
+            record = self._outcomes.add_applied(push, outcome, served, loaded)
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None:
             push.fail(error)
