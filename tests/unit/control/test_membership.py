@@ -59,6 +59,7 @@ def test_calls_of_a_former_router_are_refused() -> None:
     with made.looked_after(A):
         made.check("a")
     made.check("a")
+    now_s[0] += RETURN_S
     with made.looked_after(B), refuses(FleetHeldError, says="host:2"):
         made.check("a")
 
