@@ -27,7 +27,7 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.service_manager import ServiceManager
 from genserve.control.sleep import SleepController
-from genserve.control.state import StateBoard
+from genserve.control.state import ServedWeights, StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
@@ -301,6 +301,8 @@ async def _build_parts(
     checkpoint = await loaded_index(opened, engine)
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
     resident = resident_store(opened, load_format, say, enabled=not config.no_resident_weights)
+    base_digest = "" if opened is None else await asyncio.to_thread(opened.files.samples_digest)
+    board.tell_served(lambda: ServedWeights(resident.push_id, resident.content_digest, base_digest))
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)

@@ -235,6 +235,18 @@ class NoReplicaError(GenserveError):
     reason = "NO_REPLICA"
 
 
+class FleetHeldError(GenserveError):
+    """Another router looks after the replica. The metadata has its `router_address`."""
+
+    reason = "FLEET_HELD"
+
+
+class LastReplicaError(GenserveError):
+    """No other replica serves the version of the fleet: without this one it would be lost."""
+
+    reason = "LAST_REPLICA"
+
+
 class ReplicaNotFoundError(GenserveError):
     """No replica with this address belongs to the fleet."""
 

@@ -39,6 +39,12 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
         if action == "drain":
             one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
+        if action in ("drain", "remove"):
+            one.add_argument(
+                "--force",
+                action="store_true",
+                help="also if nobody else has the version of the fleet, which is then lost",
+            )
         add_connection_options(one, of="the router", target=DEFAULT_ROUTER)
 
 
@@ -49,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
             case "add":
                 client.add_replica(args.address)
             case "drain":
-                _drain(client, args.address, args.timeout)
+                _drain(client, args.address, args.timeout, force=args.force)
             case "remove":
-                client.remove_replica(args.address)
+                client.remove_replica(args.address, force=args.force)
         watches, as_json = (args.watch, args.json) if args.action == "list" else (False, False)
         shown: Iterable[Replicas] = client.watch_replicas() if watches else [client.list_replicas()]
         for number, replicas in enumerate(shown):
@@ -72,9 +78,9 @@ def _naming_daemons() -> Iterator[None]:
         raise UnsupportedError(f"this is not a router, whose address --target has to be: {error.message}") from None
 
 
-def _drain(client: "Client", address: str, timeout_s: float) -> None:
+def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> None:
     try:
-        client.drain_replica(address, timeout_s=timeout_s)
+        client.drain_replica(address, force=force, timeout_s=timeout_s)
     except DeadlineError:
         raise DeadlineError(
             f"{address} still has requests after {timeout_s:g} s: it goes on draining, unless it is added again"

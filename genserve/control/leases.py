@@ -21,13 +21,15 @@ _NUM_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class PauseLease:
-    """A right to keep the engine paused. `ttl_s` is seconds, `expire_time_s` Unix seconds; None = it never expires."""
+    """A right to keep the engine paused. `ttl_s` is seconds, `expire_time_s` Unix seconds; None = it never expires.
+    `fleet_lease_id`: of the lease of the fleet that this one is a part of, "" = none."""
 
     lease_id: str
     holder: str
     mode: PauseMode
     ttl_s: float | None
     expire_time_s: float | None
+    fleet_lease_id: str = ""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,9 @@ class LeaseTable:
         # By lease id: whether it ended without a release by its holder.
         self._ended: OrderedDict[str, bool] = OrderedDict()
 
-    def grant(self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "") -> PauseLease:
+    def grant(
+        self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "", fleet_lease_id: str = ""
+    ) -> PauseLease:
         """Returns a new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
         QueueFullError."""
         repeated = self.granted_for(request_id)
@@ -72,7 +76,7 @@ class LeaseTable:
             return repeated
         check_ttl(ttl_s)
         self.check_room()
-        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s))
+        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s), fleet_lease_id)
         self._held[lease.lease_id] = _Held(lease, request_id, self._due_s(ttl_s))
         return lease
 

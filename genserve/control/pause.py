@@ -86,9 +86,11 @@ class PauseController:
         holder: str,
         ttl_s: float | None,
         request_id: str = "",
+        fleet_lease_id: str = "",
         timeout_s: float,
     ) -> PauseGrant:
-        """Pauses the engine and returns a lease. With `ttl_s` None the lease never expires.
+        """Pauses the engine and returns a lease. With `ttl_s` None the lease never expires. `fleet_lease_id`: of the
+        lease of the fleet that it is a part of.
 
         A repeated `request_id` of a live lease returns that lease. If the engine is paused already, WAIT behaves as
         KEEP, because frozen requests cannot finish; ABORT ends them; RECOMPUTE drops the cache. `kept` then counts the
@@ -96,12 +98,13 @@ class PauseController:
 
         If the call fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease, and the engine is
         as before, at the latest when the next caller gets a turn. Raises InvalidFieldError ("holder", "request_id",
-        "ttl", "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError, EngineSleepingError and
-        EngineDeadError.
+        "fleet_lease_id", "ttl", "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError,
+        EngineSleepingError and EngineDeadError.
         """
         check_ttl(ttl_s)
         check_text(holder, "holder")
         check_text(request_id, "request_id")
+        check_text(fleet_lease_id, "fleet_lease_id")
         async with self.turn.take(timeout_s) as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
@@ -109,7 +112,7 @@ class PauseController:
                 return PauseGrant(repeated, counts.kept, counts.aborted)
             self._leases.check_room()
             counts = await self.stand_still(mode, kv_policy, deadline_s)
-            lease = self._leases.grant(holder, mode, ttl_s, request_id)
+            lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id)
             live = {active.lease_id for active in self._leases.active}
             self._counts = {i: c for i, c in self._counts.items() if i in live} | {lease.lease_id: counts}
             self._tell_change()

@@ -11,6 +11,7 @@ from genserve.change import Change
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
+from genserve.control.membership import Membership
 from genserve.control.startup import Startup
 from genserve.engine.protocol import Engine
 from genserve.engine.types import Load
@@ -20,10 +21,23 @@ _IDLE = Load(0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """What tells served weights of one version apart. `push_id`: of the push that brought them, "" = those of the
+    checkpoint, or of vLLM's own transfer. `content_digest`: as in PushHeader, "" = not known. `base_digest`: tells the
+    checkpoint apart that the daemon has started with, "" = not known."""
+
+    push_id: str = ""
+    content_digest: str = ""
+    base_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """The state of the engine in every answer of the control plane. `asleep_tags`: the parts that are asleep.
     `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
-    daemon does before it serves, None afterwards."""
+    daemon does before it serves, None afterwards. `push_id`, `content_digest` and `base_digest`: as in ServedWeights.
+    `fleet_epoch`: of the record of the daemon's fleet, 0 = none. `router_address`: of the router that looks after the
+    daemon, "" = none does."""
 
     instance_id: str
     weight_version: int
@@ -34,6 +48,11 @@ class EngineState:
     asleep_tags: Sequence[str] = ()
     weights_discarded: bool = False
     startup: Startup | None = None
+    push_id: str = ""
+    content_digest: str = ""
+    base_digest: str = ""
+    fleet_epoch: int = 0
+    router_address: str = ""
 
 
 class StateBoard:
@@ -56,7 +75,10 @@ class StateBoard:
         self._ended = False
         self.changed = Change()
         """Told at each change of the state, and of what else a status shows."""
+        self.membership = Membership(self.notify)
+        """The fleet that the daemon belongs to."""
         self._startup: Startup | None = None
+        self._served: Callable[[], ServedWeights] = ServedWeights
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -110,7 +132,7 @@ class StateBoard:
 
     def state(self) -> EngineState:
         """The state now."""
-        load = self.load()
+        load, served = self.load(), self._served()
         return EngineState(
             instance_id=self._instance_id,
             weight_version=self.weight_version,
@@ -121,11 +143,21 @@ class StateBoard:
             asleep_tags=self._asleep.names,
             weights_discarded=self._asleep.weights_lost,
             startup=self.startup,
+            push_id=served.push_id,
+            content_digest=served.content_digest,
+            base_digest=served.base_digest,
+            fleet_epoch=self.membership.record.epoch,
+            router_address=self.membership.router_address,
         )
 
     def attach(self, engine: Engine) -> None:
         """The engine is there."""
         self._engine = engine
+        self.notify()
+
+    def tell_served(self, served: Callable[[], ServedWeights]) -> None:
+        """From now on the state has what this returns."""
+        self._served = served
         self.notify()
 
     def tell_step(self, step: str, now_s: float) -> None:

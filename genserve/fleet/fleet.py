@@ -1,11 +1,14 @@
 """The replicas of a router, and where a request goes."""
 
 import logging
+import time
+import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from genserve.client.forward.destinations import Destinations
 from genserve.errors import NoReplicaError
+from genserve.fleet.desired import Desired
 from genserve.fleet.lease_turns import LeaseTurns
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
@@ -14,6 +17,7 @@ from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version, newest
 from genserve.routing.chain import Chain
 from genserve.routing.replica import Replica, ReplicaState
+from genserve.v1 import types_pb2
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +26,8 @@ class Fleet(Destinations[Upstream]):
     """The table of replicas. Whoever changes a member says so with `refresh`, which tells everybody who waits.
 
     `committed`: the version that the fleet serves, None until it is known; `previous`: the one before, if this router
-    has seen it. `states_changed`: the state of a replica, or the committed version, has changed.
+    has seen it. `desired`: what else it should be. `router`: this one, as replicas know it. `states_changed`: the state
+    of a replica, or the committed version, has changed.
     """
 
     def __init__(self, settings: FleetSettings, chain: Chain) -> None:
@@ -30,7 +35,9 @@ class Fleet(Destinations[Upstream]):
         self.settings = settings
         self.committed: Version | None = None
         self.previous: Version | None = None
-        self._undecided = ""
+        self.desired = Desired(time.time())
+        self.router = types_pb2.Router(router_id=uuid.uuid4().hex)
+        self._undecided: types_pb2.FleetState | None = None
         self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
         self.lease_turns = LeaseTurns()
@@ -89,24 +96,72 @@ class Fleet(Destinations[Upstream]):
             upstream.cut()
         self.refresh()
 
-    def commit(self, version: Version) -> None:
-        """From now on requests go only to replicas that serve this version."""
+    def commit(self, version: Version, epoch: int = 0) -> None:
+        """From now on requests go only to replicas that serve this version. `epoch`: the one that was issued for it, if
+        one was."""
         self.previous, self.committed = self.committed, version
-        self.newest_version = max(self.newest_version, version.number)
-        self._undecided = ""
+        self._undecided = None
+        self.desired.change(epoch)
         self.refresh()
 
-    def is_committing(self, push_id: str, deciding: Iterable[Upstream]) -> None:
-        """Replicas are told to commit a push. The first one of `deciding` that turns out to serve it decides, also if
-        all answers are lost."""
-        self._undecided = push_id
+    def is_committing(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
+        """Replicas are told to commit a push, and to keep this record of the fleet with it. The first one of `deciding`
+        that turns out to serve it decides, also if all answers are lost."""
+        self._undecided = record
         self._deciding = frozenset(upstream.address for upstream in deciding)
 
     def serves(self, upstream: Upstream, version: Version) -> None:
         """A replica has told what it serves."""
         upstream.member.serves(version)
-        if version.push_id and version.push_id == self._undecided and upstream.address in self._deciding:
-            self.commit(version)
+        undecided = self._undecided
+        if undecided is None or upstream.address not in self._deciding:
+            return
+        if version.push_id and version.push_id == undecided.push_id:
+            self.commit(version, undecided.epoch)
+
+    def record(self) -> types_pb2.FleetState | None:
+        """What replicas are to keep; None while the version is not known."""
+        if self.committed is None:
+            return None
+        return self.desired.record(self.desired.epoch, self.committed, self._leases())
+
+    def record_with(self, version: Version) -> types_pb2.FleetState:
+        """The same once a version is committed that may yet fail."""
+        return self.desired.record(self.desired.issue(), version, self._leases())
+
+    def changed(self) -> None:
+        """Leases, sleep or adapters of the fleet have changed: replicas are to be told."""
+        if self.committed is not None:
+            self.desired.change()
+        self.refresh()
+
+    def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
+        """A replica has told what it keeps of its fleet. One that was away may know more than the others did when this
+        router has started."""
+        upstream.member.record = record
+        if self.committed is None or self.desired.knows(record.epoch):
+            return
+        if not self.desired.is_own and not upstream.member.joins:
+            self._adopt(record)
+            return
+        log.warning(
+            "replica %s tells of another fleet, or of older changes: it is brought to this fleet", upstream.address
+        )
+        upstream.member.record = None
+        self.desired.overtake(record.epoch)
+        self.refresh()
+
+    def _adopt(self, record: types_pb2.FleetState) -> None:
+        log.info("the fleet serves version %d, as was written down (epoch %d)", record.weight_version, record.epoch)
+        self.desired.adopt(record)
+        self.leases.adopt(lease.lease_id for lease in record.leases)
+        version = Version.of(record)
+        if self.committed is None or not self.committed.is_same(version):
+            self.previous, self.committed = self.committed, version
+        self.refresh()
+
+    def _leases(self) -> list[types_pb2.PauseLease]:
+        return [lease.message() for lease in self.leases.active]
 
     def doubt(self, upstream: Upstream) -> None:
         """A replica serves older weights than it was known for. It is out of rotation until it has told its version."""
@@ -114,16 +169,39 @@ class Fleet(Destinations[Upstream]):
         self.refresh(upstream)
 
     def settle(self) -> None:
-        """Finds out which version is committed, from what the replicas serve."""
-        if self.committed is None:
-            versions = (member.version for member in self.members if member.version is not None)
-            if (found := newest(versions)) is not None:
-                log.info("the fleet serves version %d", found.number)
-                self.commit(found)
+        """Finds out what the fleet should be: what was written down last, or if nobody has written anything down, what
+        the replicas serve."""
+        if self.committed is not None:
+            return
+        members = [each for each in self.members if not each.joins] or self.members
+        records = [each.record for each in members if each.record is not None and each.version is not None]
+        if records:
+            self._adopt(max(records, key=lambda record: record.epoch))
+        elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:
+            log.info("the fleet serves version %d", found.number)
+            self.leases.adopt(())
+            self.desired.begin()
+            self.committed = found
+            self.refresh()
+
+    def follow(self) -> None:
+        """If nobody has the version of the fleet any more, and all replicas serve the same one instead, that is the
+        version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does."""
+        versions = [member.version for member in self.members]
+        if self.committed is None or not versions or self._undecided is not None:
+            return
+        first = versions[0]
+        if first is None or any(each is None or not each.is_same(first) for each in versions):
+            return
+        if not first.is_same(self.committed) and all(member.changed_by_others for member in self.members):
+            log.info("all replicas serve version %d, which nobody has pushed through this router", first.number)
+            self.commit(first)
 
     def refresh(self, upstream: Upstream | None = None) -> None:
         """Tells who waits if the state of a replica has changed: of this one, None = of any, because the committed
         version or the leases of the fleet have changed."""
+        if self.committed is not None:
+            self.newest_version = max(self.newest_version, self.committed.number)
         changed = False
         for each in self._upstreams.values() if upstream is None else (upstream,):
             if self._upstreams.get(each.address) is each:
@@ -134,7 +212,8 @@ class Fleet(Destinations[Upstream]):
     def _refreshed(self, upstream: Upstream) -> bool:
         member = upstream.member
         member.holds_leases = not self.leases.missing(member.address)
-        where, before = member.where(self.committed), self._where.get(member.address)
+        where = member.where(self.committed, self.desired.asleep_tags)
+        before = self._where.get(member.address)
         if where == before:
             return False
         self._where[member.address] = where

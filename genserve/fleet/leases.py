@@ -1,7 +1,7 @@
 """Pause leases of the fleet: each is one lease on every replica. No I/O; expiry times are on the wall clock.
 
-A lease of the fleet is told by the holder's name of the leases on the replicas, which every status has: a router that
-starts anew knows the leases that another one has taken.
+The leases of replicas name the lease of the fleet that they are a part of, and every status has them. Which ones are
+this fleet's is written down in its record: what a replica brings along from elsewhere ends there.
 """
 
 import hashlib
@@ -18,16 +18,10 @@ from genserve.errors import PauseLeaseLostError
 from genserve.v1 import types_pb2
 
 _LEASE_ID: Final = "[0-9a-f]{32}"
-_HOLDER: Final = re.compile(rf"(?s)(.*) \[fleet lease ({_LEASE_ID})\]")
 _MAX_ENDED: Final = 1 << 14
 _LEAST_S: Final = 1.0
 """A lease that ends sooner is not given to a replica that joins, which gets no requests until the lease has ended: it
 could be the last one that has it, and the others would be paused anew."""
-
-
-def holder_with(holder: str, lease_id: str) -> str:
-    """The holder's name of a lease on a replica."""
-    return f"{holder} [fleet lease {lease_id}]"
 
 
 def is_lease_id(text: str) -> bool:
@@ -117,6 +111,27 @@ class Leases:
         self._leases: dict[str, FleetLease] = {}
         self._ended: OrderedDict[str, bool] = OrderedDict()  # the id -> whether by others
         self._beginning: set[str] = set()
+        self._own: OrderedDict[str, None] | None = None  # what this fleet has ever granted, when it is known
+
+    def adopt(self, lease_ids: Iterable[str]) -> None:
+        """These are the leases of the fleet, and those that it grants from now on. Others end where they are held."""
+        if self._own is None:
+            self._own = OrderedDict.fromkeys(self._beginning)
+        for lease_id in lease_ids:
+            self._note_own(lease_id)
+            self._ended.pop(lease_id, None)
+        for lease_id in self._leases:
+            self._end_foreign(lease_id)
+
+    def _note_own(self, lease_id: str) -> None:
+        if self._own is not None:
+            self._own[lease_id] = None
+            while len(self._own) > _MAX_ENDED:
+                self._own.popitem(last=False)
+
+    def _end_foreign(self, lease_id: str) -> None:
+        if self._own is not None and lease_id not in self._own and lease_id not in self._ended:
+            self.mark_ended(lease_id, by_others=True)
 
     @property
     def active(self) -> list[FleetLease]:
@@ -125,15 +140,16 @@ class Leases:
         return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._beginning]
 
     def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
-        """A replica has told its leases: all of them. Whether it has others than before."""
-        before = {lease.lease_id for lease in self._leases.values() if address in lease.on_replicas}
-        held: set[str] = set()
+        """A replica has told its leases: all of them. Whether it has others than before, or was given more time."""
+        leases = self._leases.values()
+        before = {lease.lease_id: lease.on_replicas[address] for lease in leases if address in lease.on_replicas}
+        held: dict[str, types_pb2.PauseLease] = {}
         for pause in pauses:
-            if (match := _HOLDER.fullmatch(pause.holder)) is not None:
-                holder, lease_id = match.groups()
-                held.add(lease_id)
-                self.granted(lease_id, holder, address, pause)
-        for lease_id in before - held:
+            if lease_id := pause.fleet_lease_id:
+                held[lease_id] = pause
+                self._end_foreign(lease_id)
+                self.granted(lease_id, pause.holder, address, pause)
+        for lease_id in before.keys() - held.keys():
             # It had it, and somebody else has ended it there: an operator, or another router.
             self._leases[lease_id].given_up.add(address)
             self.resumed(lease_id, address)
@@ -151,6 +167,7 @@ class Leases:
         nobody held counts afterwards."""
         held = self._leases.get(lease_id) if lease_id not in self._ended else None
         self._ended.pop(lease_id, None)
+        self._note_own(lease_id)
         if held is None:
             self._beginning.add(lease_id)
         grant = Grant(held)

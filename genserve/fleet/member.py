@@ -1,6 +1,6 @@
 """What the router knows of one replica, and what follows from it. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from genserve.fleet.version import Version
@@ -27,8 +27,10 @@ class Kind:
 class Member:
     """A replica. `address` names it.
 
-    `failure`: why it is taken to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load`
-    and `lora_names`: the same, and None while it does not answer. `pushes`: those in flight there, as it last told.
+    `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
+    to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
+    and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
+    fleet, as it last told or was told; None = nothing.
     `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
@@ -37,6 +39,7 @@ class Member:
     """
 
     address: str
+    joins: bool = False
     failure: str = ""
     kind: Kind | None = None
     max_num_seqs: int = _MAX_NUM_SEQS
@@ -46,6 +49,7 @@ class Member:
     load: control_pb2.Load | None = None
     pushes: Sequence[weights_pb2.PushInFlight] = ()
     version: Version | None = None
+    record: types_pb2.FleetState | None = None
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
     is_draining: bool = False
@@ -64,6 +68,7 @@ class Member:
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves."""
         self.kind = Kind(info.architecture, info.vocab_size, info.dtype)
+        self.record = info.fleet if info.HasField("fleet") else None
         self.max_num_seqs = max(1, info.limits.max_num_seqs)
         self.max_active_requests = info.limits.max_active_requests
         self.failure = ""
@@ -86,7 +91,7 @@ class Member:
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
-        elif self.version is not None and self.version.number != engine.weight_version:
+        elif self.version != Version.of(engine):
             self.version = None
         self.engine, self.load, self.pushes = engine, load, pushes
         self.instance_id = engine.instance_id
@@ -98,6 +103,23 @@ class Member:
         self.version = version
         self.sync_failure = ""
         self._changed()
+
+    def keeps(self, record: types_pb2.FleetState) -> None:
+        """It was told what the fleet should be, and keeps it."""
+        if self.record is None or self.record.epoch <= record.epoch:
+            self.record = record
+
+    @property
+    def changed_by_others(self) -> bool:
+        """Whether it serves something else than what was written down when its fleet brought it something: somebody has
+        pushed to it, and not to the fleet."""
+        return (
+            self.record is not None and self.version is not None and not self.version.is_same(Version.of(self.record))
+        )
+
+    def is_ahead_of(self, committed: Version) -> bool:
+        """Whether somebody has brought a newer version to this replica alone."""
+        return self.changed_by_others and self.version is not None and self.version.number > committed.number
 
     def doubt(self) -> None:
         """What it serves has to be asked."""
@@ -130,8 +152,9 @@ class Member:
         self.inflight -= num_sequences
         self._changed()
 
-    def where(self, committed: Version | None) -> tuple[ReplicaState, str]:
-        """Its state in a fleet that has committed this version, None = it is not known yet, and why it is not READY."""
+    def where(self, committed: Version | None, asleep_tags: Collection[str] | None = None) -> tuple[ReplicaState, str]:
+        """Its state in a fleet that has committed this version, None = it is not known yet, and of which these parts
+        sleep, None = any; and why it is not READY."""
         if self.is_gone:
             return ReplicaState.GONE, "it was removed"
         if self.failure:
@@ -144,9 +167,11 @@ class Member:
         if engine.phase == types_pb2.PHASE_STARTING:
             step = engine.startup.step
             return ReplicaState.CONNECTING, f"its engine is starting{f': {step}' if step else ''}"
-        return self._where(engine, committed)
+        return self._where(engine, committed, asleep_tags)
 
-    def _where(self, engine: types_pb2.EngineState, committed: Version | None) -> tuple[ReplicaState, str]:
+    def _where(
+        self, engine: types_pb2.EngineState, committed: Version | None, asleep_tags: Collection[str] | None
+    ) -> tuple[ReplicaState, str]:
         if engine.phase == types_pb2.PHASE_DEAD:
             return ReplicaState.UNHEALTHY, "its engine is dead"
         if committed is None or self.version is None:
@@ -154,9 +179,15 @@ class Member:
         if engine.phase == types_pb2.PHASE_TAINTED:
             return ReplicaState.SYNCING, self.sync_failure or "its weights may be inconsistent after a failed commit"
         if not self.version.is_same(committed):
-            return ReplicaState.SYNCING, self.sync_failure or _difference(self.version, committed)
+            difference = _difference(self.version, committed, is_ahead=self.is_ahead_of(committed))
+            return ReplicaState.SYNCING, self.sync_failure or difference
         if not self.holds_leases:
             return ReplicaState.SYNCING, "it is being paused, as the fleet is"
+        if holder := next((f"{lease.holder!r}" for lease in engine.pauses if not lease.fleet_lease_id), ""):
+            return ReplicaState.SYNCING, f"it is paused by {holder}, and the fleet is not: resume it"
+        if asleep_tags is not None and set(engine.asleep_tags) != set(asleep_tags):
+            why = "it is put to sleep, as the fleet is" if asleep_tags else "it is woken up: the fleet is awake"
+            return ReplicaState.SYNCING, self.sync_failure or why
         return ReplicaState.READY, ""
 
     def as_replica(self, state: ReplicaState) -> Replica:
@@ -183,8 +214,10 @@ class Member:
         self._routed = None
 
 
-def _difference(version: Version, committed: Version) -> str:
+def _difference(version: Version, committed: Version, *, is_ahead: bool) -> str:
+    if version.push_id == committed.push_id == "" and version.number == committed.number:
+        return "it has started with another checkpoint than the fleet: start it with the same one, or push a version"
     if version.number == committed.number:
         return f"it serves other weights under version {version.number}: push {version.push_id!r}"
     text = f"it serves version {version.number}, the fleet {committed.number}"
-    return text if version.number < committed.number else f"{text}: it waits for a newer one"
+    return f"{text}: somebody has pushed to it alone, and it waits for a newer one" if is_ahead else text

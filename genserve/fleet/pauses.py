@@ -3,21 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from genserve.arguments import check_text
 from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError, UnavailableError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.leases import FleetLease, Grant, Leases, holder_with, is_lease_id, new_lease_id
+from genserve.fleet.leases import FleetLease, Grant, Leases, is_lease_id, new_lease_id
+from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
 
 T = TypeVar("T")
 LeasingT = TypeVar("LeasingT", control_pb2.PauseResponse, control_pb2.RenewPauseResponse)
-
-MAX_HOLDER_CHARS: Final = 200
-"""What is left of a daemon's limit beside the name of the fleet's lease."""
 
 
 class FleetPauses:
@@ -34,8 +33,7 @@ class FleetPauses:
         Calls for one lease take turns. If the call fails or is cancelled, a lease that it has begun ends on all
         replicas, because nobody was told its id, and the turn ends after that.
         """
-        if len(request.holder) > MAX_HOLDER_CHARS:
-            raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
+        check_text(request.holder, "holder")
         leases, lease_id, deadline_s = self._fleet.leases, new_lease_id(request.request_id), _now_s() + pause_s(request)
         turn = await self._fleet.lease_turns.take(lease_id, pause_s(request))
         try:
@@ -51,7 +49,8 @@ class FleetPauses:
                 await asyncio.wait({undoing}, timeout=ASK_S)
             raise
         turn.release()
-        self._fleet.refresh()  # now that the lease counts
+        self._fleet.changed()  # now that the lease counts
+        await write_record(self._fleet)
         return answer
 
     def _begin_undoing(self, lease_id: str, turn: asyncio.Lock) -> asyncio.Task[None]:
@@ -74,7 +73,7 @@ class FleetPauses:
     ) -> control_pb2.PauseResponse:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
-        own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
+        own.request_id = own.fleet_lease_id = lease_id
         leases = self._fleet.leases
 
         async def pause_one(upstream: Upstream) -> control_pb2.PauseResponse | None:
@@ -125,11 +124,14 @@ class FleetPauses:
         if request.force:
             with self._fleet.lease_turns.ending():
                 await self._end_all()
+            await write_record(self._fleet)
             return control_pb2.ResumeResponse()
         if not request.lease_id:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
         with self._fleet.lease_turns.ending(request.lease_id):
-            return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
+            expired = await self._end(request.lease_id)
+        await write_record(self._fleet)
+        return control_pb2.ResumeResponse(lease_expired=expired)
 
     async def _end_all(self) -> None:
         self._fleet.leases.mark_all_ended()
@@ -140,7 +142,7 @@ class FleetPauses:
                 lambda upstream: upstream.ask(upstream.control.Resume, own, RESUME_S),
             )
         finally:
-            self._fleet.refresh()
+            self._fleet.changed()
         _raise_first(outcomes)
 
     async def _end(self, lease_id: str) -> bool:
@@ -169,7 +171,7 @@ class FleetPauses:
         try:
             outcomes = await _unless_lost(having, resume_one)
         finally:
-            self._fleet.refresh()
+            self._fleet.changed()
         _raise_first(outcomes)
         by_others = by_others or any(outcome is True for outcome in outcomes.values())
         leases.mark_ended(lease_id, by_others=by_others)

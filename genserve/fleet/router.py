@@ -6,13 +6,14 @@ import uuid
 
 from genserve.addresses import check_replica
 from genserve.arguments import MAX_REPLICAS
-from genserve.errors import InvalidFieldError, QueueFullError, ReplicaNotFoundError
+from genserve.errors import InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version
 from genserve.fleet.watch import Watch
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
@@ -54,6 +55,7 @@ class Router:
             self._counting(),
             [lease.message() for lease in self.fleet.leases.active],
             is_draining=self.is_draining,
+            fleet_epoch=self.fleet.desired.epoch,
         )
 
     def load(self) -> control_pb2.Load:
@@ -83,10 +85,11 @@ class Router:
 
     def connect(self, member: Member) -> Upstream:
         """A connection to a replica. Raises UnavailableError if a file that it needs cannot be used."""
-        return Upstream(member, self._replicas)
+        return Upstream(member, self._replicas, self.fleet.router.router_id)
 
-    def add(self, address: str) -> Upstream:
-        """Adds a replica, unless it is there; one that is drained stays. Raises InvalidFieldError."""
+    def add(self, address: str, *, joins: bool = False) -> Upstream:
+        """Adds a replica, unless it is there; one that is drained stays. `joins`: it is to become what the fleet is,
+        whatever is written down there. Raises InvalidFieldError."""
         try:
             check_replica(address)
         except ValueError as error:
@@ -99,7 +102,7 @@ class Router:
             return known
         if len(self.fleet.upstreams) >= MAX_REPLICAS:
             raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
-        upstream = self.connect(Member(address))
+        upstream = self.connect(Member(address, joins=joins))
         self.fleet.add(upstream)
         looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes.includes).run()
         self._looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]
@@ -151,6 +154,30 @@ class Router:
             fleet.settle()
             if fleet.committed is None:
                 await changed.wait()
+
+    async def follow(self) -> None:
+        """Never returns: tells the version of the fleet, and follows what somebody brings to every replica himself."""
+        await self.settle()
+        while True:
+            changed = self.fleet.states_changed.next
+            self.fleet.follow()
+            await changed.wait()
+
+    def check_not_last(self, address: str) -> None:
+        """Raises LastReplicaError for the only replica that has what somebody has pushed to the fleet, and
+        ReplicaNotFoundError."""
+        member, committed = self.find(address).member, self.fleet.committed
+        if committed is None or member.version is None or not member.version.is_same(committed):
+            return
+        if committed == Version(0, base_digest=committed.base_digest):
+            return  # a replica that starts has it
+        others = (each.version for each in self.fleet.members if each is not member)
+        if not any(version is not None and version.is_same(committed) for version in others):
+            raise LastReplicaError(
+                f"replica {address} is the only one that has version {committed.number}: wait until another one is "
+                "ready, or set force (--force) to give the version up",
+                metadata={"weight_version": str(committed.number)},
+            )
 
     async def close(self) -> None:
         """Ends everything."""

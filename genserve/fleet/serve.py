@@ -143,9 +143,10 @@ async def start_router(
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
+    fleet.router.address = address
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
-    background = [asyncio.create_task(router.settle(), name="settle")]
+    background = [asyncio.create_task(router.follow(), name="follow")]
     background += [asyncio.create_task(each.run(), name="discovery") for each in discoveries]
     metrics_url = ""
     if metrics is not None:

@@ -27,6 +27,7 @@ def fleet_state(
     pauses: Sequence[types_pb2.PauseLease],
     *,
     is_draining: bool,
+    fleet_epoch: int = 0,
 ) -> types_pb2.EngineState:
     """The state of the fleet: the phase of the replica that is best off, sums of requests, the fleet's own leases.
     `members`: those that count, which are the READY ones if there are any."""
@@ -38,6 +39,7 @@ def fleet_state(
         weight_version=weight_version,
         phase=types_pb2.PHASE_DRAINING if is_draining else phase,
         pauses=pauses,
+        fleet_epoch=fleet_epoch,
         running_requests=sum(engine.running_requests for engine in engines),
         waiting_requests=sum(engine.waiting_requests for engine in engines),
         asleep_tags=sorted({tag for engine in engines for tag in engine.asleep_tags}),

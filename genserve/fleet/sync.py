@@ -10,11 +10,12 @@ from typing import Final
 from genserve.arguments import MAX_PEERS
 from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
-from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, pause_s
+from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.leases import FleetLease, holder_with
+from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
+from genserve.fleet.records import lacks_record, write_on
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
@@ -70,11 +71,36 @@ class Sync:
         member, committed = self._member, self._fleet.committed
         if self._fleet.leases.left_over(member.address):
             return True
-        if self._fleet.where(member)[0] is not ReplicaState.SYNCING or committed is None or member.version is None:
+        if committed is None or member.version is None:
+            return False
+        state, _ = self._fleet.where(member)
+        if state is ReplicaState.READY:
+            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras())
+        if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):
-            return member.version.number <= committed.number and not self._is_busy(self._upstream)
-        return bool(self._fleet.leases.to_give(member.address))
+            return self._may_be_brought(committed) and not self._is_busy(self._upstream)
+        return bool(self._fleet.leases.to_give(member.address)) or self._sleeps_otherwise
+
+    def _may_be_brought(self, committed: Version) -> bool:
+        """Whether the version of the fleet may take the place of what it serves. A newer one that somebody has brought
+        to this replica alone, as vLLM's own transfer does to one after the other, is left to him."""
+        member = self._member
+        if committed.number == 0 and not committed.push_id:
+            return False  # nobody can bring it another checkpoint
+        return self._is_tainted or not member.is_ahead_of(committed)
+
+    @property
+    def _sleeps_otherwise(self) -> bool:
+        tags, engine = self._fleet.desired.asleep_tags, self._member.engine
+        return tags is not None and engine is not None and set(engine.asleep_tags) != tags
+
+    def _missing_loras(self) -> dict[str, str]:
+        """The directories of adapters that all replicas should have loaded from there."""
+        names, tags = self._member.lora_names, self._fleet.desired.asleep_tags
+        if names is None or tags is None or tags:
+            return {}
+        return {name: path for name, path in self._fleet.desired.loras.items() if name not in names}
 
     def _needs_version(self, committed: Version) -> bool:
         version = self._member.version
@@ -91,20 +117,56 @@ class Sync:
             if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
                 await self._resume(lease_id, own_id)
         committed = self._fleet.committed
-        if committed is None or self._fleet.where(self._member)[0] is not ReplicaState.SYNCING:
+        if committed is None or not self._takes_part:
             return
         for lease in leases.to_give(address):
             if lease in leases.to_give(address):  # it may have ended meanwhile
                 await self._pause(lease)
-        if self._needs_version(committed):
+        if self._sleeps_otherwise and not self._fleet.desired.asleep.tags:
+            await self._wake_up()
+        if self._needs_version(committed) and self._may_be_brought(committed):
             await self._fetch(committed)
             self._member.serves(committed)
+        if self._sleeps_otherwise:
+            await self._sleep()
+        if lacks_record(self._fleet, self._upstream):
+            await write_on(self._fleet, self._upstream)
+        if self._fleet.where(self._member)[0] is ReplicaState.READY:
+            for name, path in self._missing_loras().items():
+                await self._load_lora(name, path)
+
+    @property
+    def _takes_part(self) -> bool:
+        return self._fleet.where(self._member)[0] in (ReplicaState.SYNCING, ReplicaState.READY)
+
+    async def _sleep(self) -> None:
+        asleep, upstream = self._fleet.desired.asleep, self._upstream
+        request = control_pb2.SleepRequest(level=asleep.level, tags=sorted(asleep.tags))
+        answer = await upstream.ask(upstream.control.Sleep, request, pause_s(request))
+        self._tell_state(answer.state)
+
+    async def _wake_up(self) -> None:
+        upstream = self._upstream
+        answer = await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
+        self._tell_state(answer.state)
+
+    async def _load_lora(self, name: str, path: str) -> None:
+        upstream, member = self._upstream, self._member
+        request = control_pb2.LoadLoraRequest(lora_name=name, path=path)
+        await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
+        member.has_loras((member.lora_names or frozenset()) | {name})
+
+    def _tell_state(self, state: types_pb2.EngineState) -> None:
+        if self._member.engine is not None:
+            self._member.engine = state  # its next report comes later
+        self._fleet.refresh(self._upstream)
 
     async def _pause(self, lease: FleetLease) -> None:
         request = control_pb2.PauseRequest(
             mode=lease.mode,
-            holder=holder_with(lease.holder, lease.lease_id),
+            holder=lease.holder,
             request_id=lease.lease_id,
+            fleet_lease_id=lease.lease_id,
         )
         if (remaining_s := lease.remaining_s()) is None:
             request.no_expiry = True
@@ -178,4 +240,4 @@ async def _served(upstream: Upstream) -> Version:
     """What a replica serves now."""
     asked = weights_pb2.GetWeightsRequest(omit_manifest=True)
     weights = await upstream.ask(upstream.weights.GetWeights, asked, ASK_S)
-    return Version(weights.weight_version, weights.push_id, weights.content_digest)
+    return Version.of(weights.state)

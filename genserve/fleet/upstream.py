@@ -9,6 +9,7 @@ import grpc.aio
 from genserve.client.forward.upstream import TokenUpstream
 from genserve.errors import UnavailableError
 from genserve.fleet.member import Member
+from genserve.rpc.router_calls import ROUTER_ID_KEY
 from genserve.security.caller import Caller, Options
 from genserve.silence import silence
 from genserve.v1 import generation_pb2
@@ -54,9 +55,10 @@ class Upstream(TokenUpstream):
     a daemon takes only so many calls on one connection.
     """
 
-    def __init__(self, member: Member, replicas: Caller) -> None:
-        """`replicas` calls it. Raises UnavailableError."""
+    def __init__(self, member: Member, replicas: Caller, router_id: str = "") -> None:
+        """`replicas` calls it, for this run of a router. Raises UnavailableError."""
         self.member = member
+        self._router = ((ROUTER_ID_KEY, router_id),) if router_id else ()
         self._replicas = replicas
         self._certificate_number = replicas.certificate_number
         super().__init__(member.address, opened_channel(replicas, member.address, _TOKENS))
@@ -117,8 +119,8 @@ class Upstream(TokenUpstream):
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token of the router."""
-        return self._replicas.metadata
+        """The token of the router, and which router it is."""
+        return (*self._replicas.metadata, *self._router)
 
     @property
     def least_version(self) -> int | None:

@@ -3,26 +3,38 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
+
+from genserve.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """What a replica serves. `push_id`: of the push that brought it, "" = its checkpoint or vLLM's own transfer.
-    `content_digest`: as in PushHeader, "" = not known."""
+    `content_digest`: as in PushHeader, "" = not known. `base_digest`: tells the checkpoint apart that the replica has
+    started with, "" = not known."""
 
     number: int
     push_id: str = ""
     content_digest: str = ""
+    base_digest: str = ""
+
+    @classmethod
+    def of(cls, message: types_pb2.EngineState | types_pb2.FleetState) -> Self:
+        """As a replica, or the record of a fleet, tells it."""
+        return cls(message.weight_version, message.push_id, message.content_digest, message.base_digest)
 
     def is_same(self, other: "Version") -> bool:
         """Whether both have the same number and the same bytes, as far as anybody can tell."""
         if self.number != other.number:
             return False
+        if self.push_id == other.push_id == "" and self.base_digest and other.base_digest:
+            return self.base_digest == other.base_digest
         return self.push_id == other.push_id or self.content_digest == other.content_digest != ""
 
 
 def newest(versions: Iterable[Version]) -> Version | None:
-    """The version that a fleet has committed, told from what its replicas serve: a version is committed on one of them
-    only after all have prepared it, so it is the highest. Of two with this number that which more replicas serve."""
+    """The version of a fleet that nobody has written down: the highest, and of two with this number that which more
+    replicas serve."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (version.number, counts[version], version.push_id), default=None)

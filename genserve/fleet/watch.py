@@ -69,6 +69,7 @@ class Watch:
         self._check_alone(info.state.instance_id)
         await self._upstream.connect(self._fleet.settings.connect_timeout_s)
         self._member.connected(info)
+        self._found(info)
         has_loras = "lora" in info.features
         async with aclosing(self._reports()) as reports:
             async for report in reports:
@@ -97,7 +98,9 @@ class Watch:
     async def _reports(self) -> AsyncGenerator[control_pb2.WatchStatusResponse, None]:
         settings = self._fleet.settings
         request = control_pb2.WatchStatusRequest(
-            interval=duration_of(settings.report_interval_s), heartbeat=duration_of(settings.heartbeat_s)
+            interval=duration_of(settings.report_interval_s),
+            heartbeat=duration_of(settings.heartbeat_s),
+            router=self._fleet.router,
         )
         upstream = self._upstream
         call = upstream.control.WatchStatus(request, metadata=upstream.metadata)
@@ -130,13 +133,22 @@ class Watch:
         if member.version is None:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await self._ask(upstream.weights.GetWeights, omitting)
-            self._fleet.serves(upstream, Version(weights.weight_version, weights.push_id, weights.content_digest))
+            self._fleet.serves(upstream, Version.of(weights.state))
+        if report.state.fleet_epoch > (member.record.epoch if member.record is not None else 0):
+            self._found(await self._ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest()))
         await self._check_reached()
+        loras_changed = False
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
+            before = member.lora_names
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
             member.has_loras(lora.lora_name for lora in loras.loras)
-        self._fleet.refresh(None if leases_changed else upstream)
+            loras_changed = member.lora_names != before
+        self._fleet.refresh(None if leases_changed or loras_changed else upstream)
+
+    def _found(self, info: control_pb2.GetServerInfoResponse) -> None:
+        if info.HasField("fleet"):
+            self._fleet.found(self._upstream, info.fleet)
 
     async def _check_reached(self) -> None:
         """Reports alone say nothing of the way there: requests may be lost on it, which gRPC notices after a minute.

@@ -1,16 +1,16 @@
 """Refuses calls of those who may not make them, before their messages are read."""
 
-import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
-from typing import Any, Final, Never, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedError, UnauthenticatedError
-from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
+from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, refusing, with_behavior
 from genserve.rpc.status import to_status
 from genserve.security.access import MAX_TOKEN_CHARS, Principal
 from genserve.security.calling import calling, tell_calling
@@ -87,7 +87,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 return self._checked.of(handler, method)
             self._admit(self._of_token(token), method)
         except GenserveError as error:
-            return _refusing(error)
+            return refusing(error)
         return handler
 
     def _known(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
@@ -139,17 +139,6 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | No
     return value[len(_SCHEME) :].strip()
 
 
-def _refusing(error: GenserveError) -> Handler:
-    """Ends a call of any kind with an error, without reading its messages."""
-
-    async def refuse(requests: AsyncIterator[Any], context: Context) -> Never:
-        await context.abort_with_status(to_status(error))
-        raise asyncio.CancelledError  # not reached: the call has ended
-
-    handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
-    return handler
-
-
 def _roles_for(principal: Principal, what: str, allowed: Container[Role]) -> list[Role]:
     """The roles with which somebody may do this. Raises PermissionDeniedError if there is none."""
     roles = [role for role in Role if role in principal.roles and role in allowed]
@@ -168,10 +157,15 @@ def _checking_fields(handler: Handler, method: str) -> Handler:
 
     def check(request: Any, _: Context) -> None:
         for field, roles in FIELDS[method].items():
-            if getattr(request, field, False):  # what is no message is refused later
+            if _is_set(request, field):
                 _roles_for(_who_calls(), f"{method.rpartition('/')[2]} with {field}", roles)
 
     return _checked_handler(handler, check)
+
+
+def _is_set(request: Any, field: str) -> bool:
+    """Whether a field has another value than its default. What is no message is refused later."""
+    return isinstance(request, Message) and any(each.name == field for each, _ in request.ListFields())
 
 
 def _who_calls() -> Principal:

@@ -12,6 +12,7 @@ from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
     drain_timeout_s,
+    fleet_record,
     load_timeout_s,
     pause_arguments,
     renewed_ttl_s,
@@ -20,6 +21,7 @@ from genserve.rpc.convert.control import (
     to_server_info,
 )
 from genserve.rpc.convert.values import to_lease
+from genserve.rpc.router_calls import router_id_of
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
@@ -68,6 +70,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
             holder=asked.holder,
             ttl_s=asked.ttl_s,
             request_id=asked.request_id,
+            fleet_lease_id=asked.fleet_lease_id,
             timeout_s=asked.timeout_s,
         )
         return self._answer(
@@ -95,7 +98,17 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
         """What is served."""
-        return self._answer(to_server_info, self._engine.info, self._facts())
+        answer = self._answer(to_server_info, self._engine.info, self._facts())
+        if (record := self._board.membership.record).epoch:
+            answer.fleet.MergeFromString(record.content)
+        return answer
+
+    async def SetFleetState(
+        self, request: control_pb2.SetFleetStateRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.SetFleetStateResponse:
+        """Keeps what the fleet should be."""
+        self._board.membership.keep(router_id_of(context), fleet_record(request.fleet))
+        return self._answer(control_pb2.SetFleetStateResponse)
 
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"

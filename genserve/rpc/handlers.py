@@ -1,12 +1,16 @@
 """Handlers of methods, as gRPC has them: made of descriptors, and made of other handlers by interceptors."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Never, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
+
+from genserve.errors import GenserveError
+from genserve.rpc.status import to_status
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -53,6 +57,17 @@ def with_behavior(
         response_serializer=handler.response_serializer,
     )
     return made
+
+
+def refusing(error: GenserveError) -> Handler:
+    """Ends a call of any kind with an error, without reading its messages."""
+
+    async def refuse(requests: AsyncIterator[Any], context: Context) -> Never:
+        await context.abort_with_status(to_status(error))
+        raise asyncio.CancelledError  # not reached: the call has ended
+
+    handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
+    return handler
 
 
 class WrappedHandlers:

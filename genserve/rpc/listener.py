@@ -56,11 +56,14 @@ def server_options(config: ListenConfig) -> tuple[tuple[str, int], ...]:
 
 
 def make_server(
-    config: ListenConfig, callers: Callers | None = None, observers: Sequence[CallObserver] = ()
+    config: ListenConfig,
+    callers: Callers | None = None,
+    observers: Sequence[CallObserver] = (),
+    further: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """A server that is bound to no address yet. `callers`: who may call it; None = everybody, everything. `observers`
-    are told of its calls, also of those that are refused."""
-    interceptors: list[grpc.aio.ServerInterceptor] = [StatusInterceptor()]
+    are told of its calls, also of those that are refused. `further`: interceptors for calls that callers may make."""
+    interceptors: list[grpc.aio.ServerInterceptor] = [*further, StatusInterceptor()]
     if callers is not None:
         opened = methods_of(config.open_service_names)
         interceptors.insert(0, AccessInterceptor(callers, opened, config.rates))

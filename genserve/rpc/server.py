@@ -36,6 +36,7 @@ from genserve.rpc.health import Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
+from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.services import Services, ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.status_answers import StatusAnswers
@@ -116,7 +117,7 @@ class DaemonServer:
         table = ServiceTable()
         early = add_starting(table, SERVICES, board)
         add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)
-        server = make_server(config, callers, observers)
+        server = make_server(config, callers, observers, [RouterCalls(board.membership)])
         services = Services.of(server, table)
         address = bind(server, config.host, config.port, config.uds, config.certificate)
         await server.start()

@@ -32,6 +32,8 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.EngineSleepingError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EngineTaintedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotResidentError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.FleetHeldError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LastReplicaError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnsupportedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.PushTruncatedError: grpc.StatusCode.ABORTED,
     errors.ApplyInProgressError: grpc.StatusCode.ABORTED,

@@ -4,8 +4,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from genserve.control.membership import Router
 from genserve.control.state import EngineState, StateBoard
 from genserve.engine.types import Load
 from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
@@ -43,7 +45,11 @@ class StatusAnswers:
         """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
         engine."""
         interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
-        with self._watchers.joined():
+        with ExitStack() as stack:
+            stack.enter_context(self._watchers.joined())
+            if request.HasField("router"):
+                router = Router(request.router.router_id, request.router.address)
+                stack.enter_context(self._board.membership.looked_after(router))
             await self._watch(interval_s, heartbeat_s, context)
 
     async def _watch(

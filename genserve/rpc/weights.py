@@ -1,8 +1,9 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,6 +18,7 @@ from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.answers import Answers
+from genserve.rpc.convert.control import fleet_record
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
     init_info,
@@ -34,6 +36,7 @@ from genserve.rpc.convert.weights import (
 from genserve.rpc.frames.peer import PeerSource
 from genserve.rpc.frames.pull import Pullable, pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header
+from genserve.rpc.router_calls import router_id_of
 from genserve.rpc.status import known_error, to_message
 from genserve.security.caller import Caller
 from genserve.trace import step
@@ -80,6 +83,7 @@ class WeightServicer(WeightServiceServicer):
         self._transfers = transfers
         self._engine = engine
         self._digests = LiveDigests(engine, pauses, board)
+        self._membership = board.membership
         self._answer = Answers(board.state)
         self._processes = processes
         self._peers = peers
@@ -163,10 +167,16 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
         """Applies a push that is staged or prepared."""
+        keep: Callable[[], None] | None = None
+        if request.HasField("fleet"):
+            router_id, record = router_id_of(context), fleet_record(request.fleet)
+            self._membership.check(router_id)
+            keep = partial(self._membership.keep_served, router_id, record)
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
+            served=keep,
         )
         return self._answer(
             weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)

@@ -63,6 +63,7 @@ _TABLE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "Pause": _STEER,
         "RenewPause": _STEER,
         "Resume": _STEER,
+        "SetFleetState": _OPERATE,
         "ResetCache": _STEER,
         "Sleep": _STEER,
         "WakeUp": _STEER,
@@ -99,10 +100,13 @@ METHODS: Final[Mapping[str, frozenset[Role]]] = MappingProxyType(
 """The roles that may call a method, by its full name as gRPC writes it."""
 
 FIELDS: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = MappingProxyType(
-    {"/genserve.v1.WeightService/GetWeights": {"include_digests": _STEER}}
+    {
+        "/genserve.v1.WeightService/GetWeights": {"include_digests": _STEER},
+        "/genserve.v1.ControlService/WatchStatus": {"router": _OPERATE},
+    }
 )
 """Fields of requests, by method, that only these of its roles may set: they cost the engine more than the rest of the
-call."""
+call, or keep others out."""
 
 
 def methods_of(openable: Iterable[str]) -> frozenset[str]:

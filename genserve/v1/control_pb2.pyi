@@ -35,6 +35,7 @@ class PauseRequest(_message.Message):
     NO_EXPIRY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    FLEET_LEASE_ID_FIELD_NUMBER: _builtins.int
     mode: _types_pb2.PauseMode.ValueType
     """What happens to requests in flight; default KEEP."""
     kv_policy: _types_pb2.KvPolicy.ValueType
@@ -45,6 +46,8 @@ class PauseRequest(_message.Message):
     """The lease never expires. Only for people: a program that dies would leave the engine paused."""
     request_id: _builtins.str
     """Idempotency key: a repeat with the same id returns the same lease."""
+    fleet_lease_id: _builtins.str
+    """For routers: the lease of the fleet of which this one is a part."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """When the lease expires unless it is renewed; default 60 s."""
@@ -63,10 +66,11 @@ class PauseRequest(_message.Message):
         no_expiry: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        fleet_lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "kv_policy", b"kv_policy", "mode", b"mode", "no_expiry", b"no_expiry", "request_id", b"request_id", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet_lease_id", b"fleet_lease_id", "holder", b"holder", "kv_policy", b"kv_policy", "mode", b"mode", "no_expiry", b"no_expiry", "request_id", b"request_id", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,6 +335,7 @@ class WatchStatusRequest(_message.Message):
 
     INTERVAL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    ROUTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
         """Also sends at least this often while the load changes; default 1 s, at least 0.1 s."""
@@ -341,15 +346,23 @@ class WatchStatusRequest(_message.Message):
         at least 0.1 s.
         """
 
+    @_builtins.property
+    def router(self) -> _types_pb2.Router:
+        """For routers: who looks after the daemon for as long as this call lasts. Another router is refused meanwhile, and
+        what a router calls after that is refused to those before it: they send their router_id with every call, as the
+        metadata genserve-router-id.
+        """
+
     def __init__(
         self,
         *,
         interval: _duration_pb2.Duration | None = ...,
         heartbeat: _duration_pb2.Duration | None = ...,
+        router: _types_pb2.Router | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -630,6 +643,7 @@ class GetServerInfoResponse(_message.Message):
     OPENAI_PORT_FIELD_NUMBER: _builtins.int
     PROTECTION_FIELD_NUMBER: _builtins.int
     MODEL_RUNNER_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -713,6 +727,10 @@ class GetServerInfoResponse(_message.Message):
     def protection(self) -> Global___Protection:
         """What protects the ports of gRPC."""
 
+    @_builtins.property
+    def fleet(self) -> _types_pb2.FleetState:
+        """What the router of the daemon's fleet has written down last; unset if none has."""
+
     def __init__(
         self,
         *,
@@ -740,10 +758,11 @@ class GetServerInfoResponse(_message.Message):
         openai_port: _builtins.int = ...,
         protection: Global___Protection | None = ...,
         model_runner: _builtins.str = ...,
+        fleet: _types_pb2.FleetState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "protection", b"protection", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "protection", b"protection", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "model_runner", b"model_runner", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "protection", b"protection", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "fleet", b"fleet", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "model_runner", b"model_runner", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "protection", b"protection", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -788,6 +807,54 @@ class ModelMemory(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelMemory: _TypeAlias = ModelMemory  # noqa: Y015
+
+@_typing.final
+class SetFleetStateRequest(_message.Message):
+    """What to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLEET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fleet(self) -> _types_pb2.FleetState:
+        """All of it."""
+
+    def __init__(
+        self,
+        *,
+        fleet: _types_pb2.FleetState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetFleetStateRequest: _TypeAlias = SetFleetStateRequest  # noqa: Y015
+
+@_typing.final
+class SetFleetStateResponse(_message.Message):
+    """It is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetFleetStateResponse: _TypeAlias = SetFleetStateResponse  # noqa: Y015
 
 @_typing.final
 class ResetCacheRequest(_message.Message):

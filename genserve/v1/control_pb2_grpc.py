@@ -65,6 +65,11 @@ class ControlServiceStub:
                 request_serializer=genserve_dot_v1_dot_control__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_control__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.SetFleetState = channel.unary_unary(
+                '/genserve.v1.ControlService/SetFleetState',
+                request_serializer=genserve_dot_v1_dot_control__pb2.SetFleetStateRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.SetFleetStateResponse.FromString,
+                _registered_method=True)
         self.ResetCache = channel.unary_unary(
                 '/genserve.v1.ControlService/ResetCache',
                 request_serializer=genserve_dot_v1_dot_control__pb2.ResetCacheRequest.SerializeToString,
@@ -144,7 +149,7 @@ class ControlServiceServicer:
     def WatchStatus(self, request, context):
         """The same, first at once and then on every change.
 
-        Errors: QUEUE_FULL if too many with the caller's role watch.
+        Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +157,15 @@ class ControlServiceServicer:
 
     def GetServerInfo(self, request, context):
         """What the daemon serves and can do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetFleetState(self, request, context):
+        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+
+        Errors: FLEET_HELD if another router looks after the daemon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,6 +264,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=genserve_dot_v1_dot_control__pb2.GetServerInfoRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_control__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'SetFleetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetFleetState,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.SetFleetStateRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.SetFleetStateResponse.SerializeToString,
             ),
             'ResetCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetCache,
@@ -450,6 +469,33 @@ class ControlService:
             '/genserve.v1.ControlService/GetServerInfo',
             genserve_dot_v1_dot_control__pb2.GetServerInfoRequest.SerializeToString,
             genserve_dot_v1_dot_control__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetFleetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/SetFleetState',
+            genserve_dot_v1_dot_control__pb2.SetFleetStateRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.SetFleetStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,10 +54,15 @@ class ControlServiceStub:
     WatchStatus: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many with the caller's role watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
     """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]
     """What the daemon serves and can do."""
+    SetFleetState: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetFleetStateRequest, _control_pb2.SetFleetStateResponse]
+    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+
+    Errors: FLEET_HELD if another router looks after the daemon.
+    """
     ResetCache: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]
     """Drops the prefix cache."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]
@@ -115,10 +120,15 @@ class ControlServiceAsyncStub(ControlServiceStub):
     WatchStatus: _aio.UnaryStreamMultiCallable[_control_pb2.WatchStatusRequest, _control_pb2.WatchStatusResponse]  # type: ignore[assignment]
     """The same, first at once and then on every change.
 
-    Errors: QUEUE_FULL if too many with the caller's role watch.
+    Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
     """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What the daemon serves and can do."""
+    SetFleetState: _aio.UnaryUnaryMultiCallable[_control_pb2.SetFleetStateRequest, _control_pb2.SetFleetStateResponse]  # type: ignore[assignment]
+    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+
+    Errors: FLEET_HELD if another router looks after the daemon.
+    """
     ResetCache: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]  # type: ignore[assignment]
     """Drops the prefix cache."""
     Sleep: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]  # type: ignore[assignment]
@@ -203,7 +213,7 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchStatusResponse], _abc.AsyncIterator[_control_pb2.WatchStatusResponse]]:
         """The same, first at once and then on every change.
 
-        Errors: QUEUE_FULL if too many with the caller's role watch.
+        Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
         """
 
     @_abc_1.abstractmethod
@@ -213,6 +223,17 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetServerInfoResponse, _abc.Awaitable[_control_pb2.GetServerInfoResponse]]:
         """What the daemon serves and can do."""
+
+    @_abc_1.abstractmethod
+    def SetFleetState(
+        self,
+        request: _control_pb2.SetFleetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SetFleetStateResponse, _abc.Awaitable[_control_pb2.SetFleetStateResponse]]:
+        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+
+        Errors: FLEET_HELD if another router looks after the daemon.
+        """
 
     @_abc_1.abstractmethod
     def ResetCache(

@@ -28,15 +28,15 @@ from genserve.v1 import weights_pb2 as genserve_dot_v1_dot_weights__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17genserve/v1/fleet.proto\x12\x0bgenserve.v1\x1a\x19genserve/v1/control.proto\x1a\x17genserve/v1/types.proto\x1a\x19genserve/v1/weights.proto\x1a\x1egoogle/protobuf/duration.proto\"\x9b\x02\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.genserve.v1.ReplicaState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12(\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x18.genserve.v1.EngineState\x12\x1f\n\x04load\x18\x05 \x01(\x0b\x32\x11.genserve.v1.Load\x12\x10\n\x08inflight\x18\x06 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x0f\n\x07push_id\x18\x08 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\t \x01(\t\x12)\n\x06pushes\x18\n \x03(\x0b\x32\x19.genserve.v1.PushInFlight\"7\n\x0fPolicyDecisions\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\"\x15\n\x13ListReplicasRequest\"\x87\x01\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.genserve.v1.Replica\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12/\n\tdecisions\x18\x03 \x03(\x0b\x32\x1c.genserve.v1.PolicyDecisions\"C\n\x14WatchReplicasRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"W\n\x15WatchReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.genserve.v1.Replica\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\"$\n\x11\x41\x64\x64ReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\";\n\x12\x41\x64\x64ReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica\"\'\n\x14RemoveReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\">\n\x15RemoveReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"=\n\x14\x44rainReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica*\xb8\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SYNCING\x10\x02\x12\x17\n\x13REPLICA_STATE_READY\x10\x03\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x04\x12\x1b\n\x17REPLICA_STATE_UNHEALTHY\x10\x05\x32\xb9\x03\n\x0c\x46leetService\x12S\n\x0cListReplicas\x12 .genserve.v1.ListReplicasRequest\x1a!.genserve.v1.ListReplicasResponse\x12X\n\rWatchReplicas\x12!.genserve.v1.WatchReplicasRequest\x1a\".genserve.v1.WatchReplicasResponse0\x01\x12M\n\nAddReplica\x12\x1e.genserve.v1.AddReplicaRequest\x1a\x1f.genserve.v1.AddReplicaResponse\x12V\n\rRemoveReplica\x12!.genserve.v1.RemoveReplicaRequest\x1a\".genserve.v1.RemoveReplicaResponse\x12S\n\x0c\x44rainReplica\x12 .genserve.v1.DrainReplicaRequest\x1a!.genserve.v1.DrainReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17genserve/v1/fleet.proto\x12\x0bgenserve.v1\x1a\x19genserve/v1/control.proto\x1a\x17genserve/v1/types.proto\x1a\x19genserve/v1/weights.proto\x1a\x1egoogle/protobuf/duration.proto\"\x9b\x02\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.genserve.v1.ReplicaState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12(\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x18.genserve.v1.EngineState\x12\x1f\n\x04load\x18\x05 \x01(\x0b\x32\x11.genserve.v1.Load\x12\x10\n\x08inflight\x18\x06 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x0f\n\x07push_id\x18\x08 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\t \x01(\t\x12)\n\x06pushes\x18\n \x03(\x0b\x32\x19.genserve.v1.PushInFlight\"7\n\x0fPolicyDecisions\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\"\x15\n\x13ListReplicasRequest\"\xaf\x01\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.genserve.v1.Replica\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12/\n\tdecisions\x18\x03 \x03(\x0b\x32\x1c.genserve.v1.PolicyDecisions\x12&\n\x05\x66leet\x18\x04 \x01(\x0b\x32\x17.genserve.v1.FleetState\"C\n\x14WatchReplicasRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"W\n\x15WatchReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.genserve.v1.Replica\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\"$\n\x11\x41\x64\x64ReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\";\n\x12\x41\x64\x64ReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica\"6\n\x14RemoveReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\">\n\x15RemoveReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica\"5\n\x13\x44rainReplicaRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"=\n\x14\x44rainReplicaResponse\x12%\n\x07replica\x18\x01 \x01(\x0b\x32\x14.genserve.v1.Replica*\xb8\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SYNCING\x10\x02\x12\x17\n\x13REPLICA_STATE_READY\x10\x03\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x04\x12\x1b\n\x17REPLICA_STATE_UNHEALTHY\x10\x05\x32\xb9\x03\n\x0c\x46leetService\x12S\n\x0cListReplicas\x12 .genserve.v1.ListReplicasRequest\x1a!.genserve.v1.ListReplicasResponse\x12X\n\rWatchReplicas\x12!.genserve.v1.WatchReplicasRequest\x1a\".genserve.v1.WatchReplicasResponse0\x01\x12M\n\nAddReplica\x12\x1e.genserve.v1.AddReplicaRequest\x1a\x1f.genserve.v1.AddReplicaResponse\x12V\n\rRemoveReplica\x12!.genserve.v1.RemoveReplicaRequest\x1a\".genserve.v1.RemoveReplicaResponse\x12S\n\x0c\x44rainReplica\x12 .genserve.v1.DrainReplicaRequest\x1a!.genserve.v1.DrainReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'genserve.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=1121
-  _globals['_REPLICASTATE']._serialized_end=1305
+  _globals['_REPLICASTATE']._serialized_start=1191
+  _globals['_REPLICASTATE']._serialized_end=1375
   _globals['_REPLICA']._serialized_start=152
   _globals['_REPLICA']._serialized_end=435
   _globals['_POLICYDECISIONS']._serialized_start=437
@@ -44,23 +44,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREPLICASREQUEST']._serialized_start=494
   _globals['_LISTREPLICASREQUEST']._serialized_end=515
   _globals['_LISTREPLICASRESPONSE']._serialized_start=518
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=653
-  _globals['_WATCHREPLICASREQUEST']._serialized_start=655
-  _globals['_WATCHREPLICASREQUEST']._serialized_end=722
-  _globals['_WATCHREPLICASRESPONSE']._serialized_start=724
-  _globals['_WATCHREPLICASRESPONSE']._serialized_end=811
-  _globals['_ADDREPLICAREQUEST']._serialized_start=813
-  _globals['_ADDREPLICAREQUEST']._serialized_end=849
-  _globals['_ADDREPLICARESPONSE']._serialized_start=851
-  _globals['_ADDREPLICARESPONSE']._serialized_end=910
-  _globals['_REMOVEREPLICAREQUEST']._serialized_start=912
-  _globals['_REMOVEREPLICAREQUEST']._serialized_end=951
-  _globals['_REMOVEREPLICARESPONSE']._serialized_start=953
-  _globals['_REMOVEREPLICARESPONSE']._serialized_end=1015
-  _globals['_DRAINREPLICAREQUEST']._serialized_start=1017
-  _globals['_DRAINREPLICAREQUEST']._serialized_end=1055
-  _globals['_DRAINREPLICARESPONSE']._serialized_start=1057
-  _globals['_DRAINREPLICARESPONSE']._serialized_end=1118
-  _globals['_FLEETSERVICE']._serialized_start=1308
-  _globals['_FLEETSERVICE']._serialized_end=1749
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=693
+  _globals['_WATCHREPLICASREQUEST']._serialized_start=695
+  _globals['_WATCHREPLICASREQUEST']._serialized_end=762
+  _globals['_WATCHREPLICASRESPONSE']._serialized_start=764
+  _globals['_WATCHREPLICASRESPONSE']._serialized_end=851
+  _globals['_ADDREPLICAREQUEST']._serialized_start=853
+  _globals['_ADDREPLICAREQUEST']._serialized_end=889
+  _globals['_ADDREPLICARESPONSE']._serialized_start=891
+  _globals['_ADDREPLICARESPONSE']._serialized_end=950
+  _globals['_REMOVEREPLICAREQUEST']._serialized_start=952
+  _globals['_REMOVEREPLICAREQUEST']._serialized_end=1006
+  _globals['_REMOVEREPLICARESPONSE']._serialized_start=1008
+  _globals['_REMOVEREPLICARESPONSE']._serialized_end=1070
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=1072
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=1125
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=1127
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=1188
+  _globals['_FLEETSERVICE']._serialized_start=1378
+  _globals['_FLEETSERVICE']._serialized_end=1819
 # @@protoc_insertion_point(module_scope)

@@ -175,6 +175,7 @@ class ListReplicasResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.int
     """The version of the fleet: a replica that does not serve it gets no requests."""
     @_builtins.property
@@ -185,16 +186,21 @@ class ListReplicasResponse(_message.Message):
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyDecisions]:
         """The policies, in order."""
 
+    @_builtins.property
+    def fleet(self) -> _types_pb2.FleetState:
+        """What the fleet should be; unset while the router does not know it yet."""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
         weight_version: _builtins.int = ...,
         decisions: _abc.Iterable[Global___PolicyDecisions] | None = ...,
+        fleet: _types_pb2.FleetState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "replicas", b"replicas", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "fleet", b"fleet", "replicas", b"replicas", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,16 +313,20 @@ class RemoveReplicaRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Its address."""
+    force: _builtins.bool
+    """Also if no other replica serves the version of the fleet, which is then lost to it."""
     def __init__(
         self,
         *,
         address: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "force", b"force"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,16 +363,20 @@ class DrainReplicaRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Its address."""
+    force: _builtins.bool
+    """Also if no other replica serves the version of the fleet, which is then lost to it."""
     def __init__(
         self,
         *,
         address: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "force", b"force"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

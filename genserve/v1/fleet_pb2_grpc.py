@@ -98,7 +98,7 @@ class FleetServiceServicer:
     def RemoveReplica(self, request, context):
         """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +107,7 @@ class FleetServiceServicer:
     def DrainReplica(self, request, context):
         """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

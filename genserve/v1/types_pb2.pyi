@@ -130,12 +130,15 @@ class PauseLease(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    FLEET_LEASE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Identifies the lease in RenewPause, Resume and ApplyOptions."""
     holder: _builtins.str
     """Who holds it, as given to Pause; for people."""
     mode: Global___PauseMode.ValueType
     """How requests in flight were treated."""
+    fleet_lease_id: _builtins.str
+    """Of a lease of a replica that is a part of a lease of its fleet: the lease_id of that one. Empty for others."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the lease ends by itself; unset when it never does."""
@@ -147,10 +150,11 @@ class PauseLease(_message.Message):
         holder: _builtins.str = ...,
         mode: Global___PauseMode.ValueType = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        fleet_lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "holder", b"holder", "lease_id", b"lease_id", "mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "fleet_lease_id", b"fleet_lease_id", "holder", b"holder", "lease_id", b"lease_id", "mode", b"mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,6 +175,11 @@ class EngineState(_message.Message):
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DISCARDED_FIELD_NUMBER: _builtins.int
     STARTUP_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    FLEET_EPOCH_FIELD_NUMBER: _builtins.int
+    ROUTER_ADDRESS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Changes whenever the engine is started anew."""
     weight_version: _builtins.int
@@ -183,6 +192,18 @@ class EngineState(_message.Message):
     """Sequences that wait to be scheduled."""
     weights_discarded: _builtins.bool
     """Whether a sleep of level 2 has dropped the weights, and no version was applied since."""
+    push_id: _builtins.str
+    """The push that brought the served weights; empty for those of the checkpoint and of vLLM's own transfer. Of a daemon."""
+    content_digest: _builtins.str
+    """Digest of the contents of the served weights, as in PushHeader; empty if it is not known. Of a daemon."""
+    base_digest: _builtins.str
+    """Tells the checkpoints that daemons have started with apart: a digest of samples of its files. Empty if the files are
+    not on the daemon's host. Of a daemon.
+    """
+    fleet_epoch: _builtins.int
+    """The epoch of the FleetState that the daemon keeps, 0 if it keeps none; of a router, that of its fleet."""
+    router_address: _builtins.str
+    """Address of the router that looks after the daemon; empty if none does."""
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
         """Pause leases that are held now."""
@@ -207,14 +228,136 @@ class EngineState(_message.Message):
         asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
         weights_discarded: _builtins.bool = ...,
         startup: Global___Startup | None = ...,
+        push_id: _builtins.str = ...,
+        content_digest: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
+        fleet_epoch: _builtins.int = ...,
+        router_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["startup", b"startup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "running_requests", b"running_requests", "startup", b"startup", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version", "weights_discarded", b"weights_discarded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "fleet_epoch", b"fleet_epoch", "instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "push_id", b"push_id", "router_address", b"router_address", "running_requests", b"running_requests", "startup", b"startup", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version", "weights_discarded", b"weights_discarded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
+@_typing.final
+class Router(_message.Message):
+    """A router that looks after replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    """Names this run of it. A secret of the router and its replicas."""
+    address: _builtins.str
+    """Where it listens, for people."""
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Router: _TypeAlias = Router  # noqa: Y015
+
+@_typing.final
+class FleetState(_message.Message):
+    """What a fleet should be. The router writes it to every replica whenever it changes, and replicas keep it for as long as
+    they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
+    has it answers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Grows with each change. A router that starts goes on above what replicas tell: at the next multiple of 2^32."""
+    weight_version: _builtins.int
+    """The version that all replicas serve, and the push that brought it, as in EngineState."""
+    push_id: _builtins.str
+    """See EngineState."""
+    content_digest: _builtins.str
+    """See EngineState."""
+    base_digest: _builtins.str
+    """See EngineState: which checkpoint the fleet has started with."""
+    sleep_level: _builtins.int
+    """The level of the Sleep of all; unset if the fleet is awake, or only parts sleep."""
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
+        """The leases of the fleet that are held; lease_id is that of the fleet."""
+
+    @_builtins.property
+    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What sleeps on all replicas, as in EngineState."""
+
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetLora]:
+        """Adapters that all replicas have loaded from a directory."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        weight_version: _builtins.int = ...,
+        push_id: _builtins.str = ...,
+        content_digest: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
+        leases: _abc.Iterable[Global___PauseLease] | None = ...,
+        sleep_level: _builtins.int | None = ...,
+        asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
+        loras: _abc.Iterable[Global___FleetLora] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "sleep_level", b"sleep_level"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "epoch", b"epoch", "leases", b"leases", "loras", b"loras", "push_id", b"push_id", "sleep_level", b"sleep_level", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sleep_level: _TypeAlias = _typing.Literal["sleep_level"]  # noqa: Y015
+    _WhichOneofArgType__sleep_level: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sleep_level) -> _WhichOneofReturnType__sleep_level | None: ...
+
+Global___FleetState: _TypeAlias = FleetState  # noqa: Y015
+
+@_typing.final
+class FleetLora(_message.Message):
+    """An adapter of a fleet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    """Its name."""
+    path: _builtins.str
+    """The directory, on each host."""
+    def __init__(
+        self,
+        *,
+        lora_name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_name", b"lora_name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetLora: _TypeAlias = FleetLora  # noqa: Y015
 
 @_typing.final
 class Startup(_message.Message):

@@ -1076,6 +1076,7 @@ class CommitPushRequest(_message.Message):
     PUSH_ID_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Its id."""
     expected_version: _builtins.int
@@ -1084,16 +1085,21 @@ class CommitPushRequest(_message.Message):
     def apply(self) -> Global___ApplyOptions:
         """How to apply it."""
 
+    @_builtins.property
+    def fleet(self) -> _types_pb2.FleetState:
+        """For routers: what the fleet is once this version is served. It is kept in the same moment, see SetFleetState."""
+
     def __init__(
         self,
         *,
         push_id: _builtins.str = ...,
         apply: Global___ApplyOptions | None = ...,
         expected_version: _builtins.int | None = ...,
+        fleet: _types_pb2.FleetState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "fleet", b"fleet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "push_id", b"push_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "fleet", b"fleet", "push_id", b"push_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015

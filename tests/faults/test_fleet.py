@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient, Direct, Generation, WeightSpan
-from genserve.errors import PushNotFoundError, ReplicaLostError
+from genserve.errors import GenserveError, PushNotFoundError, ReplicaLostError
 from tests.faults.fleet_processes import FleetProcesses
 from tests.faults.fleet_states import all_ready, ready, until
 from tests.support import models, patience
+from tests.support.patience import slow
 
 NUM_REPLICAS = 3
 LONG = pytest.mark.long("genserve/fleet", "genserve/client", "genserve/routing")
@@ -277,15 +278,25 @@ async def prepared(fleet: FleetProcesses, push_id: str) -> list[str]:
 async def test_a_router_that_is_killed_while_some_have_committed(
     fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
 ) -> None:
-    """The version is committed: the next router brings it to all."""
+    """The version is committed: the next router brings it to all, also to those that stood still meanwhile."""
     version = (await client.status()).state.weight_version + 1
     await client.push_weights(
         checkpoints["a"], version=version, push_id="some", attempt="a", action="prepare", timeout_s=120
     )
     assert fleet.router is not None
-    fleet.router.kill()
-    async with AsyncClient(fleet.addresses[2]) as replica:
-        await replica.commit_push("some")
+    for frozen in (0, 1):
+        fleet.signal(frozen, signal.SIGSTOP)
+    try:
+        committing = asyncio.create_task(client.commit_push("some", timeout_s=120))
+        async with AsyncClient(fleet.addresses[2]) as replica:
+            while (await replica.status()).state.weight_version != version:
+                await slow(0.01)
+        fleet.router.kill()
+        with suppress(GenserveError):  # the replicas that stand still may have been given up
+            await committing
+    finally:
+        for frozen in (0, 1):
+            fleet.signal(frozen, signal.SIGCONT)
     fleet.start_router()
     async with AsyncClient(fleet.router_address) as again:
         await until(again, lambda replicas: all_ready(replicas) and replicas.weight_version == version)

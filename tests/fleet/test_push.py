@@ -20,6 +20,7 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
+from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
@@ -158,18 +159,29 @@ async def test_a_daemon_that_joins_fetches_the_version_of_the_fleet() -> None:
             assert hold(3, late)
 
 
-async def test_a_daemon_that_is_ahead_of_the_fleet_waits_for_a_newer_version() -> None:
+async def test_a_replica_that_somebody_has_pushed_to_alone_waits_for_a_newer_version() -> None:
     """It is not set back, and it serves nothing that was not pushed to all."""
-    async with replica() as ahead, routed(2) as fleet:
+    async with routed(3) as fleet:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        ahead = fleet.daemons[2]
         async with AsyncClient(ahead.address) as client:
             await client.push_weights(weights(7), version=7, timeout_s=30)
-        fleet.running.router.add(ahead.address)
         members = fleet.running.router.fleet
         await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
         await fleet.client.push_weights(weights(8), version=8, timeout_s=30)
-        await fleet.until_ready(3)
+        await fleet.until_ready()
         assert hold(8, ahead)
+
+
+async def test_a_daemon_that_joins_is_brought_to_the_version_whatever_it_serves() -> None:
+    """Its number says nothing: it belongs to another run of the trainer."""
+    async with replica() as late, routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        async with AsyncClient(late.address) as client:
+            await client.push_weights(weights(7), version=7, timeout_s=30)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        assert hold(1, late)
 
 
 async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
@@ -181,6 +193,14 @@ async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
         fleet.running.router.add(other.address)
         await fleet.until_ready(3)
         assert hold(1, other)
+
+
+async def commit_on_one(fleet: RoutedFleet, daemon: Daemon, version: Version) -> None:
+    """As a router that is killed before it has told the others."""
+    members = fleet.running.router.fleet
+    upstream = members.upstreams[daemon.address]
+    request = weights_pb2.CommitPushRequest(push_id=version.push_id, fleet=members.record_with(version))
+    await upstream.ask(upstream.weights.CommitPush, request, 30)
 
 
 @pytest.mark.parametrize("committed", [0, 1])
@@ -195,8 +215,8 @@ async def test_a_router_that_restarts_between_the_phases_finds_the_truth(committ
         assert prepared.push.state == "prepared"
         assert served(fleet) == [1, 1, 1]
         if committed:
-            async with AsyncClient(fleet.daemons[1].address) as client:
-                await client.commit_push("p")
+            await commit_on_one(fleet, fleet.daemons[1], Version(2, "p"))
+        fleet.blind()
         async with over(fleet.daemons) as again:
             await again.until_ready()
             if not committed:

@@ -14,7 +14,7 @@ from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
-from genserve.control.state import StateBoard
+from genserve.control.state import ServedWeights, StateBoard
 from genserve.engine.generation import (
     ChatPrompt,
     GenerationRequest,
@@ -194,6 +194,7 @@ async def serving(
     opened: DaemonServer | None = None,
     board: StateBoard | None = None,
     engine: GeneratingEngine | None = None,
+    base_digest: str = "",
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
@@ -202,6 +203,7 @@ async def serving(
     board.attach(engine)
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=not config.no_resident_weights)
+    board.tell_served(lambda: ServedWeights(resident.push_id, resident.content_digest, base_digest))
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)

@@ -212,6 +212,16 @@ export class ReplicaNotFoundError extends GenserveError {
   static override readonly reason = "REPLICA_NOT_FOUND";
 }
 
+/** Another router looks after the replica. The metadata has its ``router_address``. */
+export class FleetHeldError extends GenserveError {
+  static override readonly reason = "FLEET_HELD";
+}
+
+/** No other replica serves the version of the fleet: without this one it would be lost. */
+export class LastReplicaError extends GenserveError {
+  static override readonly reason = "LAST_REPLICA";
+}
+
 /** The replica of a fleet that ran the request is lost, after a part of the answer was delivered. */
 export class ReplicaLostError extends GenserveError {
   static override readonly reason = "REPLICA_LOST";
@@ -281,6 +291,8 @@ export const ERROR_CLASSES: readonly (typeof GenserveError)[] = [
   PeersFailedError,
   NoReplicaError,
   ReplicaNotFoundError,
+  FleetHeldError,
+  LastReplicaError,
   ReplicaLostError,
   FleetPushError,
   DeadlineError,

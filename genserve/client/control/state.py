@@ -13,18 +13,20 @@ from genserve.wire import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class PauseLease:
-    """The right to keep the engine paused. `expire_time` (UTC, by the daemon's clock) is None if it never expires."""
+    """The right to keep the engine paused. `expire_time` (UTC, by the daemon's clock) is None if it never expires.
+    `fleet_lease_id`: of the lease of a fleet that it is a part of, "" = none."""
 
     lease_id: str
     holder: str
     mode: str
     expire_time: datetime | None
+    fleet_lease_id: str
 
     @classmethod
     def of(cls, message: types_pb2.PauseLease) -> "PauseLease":
         """From the wire."""
         mode = word_of(types_pb2.PauseMode, message.mode)
-        return cls(message.lease_id, message.holder, mode, utc_time(message, "expire_time"))
+        return cls(message.lease_id, message.holder, mode, utc_time(message, "expire_time"), message.fleet_lease_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,10 @@ class EngineState:
     Running and waiting count sequences. `weight_version` is 0 before the first push. `asleep_tags` are the parts that
     are asleep, of scheduling, weights and kv_cache; pushes are accepted if weights is not among them.
     `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
-    daemon does before it serves, None afterwards.
+    daemon does before it serves, None afterwards. `push_id` and `content_digest`: of the push that brought the served
+    weights, "" = none did, or it is not known. `base_digest`: tells checkpoints apart that daemons have started with.
+    `fleet_epoch`: of what the fleet of a daemon should be, as its router has written it down there, 0 = nothing.
+    `router_address`: of the router that looks after the daemon, "" = none does.
     """
 
     instance_id: str
@@ -67,6 +72,11 @@ class EngineState:
     asleep_tags: list[str] = field(default_factory=list)
     weights_discarded: bool = False
     startup: Startup | None = None
+    push_id: str = ""
+    content_digest: str = ""
+    base_digest: str = ""
+    fleet_epoch: int = 0
+    router_address: str = ""
 
     @classmethod
     def of(cls, message: types_pb2.EngineState) -> "EngineState":
@@ -81,6 +91,11 @@ class EngineState:
             asleep_tags=list(message.asleep_tags),
             weights_discarded=message.weights_discarded,
             startup=Startup.of(message.startup) if message.HasField("startup") else None,
+            push_id=message.push_id,
+            content_digest=message.content_digest,
+            base_digest=message.base_digest,
+            fleet_epoch=message.fleet_epoch,
+            router_address=message.router_address,
         )
 
 

@@ -31,15 +31,17 @@ class FleetCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.fleet.AddReplica, request, timeout_s)
         return FleetReplica.of(response.replica)
 
-    async def remove_replica(self, address: str, *, timeout_s: Timeout = UNSET) -> FleetReplica:
-        """Removes a replica at once, and cuts its requests off. Raises ReplicaNotFoundError."""
-        request = build(fleet_pb2.RemoveReplicaRequest, {"address": address})
+    async def remove_replica(self, address: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> FleetReplica:
+        """Removes a replica at once, and cuts its requests off. Raises ReplicaNotFoundError, and LastReplicaError if
+        nobody else has the version of the fleet, unless `force` gives that up."""
+        request = build(fleet_pb2.RemoveReplicaRequest, {"address": address, "force": force})
         response = await self._connection.unary(self._connection.fleet.RemoveReplica, request, timeout_s)
         return FleetReplica.of(response.replica)
 
-    async def drain_replica(self, address: str, *, timeout_s: float = 300.0) -> FleetReplica:
+    async def drain_replica(self, address: str, *, force: bool = False, timeout_s: float = 300.0) -> FleetReplica:
         """Removes a replica when its requests have ended; it gets no new ones. If `timeout_s` ends first, it goes on
-        draining. Raises ReplicaNotFoundError."""
-        request = build(fleet_pb2.DrainReplicaRequest, {"address": address})
+        draining. Raises ReplicaNotFoundError, and LastReplicaError if nobody else has the version of the fleet, unless
+        `force` gives that up."""
+        request = build(fleet_pb2.DrainReplicaRequest, {"address": address, "force": force})
         response = await self._connection.unary(self._connection.fleet.DrainReplica, request, timeout_s)
         return FleetReplica.of(response.replica)

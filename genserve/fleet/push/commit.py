@@ -10,6 +10,7 @@ from genserve.fleet.deadlines import apply_s
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
+from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.v1 import weights_pb2
@@ -18,16 +19,20 @@ log = logging.getLogger(__name__)
 
 
 async def commit_everywhere(
-    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest, *, is_lora: bool
+    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest, push: weights_pb2.Push
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if no replica that gets requests
     has succeeded, and of an adapter, which nobody catches up with, if one has failed."""
     committed_s: list[float] = []
+    is_lora = bool(push.lora_name)
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
+    request.ClearField("fleet")
     if not is_lora:  # which may come while weights are committed
-        fleet.is_committing(request.push_id, deciding)
+        version = Version(push.weight_version, push.push_id, push.content_digest)
+        request.fleet.CopyFrom(fleet.record_with(version))
+        fleet.is_committing(request.fleet, deciding)
 
     async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
         answer = await _commit(fleet, upstream, request, decides=upstream in deciding)
@@ -41,20 +46,33 @@ async def commit_everywhere(
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
     if is_lora:
         if answers:
-            _check_all_have(answers[0].push.lora_name, failures)
+            await _forget_directory(fleet, push.lora_name)
+            _check_all_have(push.lora_name, failures)
     else:
         for upstream in failures:
             upstream.member.doubt()
         fleet.refresh()
     if deciding <= failures.keys():
+        if not is_lora:
+            fleet.changed()  # one that was behind may keep a record of what did not come about
+            await write_record(fleet)
         # One that did not answer may have committed: this must not look as if nothing had changed.
         errors = [failures[upstream] for upstream in replicas if upstream in deciding]
         raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+    if not is_lora:
+        await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
     skew_s = max(committed_s) - min(committed_s)
     counts = f"{len(answers)} of {len(replicas)} replicas"
     log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)
     applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
+
+
+async def _forget_directory(fleet: Fleet, lora_name: str) -> None:
+    """An adapter that was pushed has taken the place of one from a directory: who joins must not load that."""
+    if fleet.desired.loras.pop(lora_name, None) is not None:
+        fleet.changed()
+        await write_record(fleet)
 
 
 def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:
@@ -76,10 +94,12 @@ async def _commit(
     push = answer.push
     # A repeat for a push of long ago gets its first answer again, though another version is served now.
     if not push.lora_name and answer.state.weight_version == push.weight_version:
-        version = Version(push.weight_version, push.push_id, push.content_digest)
+        version = Version.of(answer.state)
         upstream.member.serves(version)
+        if answer.state.fleet_epoch == request.fleet.epoch:
+            upstream.member.keeps(request.fleet)
         if decides and (fleet.committed is None or not fleet.committed.is_same(version)):
-            fleet.commit(version)
+            fleet.commit(version, request.fleet.epoch)
         else:
             fleet.refresh()
     return answer

@@ -224,7 +224,7 @@ class FleetPush:
                 push_id=self.push_id, apply=self._header.apply, expected_version=expected
             )
             try:
-                committed = await commit_everywhere(self._fleet, have, request, is_lora=self._is_lora)
+                committed = await commit_everywhere(self._fleet, have, request, received.push)
             except GenserveError as error:
                 if not may_have_done(error):
                     await discard_prepared(self.push_id, have)

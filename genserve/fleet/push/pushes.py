@@ -172,7 +172,7 @@ class FleetPushes:
             raise NoReplicaError(
                 f"{len(have)} replicas have push {request.push_id!r}, {needed} have to: nothing was changed"
             )
-        return await commit_everywhere(self._fleet, have, request, is_lora=bool(push.lora_name))
+        return await commit_everywhere(self._fleet, have, request, push)
 
     async def _brought(self, push: weights_pb2.Push, have: list[Upstream], lacking: list[Upstream]) -> list[Upstream]:
         """Who of those that have joined since it was staged has it now."""

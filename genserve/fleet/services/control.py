@@ -6,10 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from genserve.errors import GenserveError
+from genserve.errors import GenserveError, UnsupportedError
 from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
+from genserve.fleet.desired import Asleep
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.pauses import FleetPauses
+from genserve.fleet.records import write_record
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
@@ -95,6 +97,12 @@ class FleetControl(ControlServiceServicer):
         status.time.CopyFrom(to_timestamp(time.time()))
         return status
 
+    async def SetFleetState(
+        self, request: control_pb2.SetFleetStateRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.SetFleetStateResponse:
+        """Refused."""
+        raise UnsupportedError("a router makes this call to its replicas: use Pause, Sleep, LoadLora, and push")
+
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
@@ -108,6 +116,7 @@ class FleetControl(ControlServiceServicer):
         del info.features[:]
         info.features.extend([*features, ROUTER_FEATURE])
         info.ClearField("weight_transfer")
+        info.ClearField("fleet")
         if ready := self._fleet.ready:
             info.limits.max_num_seqs = sum(each.member.max_num_seqs for each in ready)
             info.limits.max_active_requests = sum(each.member.max_active_requests for each in ready)
@@ -129,14 +138,26 @@ class FleetControl(ControlServiceServicer):
             if upstream in awake:
                 await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
-        await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+        with self._fleet.desired.changing_sleep():
+            answers = await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+            tags = frozenset(answers[0].state.asleep_tags)
+            level = request.level if request.HasField("level") else 1
+            self._fleet.desired.asleep = Asleep(tags, level if "weights" in tags else None)
+        self._fleet.changed()
+        await write_record(self._fleet)
         return self._with_state(control_pb2.SleepResponse())
 
     async def WakeUp(
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Wakes all up."""
-        await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
+        desired = self._fleet.desired
+        with desired.changing_sleep():
+            answers = await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
+            tags = frozenset(answers[0].state.asleep_tags)
+            desired.asleep = Asleep(tags, desired.asleep.level if tags else None)
+        self._fleet.changed()
+        await write_record(self._fleet)
         return self._with_state(control_pb2.WakeUpResponse())
 
     async def ResetCache(
@@ -160,6 +181,9 @@ class FleetControl(ControlServiceServicer):
                 await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
         answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+        self._fleet.desired.loras[request.lora_name] = request.path
+        self._fleet.changed()
+        await write_record(self._fleet)
         return self._with_state(control_pb2.LoadLoraResponse(lora=_together([answer.lora for answer in answers])))
 
     async def UnloadLora(
@@ -167,6 +191,9 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
         answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
+        if self._fleet.desired.loras.pop(request.lora_name, None) is not None:
+            self._fleet.changed()
+            await write_record(self._fleet)
         return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
 
     async def ListLoras(

@@ -50,6 +50,7 @@ class FleetReplicas(FleetServiceServicer):
                 fleet_pb2.PolicyDecisions(policy=policy, num_requests=count)
                 for policy, count in fleet.chain.num_decided.items()
             ],
+            fleet=fleet.record(),
         )
 
     async def WatchReplicas(  # type: ignore[override]  # the stubs know generators only
@@ -77,13 +78,15 @@ class FleetReplicas(FleetServiceServicer):
         self, request: fleet_pb2.AddReplicaRequest, context: "ServicerContext[Any, Any]"
     ) -> fleet_pb2.AddReplicaResponse:
         """Adds one."""
-        return fleet_pb2.AddReplicaResponse(replica=self._replica(self._router.add(request.address)))
+        return fleet_pb2.AddReplicaResponse(replica=self._replica(self._router.add(request.address, joins=True)))
 
     async def RemoveReplica(
         self, request: fleet_pb2.RemoveReplicaRequest, context: "ServicerContext[Any, Any]"
     ) -> fleet_pb2.RemoveReplicaResponse:
         """Removes one."""
         replica = self._replica(self._router.find(request.address))
+        if not request.force:
+            self._router.check_not_last(request.address)
         await self._router.remove(request.address)
         return fleet_pb2.RemoveReplicaResponse(replica=replica)
 
@@ -92,6 +95,8 @@ class FleetReplicas(FleetServiceServicer):
     ) -> fleet_pb2.DrainReplicaResponse:
         """Removes one when its requests have ended."""
         upstream = self._router.find(request.address)
+        if not request.force:
+            self._router.check_not_last(request.address)
         await self._router.drain(request.address)
         return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
 

@@ -12,17 +12,19 @@ from google.protobuf.message import Message
 import genserve
 from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.control.asleep import SleepDepth
+from genserve.control.membership import FleetRecord
 from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, tell_listening
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
-from genserve.v1 import control_pb2
+from genserve.v1 import control_pb2, types_pb2
 from genserve.weights.push.in_flight import PushInFlight
 
 StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)
 
+MAX_FLEET_STATE_BYTES = 256 << 10
 DEFAULT_PAUSE_TTL_S = 60.0
 DEFAULT_PAUSE_TIMEOUT_S = 60.0
 DEFAULT_LOAD_TIMEOUT_S = 60.0
@@ -55,6 +57,7 @@ class PauseArguments:
     holder: str
     ttl_s: float | None
     request_id: str
+    fleet_lease_id: str
     timeout_s: float
 
 
@@ -71,8 +74,18 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
         holder=message.holder,
         ttl_s=ttl_s,
         request_id=message.request_id,
+        fleet_lease_id=message.fleet_lease_id,
         timeout_s=seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S),
     )
+
+
+def fleet_record(message: types_pb2.FleetState) -> FleetRecord:
+    """What a router has written down. Raises InvalidFieldError."""
+    if not message.epoch:
+        raise InvalidFieldError.of("fleet.epoch", "must be above 0")
+    if (size := message.ByteSize()) > MAX_FLEET_STATE_BYTES:
+        raise InvalidFieldError.of("fleet", f"has {size} bytes, at most {MAX_FLEET_STATE_BYTES} are kept")
+    return FleetRecord(message.epoch, message.SerializeToString())
 
 
 def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:

@@ -73,7 +73,12 @@ def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str
 
 def to_lease(lease: PauseLease) -> types_pb2.PauseLease:
     """A lease."""
-    message = types_pb2.PauseLease(lease_id=lease.lease_id, holder=lease.holder, mode=_PAUSE_MODES_OUT[lease.mode])
+    message = types_pb2.PauseLease(
+        lease_id=lease.lease_id,
+        holder=lease.holder,
+        mode=_PAUSE_MODES_OUT[lease.mode],
+        fleet_lease_id=lease.fleet_lease_id,
+    )
     if lease.expire_time_s is not None:
         message.expire_time.CopyFrom(to_timestamp(lease.expire_time_s))
     return message
@@ -91,6 +96,11 @@ def to_state(state: EngineState) -> types_pb2.EngineState:
         asleep_tags=state.asleep_tags,
         weights_discarded=state.weights_discarded,
         startup=None if state.startup is None else _to_startup(state.startup),
+        push_id=state.push_id,
+        content_digest=state.content_digest,
+        base_digest=state.base_digest,
+        fleet_epoch=state.fleet_epoch,
+        router_address=state.router_address,
     )
 
 

@@ -57,6 +57,8 @@ class LivePush:
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
+        self.when_served: Callable[[], None] | None = None
+        """Called in the moment in which its version is live."""
         self.is_to_wait = False
         """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
@@ -222,6 +224,8 @@ class LivePush:
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
+        if self.when_served is not None:
+            self.when_served()
 
     def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from genserve.errors import PauseLeaseLostError
-from genserve.fleet.leases import _MAX_ENDED, Leases, holder_with, new_lease_id
+from genserve.fleet.leases import _MAX_ENDED, Leases, new_lease_id
 from genserve.v1 import types_pb2
 from tests.support.refusals import refuses
 
@@ -15,7 +15,7 @@ L, M = "1" * 32, "2" * 32
 def pause(lease_id: str = L, holder: str = "trainer", left_s: float | None = None) -> types_pb2.PauseLease:
     """A lease as a replica tells it, with a name of its own there."""
     told = types_pb2.PauseLease(
-        lease_id=f"own {lease_id}", holder=holder_with(holder, lease_id), mode=types_pb2.PAUSE_MODE_KEEP
+        lease_id=f"own {lease_id}", holder=holder, mode=types_pb2.PAUSE_MODE_KEEP, fleet_lease_id=lease_id
     )
     if left_s is not None:
         told.expire_time.FromNanoseconds(round((time.time() + left_s) * 1e9))
@@ -28,7 +28,7 @@ def held(leases: Leases, address: str) -> list[str]:
 
 
 def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
-    """By the holder's name; a lease that somebody took on a replica alone is not the fleet's."""
+    """By its field; a lease that somebody took on a replica alone is not the fleet's."""
     leases = Leases()
     assert held(leases, "a:1") == []
     assert leases.told("a:1", [pause(holder="my [trainer]\n"), types_pb2.PauseLease(lease_id="x", holder="operator")])
@@ -39,6 +39,7 @@ def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
     with refuses(PauseLeaseLostError, says="b:2"):
         leases.of_replica(L, "b:2")
     assert not leases.told("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
+    assert leases.told("a:1", [pause(holder="my [trainer]\n", left_s=60)]), "it was renewed"
 
 
 def test_a_lease_that_ended_on_a_replica_is_not_given_to_it_again() -> None:

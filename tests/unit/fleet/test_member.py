@@ -1,5 +1,7 @@
 """What the router knows of one replica, and what follows from it."""
 
+from typing import Any
+
 import pytest
 
 from genserve.fleet.member import Member
@@ -13,17 +15,21 @@ INFO.limits.max_num_seqs = 4
 
 
 def engine(
-    phase: types_pb2.Phase.ValueType = types_pb2.PHASE_RUNNING, version: int = 1, instance_id: str = "i"
+    phase: types_pb2.Phase.ValueType = types_pb2.PHASE_RUNNING,
+    version: Version = ONE,
+    instance_id: str = "i",
+    **more: Any,
 ) -> types_pb2.EngineState:
     """A state that a replica tells."""
-    return types_pb2.EngineState(instance_id=instance_id, phase=phase, weight_version=version)
+    told = {"weight_version": version.number, "push_id": version.push_id, "content_digest": version.content_digest}
+    return types_pb2.EngineState(instance_id=instance_id, phase=phase, base_digest=version.base_digest, **told, **more)
 
 
 def serving(version: Version | None = ONE, phase: types_pb2.Phase.ValueType = types_pb2.PHASE_RUNNING) -> Member:
     """A replica that has told all of it."""
     member = Member("a:1")
     member.connected(INFO)
-    member.reported(engine(phase, version.number if version is not None else 0), control_pb2.Load(running=2))
+    member.reported(engine(phase, version or Version(0)), control_pb2.Load(running=2))
     if version is not None:
         member.serves(version)
     return member
@@ -76,7 +82,7 @@ def test_the_phase_of_an_engine_decides(phase: types_pb2.Phase.ValueType, state:
         (None, None, "its version is being read"),
         (ONE, None, "the fleet starts"),
         (Version(0), ONE, "it serves version 0, the fleet 1"),
-        (Version(2, "q"), ONE, "it serves version 2, the fleet 1: it waits for a newer one"),
+        (Version(2, "q"), ONE, "it serves version 2, the fleet 1"),
         (Version(1, "q"), ONE, "it serves other weights under version 1: push 'q'"),
         (Version(1, "q", "d"), Version(1, "p", "e"), "it serves other weights under version 1: push 'q'"),
         (Version(1, "q", "d"), Version(1, "p", "d"), ""),
@@ -136,9 +142,12 @@ def test_a_loss_is_known_when_it_is_back() -> None:
     assert member.was_lost_since(member.num_losses)
 
 
-@pytest.mark.parametrize(("version", "instance_id"), [(2, "i"), (1, "j")])
-def test_a_version_has_to_be_read_again_when_a_report_differs(version: int, instance_id: str) -> None:
-    """By its number, or by who reports; the same report changes nothing."""
+@pytest.mark.parametrize(
+    ("version", "instance_id"),
+    [(Version(2, "p"), "i"), (Version(1, "q"), "i"), (Version(1, "p", "d"), "i"), (ONE, "j")],
+)
+def test_a_version_has_to_be_read_again_when_a_report_differs(version: Version, instance_id: str) -> None:
+    """By what it serves, whatever its number, or by who reports; the same report changes nothing."""
     member = serving()
     member.reported(engine(), control_pb2.Load())
     assert member.version == ONE

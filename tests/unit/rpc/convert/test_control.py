@@ -41,14 +41,20 @@ def watch(**fields: Any) -> float:
 
 def test_a_bare_pause_has_the_contract_s_defaults() -> None:
     """KEEP, the cache stays, and the lease ends after 60 s: a program that dies leaves nothing paused."""
-    assert pause() == PauseArguments(PauseMode.KEEP, KvPolicy.REUSE, "", 60.0, "", 60.0)
+    assert pause() == PauseArguments(PauseMode.KEEP, KvPolicy.REUSE, "", 60.0, "", "", 60.0)
 
 
 def test_everything_in_a_pause_arrives() -> None:
     """Field by field."""
     assert pause(
-        mode="PAUSE_MODE_WAIT", kvPolicy="KV_POLICY_RECOMPUTE", holder="me", ttl="5s", requestId="r", timeout="0.5s"
-    ) == PauseArguments(PauseMode.WAIT, KvPolicy.RECOMPUTE, "me", 5.0, "r", 0.5)
+        mode="PAUSE_MODE_WAIT",
+        kvPolicy="KV_POLICY_RECOMPUTE",
+        holder="me",
+        ttl="5s",
+        requestId="r",
+        fleetLeaseId="f",
+        timeout="0.5s",
+    ) == PauseArguments(PauseMode.WAIT, KvPolicy.RECOMPUTE, "me", 5.0, "r", "f", 0.5)
 
 
 def test_no_expiry_has_to_be_asked_for() -> None:

@@ -19,7 +19,7 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
-import { EngineState, KvPolicy, PauseLease, PauseMode } from "./types.js";
+import { EngineState, FleetState, KvPolicy, PauseLease, PauseMode, Router } from "./types.js";
 import { PushInFlight } from "./weights.js";
 
 /** Pause, resume, sleep and status. */
@@ -41,7 +41,11 @@ export interface PauseRequest {
   /** Idempotency key: a repeat with the same id returns the same lease. */
   requestId: string;
   /** Longest wait for the pause to begin (WAIT waits for running requests); default 60 s. If it ends, nothing is paused. */
-  timeout?: Duration | undefined;
+  timeout?:
+    | Duration
+    | undefined;
+  /** For routers: the lease of the fleet of which this one is a part. */
+  fleetLeaseId: string;
 }
 
 /** The lease. */
@@ -142,7 +146,15 @@ export interface WatchStatusRequest {
    * Also sends this often if nothing changes, so that a watcher notices a daemon that has fallen silent; default never,
    * at least 0.1 s.
    */
-  heartbeat?: Duration | undefined;
+  heartbeat?:
+    | Duration
+    | undefined;
+  /**
+   * For routers: who looks after the daemon for as long as this call lasts. Another router is refused meanwhile, and
+   * what a router calls after that is refused to those before it: they send their router_id with every call, as the
+   * metadata genserve-router-id.
+   */
+  router?: Router | undefined;
 }
 
 /** The status. */
@@ -320,6 +332,8 @@ export interface GetServerInfoResponse {
    * Triton is, so on GPUs, or "v1".
    */
   modelRunner: string;
+  /** What the router of the daemon's fleet has written down last; unset if none has. */
+  fleet?: FleetState | undefined;
 }
 
 /**
@@ -337,6 +351,18 @@ export interface ModelMemory {
   constantBytes: bigint;
   /** None of these. A model with such weights is refused at the start, so it is 0. */
   hiddenBytes: bigint;
+}
+
+/** What to keep. */
+export interface SetFleetStateRequest {
+  /** All of it. */
+  fleet?: FleetState | undefined;
+}
+
+/** It is kept. */
+export interface SetFleetStateResponse {
+  /** State of the engine. */
+  state?: EngineState | undefined;
 }
 
 /** Drops the prefix cache. */
@@ -482,7 +508,16 @@ export interface DrainResponse {
 }
 
 function createBasePauseRequest(): PauseRequest {
-  return { mode: 0, kvPolicy: 0, holder: "", ttl: undefined, noExpiry: false, requestId: "", timeout: undefined };
+  return {
+    mode: 0,
+    kvPolicy: 0,
+    holder: "",
+    ttl: undefined,
+    noExpiry: false,
+    requestId: "",
+    timeout: undefined,
+    fleetLeaseId: "",
+  };
 }
 
 export const PauseRequest: MessageFns<PauseRequest> = {
@@ -507,6 +542,9 @@ export const PauseRequest: MessageFns<PauseRequest> = {
     }
     if (message.timeout !== undefined) {
       Duration.encode(message.timeout, writer.uint32(58).fork()).join();
+    }
+    if (message.fleetLeaseId !== "") {
+      writer.uint32(66).string(message.fleetLeaseId);
     }
     return writer;
   },
@@ -580,6 +618,14 @@ export const PauseRequest: MessageFns<PauseRequest> = {
             message.timeout = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.fleetLeaseId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -606,6 +652,7 @@ export const PauseRequest: MessageFns<PauseRequest> = {
     message.timeout = (object.timeout !== undefined && object.timeout !== null)
       ? Duration.fromPartial(object.timeout)
       : undefined;
+    message.fleetLeaseId = object.fleetLeaseId ?? "";
     return message;
   },
 };
@@ -1219,7 +1266,7 @@ export const GetStatusResponse: MessageFns<GetStatusResponse> = {
 };
 
 function createBaseWatchStatusRequest(): WatchStatusRequest {
-  return { interval: undefined, heartbeat: undefined };
+  return { interval: undefined, heartbeat: undefined, router: undefined };
 }
 
 export const WatchStatusRequest: MessageFns<WatchStatusRequest> = {
@@ -1229,6 +1276,9 @@ export const WatchStatusRequest: MessageFns<WatchStatusRequest> = {
     }
     if (message.heartbeat !== undefined) {
       Duration.encode(message.heartbeat, writer.uint32(18).fork()).join();
+    }
+    if (message.router !== undefined) {
+      Router.encode(message.router, writer.uint32(26).fork()).join();
     }
     return writer;
   },
@@ -1262,6 +1312,14 @@ export const WatchStatusRequest: MessageFns<WatchStatusRequest> = {
             message.heartbeat = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.router = Router.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1284,6 +1342,9 @@ export const WatchStatusRequest: MessageFns<WatchStatusRequest> = {
       : undefined;
     message.heartbeat = (object.heartbeat !== undefined && object.heartbeat !== null)
       ? Duration.fromPartial(object.heartbeat)
+      : undefined;
+    message.router = (object.router !== undefined && object.router !== null)
+      ? Router.fromPartial(object.router)
       : undefined;
     return message;
   },
@@ -1950,6 +2011,7 @@ function createBaseGetServerInfoResponse(): GetServerInfoResponse {
     openaiPort: 0,
     protection: undefined,
     modelRunner: "",
+    fleet: undefined,
   };
 }
 
@@ -2040,6 +2102,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     }
     if (message.modelRunner !== "") {
       writer.uint32(202).string(message.modelRunner);
+    }
+    if (message.fleet !== undefined) {
+      FleetState.encode(message.fleet, writer.uint32(210).fork()).join();
     }
     return writer;
   },
@@ -2269,6 +2334,14 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
             message.modelRunner = reader.string();
             continue;
           }
+          case 26: {
+            if (tag !== 210) {
+              break;
+            }
+
+            message.fleet = FleetState.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2324,6 +2397,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
       ? Protection.fromPartial(object.protection)
       : undefined;
     message.modelRunner = object.modelRunner ?? "";
+    message.fleet = (object.fleet !== undefined && object.fleet !== null)
+      ? FleetState.fromPartial(object.fleet)
+      : undefined;
     return message;
   },
 };
@@ -2452,6 +2528,120 @@ export const ModelMemory: MessageFns<ModelMemory> = {
     message.hiddenBytes = (object.hiddenBytes !== undefined && object.hiddenBytes !== null)
       ? BigInt(object.hiddenBytes)
       : 0n;
+    return message;
+  },
+};
+
+function createBaseSetFleetStateRequest(): SetFleetStateRequest {
+  return { fleet: undefined };
+}
+
+export const SetFleetStateRequest: MessageFns<SetFleetStateRequest> = {
+  encode(message: SetFleetStateRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.fleet !== undefined) {
+      FleetState.encode(message.fleet, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SetFleetStateRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSetFleetStateRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.fleet = FleetState.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SetFleetStateRequest>): SetFleetStateRequest {
+    return SetFleetStateRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SetFleetStateRequest>): SetFleetStateRequest {
+    const message = createBaseSetFleetStateRequest();
+    message.fleet = (object.fleet !== undefined && object.fleet !== null)
+      ? FleetState.fromPartial(object.fleet)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseSetFleetStateResponse(): SetFleetStateResponse {
+  return { state: undefined };
+}
+
+export const SetFleetStateResponse: MessageFns<SetFleetStateResponse> = {
+  encode(message: SetFleetStateResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.state !== undefined) {
+      EngineState.encode(message.state, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SetFleetStateResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSetFleetStateResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.state = EngineState.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SetFleetStateResponse>): SetFleetStateResponse {
+    return SetFleetStateResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SetFleetStateResponse>): SetFleetStateResponse {
+    const message = createBaseSetFleetStateResponse();
+    message.state = (object.state !== undefined && object.state !== null)
+      ? EngineState.fromPartial(object.state)
+      : undefined;
     return message;
   },
 };
@@ -3543,7 +3733,7 @@ export const ControlServiceService = {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many with the caller's role watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
    */
   watchStatus: {
     path: "/genserve.v1.ControlService/WatchStatus" as const,
@@ -3564,6 +3754,21 @@ export const ControlServiceService = {
     responseSerialize: (value: GetServerInfoResponse): Buffer =>
       Buffer.from(GetServerInfoResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetServerInfoResponse => GetServerInfoResponse.decode(value),
+  },
+  /**
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   *
+   * Errors: FLEET_HELD if another router looks after the daemon.
+   */
+  setFleetState: {
+    path: "/genserve.v1.ControlService/SetFleetState" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: SetFleetStateRequest): Buffer => Buffer.from(SetFleetStateRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): SetFleetStateRequest => SetFleetStateRequest.decode(value),
+    responseSerialize: (value: SetFleetStateResponse): Buffer =>
+      Buffer.from(SetFleetStateResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): SetFleetStateResponse => SetFleetStateResponse.decode(value),
   },
   /** Drops the prefix cache. */
   resetCache: {
@@ -3682,11 +3887,17 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many with the caller's role watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
    */
   watchStatus: handleServerStreamingCall<WatchStatusRequest, WatchStatusResponse>;
   /** What the daemon serves and can do. */
   getServerInfo: handleUnaryCall<GetServerInfoRequest, GetServerInfoResponse>;
+  /**
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   *
+   * Errors: FLEET_HELD if another router looks after the daemon.
+   */
+  setFleetState: handleUnaryCall<SetFleetStateRequest, SetFleetStateResponse>;
   /** Drops the prefix cache. */
   resetCache: handleUnaryCall<ResetCacheRequest, ResetCacheResponse>;
   /**
@@ -3804,7 +4015,7 @@ export interface ControlServiceClient extends Client {
   /**
    * The same, first at once and then on every change.
    *
-   * Errors: QUEUE_FULL if too many with the caller's role watch.
+   * Errors: QUEUE_FULL if too many with the caller's role watch; FLEET_HELD if another router looks after the daemon.
    */
   watchStatus(request: WatchStatusRequest, options?: Partial<CallOptions>): ClientReadableStream<WatchStatusResponse>;
   watchStatus(
@@ -3827,6 +4038,26 @@ export interface ControlServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetServerInfoResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   *
+   * Errors: FLEET_HELD if another router looks after the daemon.
+   */
+  setFleetState(
+    request: SetFleetStateRequest,
+    callback: (error: ServiceError | null, response: SetFleetStateResponse) => void,
+  ): ClientUnaryCall;
+  setFleetState(
+    request: SetFleetStateRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: SetFleetStateResponse) => void,
+  ): ClientUnaryCall;
+  setFleetState(
+    request: SetFleetStateRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: SetFleetStateResponse) => void,
   ): ClientUnaryCall;
   /** Drops the prefix cache. */
   resetCache(

@@ -19,7 +19,7 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import { Load } from "./control.js";
-import { EngineState } from "./types.js";
+import { EngineState, FleetState } from "./types.js";
 import { PushInFlight } from "./weights.js";
 
 /** The replicas behind one endpoint. */
@@ -88,6 +88,8 @@ export interface ListReplicasResponse {
   weightVersion: number;
   /** The policies, in order. */
   decisions: PolicyDecisions[];
+  /** What the fleet should be; unset while the router does not know it yet. */
+  fleet?: FleetState | undefined;
 }
 
 /** Asks for every change of the replicas. */
@@ -123,6 +125,8 @@ export interface AddReplicaResponse {
 export interface RemoveReplicaRequest {
   /** Its address. */
   address: string;
+  /** Also if no other replica serves the version of the fleet, which is then lost to it. */
+  force: boolean;
 }
 
 /** It is removed. */
@@ -135,6 +139,8 @@ export interface RemoveReplicaResponse {
 export interface DrainReplicaRequest {
   /** Its address. */
   address: string;
+  /** Also if no other replica serves the version of the fleet, which is then lost to it. */
+  force: boolean;
 }
 
 /** It is drained and removed. If the call ends early, it goes on draining. */
@@ -435,7 +441,7 @@ export const ListReplicasRequest: MessageFns<ListReplicasRequest> = {
 };
 
 function createBaseListReplicasResponse(): ListReplicasResponse {
-  return { replicas: [], weightVersion: 0, decisions: [] };
+  return { replicas: [], weightVersion: 0, decisions: [], fleet: undefined };
 }
 
 export const ListReplicasResponse: MessageFns<ListReplicasResponse> = {
@@ -448,6 +454,9 @@ export const ListReplicasResponse: MessageFns<ListReplicasResponse> = {
     }
     for (const v of message.decisions) {
       PolicyDecisions.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.fleet !== undefined) {
+      FleetState.encode(message.fleet, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -489,6 +498,14 @@ export const ListReplicasResponse: MessageFns<ListReplicasResponse> = {
             message.decisions.push(PolicyDecisions.decode(reader, reader.uint32()));
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.fleet = FleetState.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -509,6 +526,9 @@ export const ListReplicasResponse: MessageFns<ListReplicasResponse> = {
     message.replicas = object.replicas?.map((e) => Replica.fromPartial(e)) || [];
     message.weightVersion = object.weightVersion ?? 0;
     message.decisions = object.decisions?.map((e) => PolicyDecisions.fromPartial(e)) || [];
+    message.fleet = (object.fleet !== undefined && object.fleet !== null)
+      ? FleetState.fromPartial(object.fleet)
+      : undefined;
     return message;
   },
 };
@@ -750,13 +770,16 @@ export const AddReplicaResponse: MessageFns<AddReplicaResponse> = {
 };
 
 function createBaseRemoveReplicaRequest(): RemoveReplicaRequest {
-  return { address: "" };
+  return { address: "", force: false };
 }
 
 export const RemoveReplicaRequest: MessageFns<RemoveReplicaRequest> = {
   encode(message: RemoveReplicaRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.address !== "") {
       writer.uint32(10).string(message.address);
+    }
+    if (message.force !== false) {
+      writer.uint32(16).bool(message.force);
     }
     return writer;
   },
@@ -782,6 +805,14 @@ export const RemoveReplicaRequest: MessageFns<RemoveReplicaRequest> = {
             message.address = reader.string();
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.force = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -800,6 +831,7 @@ export const RemoveReplicaRequest: MessageFns<RemoveReplicaRequest> = {
   fromPartial(object: DeepPartial<RemoveReplicaRequest>): RemoveReplicaRequest {
     const message = createBaseRemoveReplicaRequest();
     message.address = object.address ?? "";
+    message.force = object.force ?? false;
     return message;
   },
 };
@@ -862,13 +894,16 @@ export const RemoveReplicaResponse: MessageFns<RemoveReplicaResponse> = {
 };
 
 function createBaseDrainReplicaRequest(): DrainReplicaRequest {
-  return { address: "" };
+  return { address: "", force: false };
 }
 
 export const DrainReplicaRequest: MessageFns<DrainReplicaRequest> = {
   encode(message: DrainReplicaRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.address !== "") {
       writer.uint32(10).string(message.address);
+    }
+    if (message.force !== false) {
+      writer.uint32(16).bool(message.force);
     }
     return writer;
   },
@@ -894,6 +929,14 @@ export const DrainReplicaRequest: MessageFns<DrainReplicaRequest> = {
             message.address = reader.string();
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.force = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -912,6 +955,7 @@ export const DrainReplicaRequest: MessageFns<DrainReplicaRequest> = {
   fromPartial(object: DeepPartial<DrainReplicaRequest>): DrainReplicaRequest {
     const message = createBaseDrainReplicaRequest();
     message.address = object.address ?? "";
+    message.force = object.force ?? false;
     return message;
   },
 };
@@ -1023,7 +1067,7 @@ export const FleetServiceService = {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   removeReplica: {
     path: "/genserve.v1.FleetService/RemoveReplica" as const,
@@ -1038,7 +1082,7 @@ export const FleetServiceService = {
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   drainReplica: {
     path: "/genserve.v1.FleetService/DrainReplica" as const,
@@ -1070,13 +1114,13 @@ export interface FleetServiceServer extends UntypedServiceImplementation {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   removeReplica: handleUnaryCall<RemoveReplicaRequest, RemoveReplicaResponse>;
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   drainReplica: handleUnaryCall<DrainReplicaRequest, DrainReplicaResponse>;
 }
@@ -1135,7 +1179,7 @@ export interface FleetServiceClient extends Client {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   removeReplica(
     request: RemoveReplicaRequest,
@@ -1155,7 +1199,7 @@ export interface FleetServiceClient extends Client {
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
    */
   drainReplica(
     request: DrainReplicaRequest,

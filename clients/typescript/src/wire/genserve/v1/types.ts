@@ -60,7 +60,11 @@ export interface PauseLease {
   /** How requests in flight were treated. */
   mode: PauseMode;
   /** When the lease ends by itself; unset when it never does. */
-  expireTime?: Date | undefined;
+  expireTime?:
+    | Date
+    | undefined;
+  /** Of a lease of a replica that is a part of a lease of its fleet: the lease_id of that one. Empty for others. */
+  fleetLeaseId: string;
 }
 
 /** State of the engine; every control-plane response carries it. */
@@ -82,7 +86,66 @@ export interface EngineState {
   /** Whether a sleep of level 2 has dropped the weights, and no version was applied since. */
   weightsDiscarded: boolean;
   /** What the daemon does before it serves; only in PHASE_STARTING. */
-  startup?: Startup | undefined;
+  startup?:
+    | Startup
+    | undefined;
+  /** The push that brought the served weights; empty for those of the checkpoint and of vLLM's own transfer. Of a daemon. */
+  pushId: string;
+  /** Digest of the contents of the served weights, as in PushHeader; empty if it is not known. Of a daemon. */
+  contentDigest: string;
+  /**
+   * Tells the checkpoints that daemons have started with apart: a digest of samples of its files. Empty if the files are
+   * not on the daemon's host. Of a daemon.
+   */
+  baseDigest: string;
+  /** The epoch of the FleetState that the daemon keeps, 0 if it keeps none; of a router, that of its fleet. */
+  fleetEpoch: bigint;
+  /** Address of the router that looks after the daemon; empty if none does. */
+  routerAddress: string;
+}
+
+/** A router that looks after replicas. */
+export interface Router {
+  /** Names this run of it. A secret of the router and its replicas. */
+  routerId: string;
+  /** Where it listens, for people. */
+  address: string;
+}
+
+/**
+ * What a fleet should be. The router writes it to every replica whenever it changes, and replicas keep it for as long as
+ * they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
+ * has it answers.
+ */
+export interface FleetState {
+  /** Grows with each change. A router that starts goes on above what replicas tell: at the next multiple of 2^32. */
+  epoch: bigint;
+  /** The version that all replicas serve, and the push that brought it, as in EngineState. */
+  weightVersion: number;
+  /** See EngineState. */
+  pushId: string;
+  /** See EngineState. */
+  contentDigest: string;
+  /** See EngineState: which checkpoint the fleet has started with. */
+  baseDigest: string;
+  /** The leases of the fleet that are held; lease_id is that of the fleet. */
+  leases: PauseLease[];
+  /** The level of the Sleep of all; unset if the fleet is awake, or only parts sleep. */
+  sleepLevel?:
+    | number
+    | undefined;
+  /** What sleeps on all replicas, as in EngineState. */
+  asleepTags: string[];
+  /** Adapters that all replicas have loaded from a directory. */
+  loras: FleetLora[];
+}
+
+/** An adapter of a fleet. */
+export interface FleetLora {
+  /** Its name. */
+  loraName: string;
+  /** The directory, on each host. */
+  path: string;
 }
 
 /** How far a start has come. */
@@ -130,7 +193,7 @@ export interface TokenIds {
 }
 
 function createBasePauseLease(): PauseLease {
-  return { leaseId: "", holder: "", mode: 0, expireTime: undefined };
+  return { leaseId: "", holder: "", mode: 0, expireTime: undefined, fleetLeaseId: "" };
 }
 
 export const PauseLease: MessageFns<PauseLease> = {
@@ -146,6 +209,9 @@ export const PauseLease: MessageFns<PauseLease> = {
     }
     if (message.expireTime !== undefined) {
       Timestamp.encode(toTimestamp(message.expireTime), writer.uint32(34).fork()).join();
+    }
+    if (message.fleetLeaseId !== "") {
+      writer.uint32(42).string(message.fleetLeaseId);
     }
     return writer;
   },
@@ -195,6 +261,14 @@ export const PauseLease: MessageFns<PauseLease> = {
             message.expireTime = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.fleetLeaseId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -216,6 +290,7 @@ export const PauseLease: MessageFns<PauseLease> = {
     message.holder = object.holder ?? "";
     message.mode = object.mode ?? 0;
     message.expireTime = object.expireTime ?? undefined;
+    message.fleetLeaseId = object.fleetLeaseId ?? "";
     return message;
   },
 };
@@ -231,6 +306,11 @@ function createBaseEngineState(): EngineState {
     asleepTags: [],
     weightsDiscarded: false,
     startup: undefined,
+    pushId: "",
+    contentDigest: "",
+    baseDigest: "",
+    fleetEpoch: 0n,
+    routerAddress: "",
   };
 }
 
@@ -262,6 +342,24 @@ export const EngineState: MessageFns<EngineState> = {
     }
     if (message.startup !== undefined) {
       Startup.encode(message.startup, writer.uint32(74).fork()).join();
+    }
+    if (message.pushId !== "") {
+      writer.uint32(82).string(message.pushId);
+    }
+    if (message.contentDigest !== "") {
+      writer.uint32(90).string(message.contentDigest);
+    }
+    if (message.baseDigest !== "") {
+      writer.uint32(98).string(message.baseDigest);
+    }
+    if (message.fleetEpoch !== 0n) {
+      if (BigInt.asUintN(64, message.fleetEpoch) !== message.fleetEpoch) {
+        throw new globalThis.Error("value provided for field message.fleetEpoch of type uint64 too large");
+      }
+      writer.uint32(104).uint64(message.fleetEpoch);
+    }
+    if (message.routerAddress !== "") {
+      writer.uint32(114).string(message.routerAddress);
     }
     return writer;
   },
@@ -351,6 +449,46 @@ export const EngineState: MessageFns<EngineState> = {
             message.startup = Startup.decode(reader, reader.uint32());
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.pushId = reader.string();
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.contentDigest = reader.string();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.baseDigest = reader.string();
+            continue;
+          }
+          case 13: {
+            if (tag !== 104) {
+              break;
+            }
+
+            message.fleetEpoch = reader.uint64() as bigint;
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.routerAddress = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -379,6 +517,311 @@ export const EngineState: MessageFns<EngineState> = {
     message.startup = (object.startup !== undefined && object.startup !== null)
       ? Startup.fromPartial(object.startup)
       : undefined;
+    message.pushId = object.pushId ?? "";
+    message.contentDigest = object.contentDigest ?? "";
+    message.baseDigest = object.baseDigest ?? "";
+    message.fleetEpoch = (object.fleetEpoch !== undefined && object.fleetEpoch !== null)
+      ? BigInt(object.fleetEpoch)
+      : 0n;
+    message.routerAddress = object.routerAddress ?? "";
+    return message;
+  },
+};
+
+function createBaseRouter(): Router {
+  return { routerId: "", address: "" };
+}
+
+export const Router: MessageFns<Router> = {
+  encode(message: Router, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.routerId !== "") {
+      writer.uint32(10).string(message.routerId);
+    }
+    if (message.address !== "") {
+      writer.uint32(18).string(message.address);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Router {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRouter();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.routerId = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.address = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Router>): Router {
+    return Router.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Router>): Router {
+    const message = createBaseRouter();
+    message.routerId = object.routerId ?? "";
+    message.address = object.address ?? "";
+    return message;
+  },
+};
+
+function createBaseFleetState(): FleetState {
+  return {
+    epoch: 0n,
+    weightVersion: 0,
+    pushId: "",
+    contentDigest: "",
+    baseDigest: "",
+    leases: [],
+    sleepLevel: undefined,
+    asleepTags: [],
+    loras: [],
+  };
+}
+
+export const FleetState: MessageFns<FleetState> = {
+  encode(message: FleetState, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.epoch !== 0n) {
+      if (BigInt.asUintN(64, message.epoch) !== message.epoch) {
+        throw new globalThis.Error("value provided for field message.epoch of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.epoch);
+    }
+    if (message.weightVersion !== 0) {
+      writer.uint32(16).uint32(message.weightVersion);
+    }
+    if (message.pushId !== "") {
+      writer.uint32(26).string(message.pushId);
+    }
+    if (message.contentDigest !== "") {
+      writer.uint32(34).string(message.contentDigest);
+    }
+    if (message.baseDigest !== "") {
+      writer.uint32(42).string(message.baseDigest);
+    }
+    for (const v of message.leases) {
+      PauseLease.encode(v!, writer.uint32(50).fork()).join();
+    }
+    if (message.sleepLevel !== undefined) {
+      writer.uint32(56).uint32(message.sleepLevel);
+    }
+    for (const v of message.asleepTags) {
+      writer.uint32(66).string(v!);
+    }
+    for (const v of message.loras) {
+      FleetLora.encode(v!, writer.uint32(74).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): FleetState {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseFleetState();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.epoch = reader.uint64() as bigint;
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.weightVersion = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.pushId = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.contentDigest = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.baseDigest = reader.string();
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.leases.push(PauseLease.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.sleepLevel = reader.uint32();
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.asleepTags.push(reader.string());
+            continue;
+          }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.loras.push(FleetLora.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<FleetState>): FleetState {
+    return FleetState.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<FleetState>): FleetState {
+    const message = createBaseFleetState();
+    message.epoch = (object.epoch !== undefined && object.epoch !== null) ? BigInt(object.epoch) : 0n;
+    message.weightVersion = object.weightVersion ?? 0;
+    message.pushId = object.pushId ?? "";
+    message.contentDigest = object.contentDigest ?? "";
+    message.baseDigest = object.baseDigest ?? "";
+    message.leases = object.leases?.map((e) => PauseLease.fromPartial(e)) || [];
+    message.sleepLevel = object.sleepLevel ?? undefined;
+    message.asleepTags = object.asleepTags?.map((e) => e) || [];
+    message.loras = object.loras?.map((e) => FleetLora.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseFleetLora(): FleetLora {
+  return { loraName: "", path: "" };
+}
+
+export const FleetLora: MessageFns<FleetLora> = {
+  encode(message: FleetLora, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.loraName !== "") {
+      writer.uint32(10).string(message.loraName);
+    }
+    if (message.path !== "") {
+      writer.uint32(18).string(message.path);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): FleetLora {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseFleetLora();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.loraName = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.path = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<FleetLora>): FleetLora {
+    return FleetLora.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<FleetLora>): FleetLora {
+    const message = createBaseFleetLora();
+    message.loraName = object.loraName ?? "";
+    message.path = object.path ?? "";
     return message;
   },
 };

@@ -21,7 +21,7 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
-import { EngineState, KvPolicy, PauseMode } from "./types.js";
+import { EngineState, FleetState, KvPolicy, PauseMode } from "./types.js";
 
 /** Pushing weights: a push is a transaction. */
 
@@ -509,7 +509,11 @@ export interface CommitPushRequest {
     | ApplyOptions
     | undefined;
   /** Refuse unless this version is served (compare and swap); default: as in the push's header. */
-  expectedVersion?: number | undefined;
+  expectedVersion?:
+    | number
+    | undefined;
+  /** For routers: what the fleet is once this version is served. It is kept in the same moment, see SetFleetState. */
+  fleet?: FleetState | undefined;
 }
 
 /** The outcome of a push. */
@@ -3044,7 +3048,7 @@ export const GetPushResponse: MessageFns<GetPushResponse> = {
 };
 
 function createBaseCommitPushRequest(): CommitPushRequest {
-  return { pushId: "", apply: undefined, expectedVersion: undefined };
+  return { pushId: "", apply: undefined, expectedVersion: undefined, fleet: undefined };
 }
 
 export const CommitPushRequest: MessageFns<CommitPushRequest> = {
@@ -3057,6 +3061,9 @@ export const CommitPushRequest: MessageFns<CommitPushRequest> = {
     }
     if (message.expectedVersion !== undefined) {
       writer.uint32(24).uint32(message.expectedVersion);
+    }
+    if (message.fleet !== undefined) {
+      FleetState.encode(message.fleet, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -3098,6 +3105,14 @@ export const CommitPushRequest: MessageFns<CommitPushRequest> = {
             message.expectedVersion = reader.uint32();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.fleet = FleetState.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3120,6 +3135,9 @@ export const CommitPushRequest: MessageFns<CommitPushRequest> = {
       ? ApplyOptions.fromPartial(object.apply)
       : undefined;
     message.expectedVersion = object.expectedVersion ?? undefined;
+    message.fleet = (object.fleet !== undefined && object.fleet !== null)
+      ? FleetState.fromPartial(object.fleet)
+      : undefined;
     return message;
   },
 };

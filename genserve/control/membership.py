@@ -1,0 +1,115 @@
+"""The fleet that a daemon belongs to: which router looks after it, and what that has written down of the fleet. Pure.
+
+A router looks after a daemon for as long as it watches its status, and nobody else may meanwhile. So of two routers
+with the same replicas one is refused, until the other has ended: and for a while longer, because a connection may break
+and come back, unless it listens where the other one did. What the former one still has on its way is refused as well:
+calls of routers name the run of the router that they come from.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from genserve.arguments import check_text
+from genserve.errors import FleetHeldError, InvalidFieldError
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A run of a router. `address`: where it listens, for people."""
+
+    router_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """What a fleet should be, as its router has written it down; the daemon reads nothing of it but its epoch."""
+
+    epoch: int
+    content: bytes
+
+
+RETURN_S = 5.0
+"""In which a router whose watch has ended may come back before another one is let in."""
+NO_RECORD = FleetRecord(0, b"")
+
+
+class Membership:
+    """Who looks after this daemon, and the last record of its fleet. `tell`: is called at each change. `clock`: in
+    seconds."""
+
+    def __init__(self, tell: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._left_at_s = -math.inf
+        self._router: Router | None = None
+        self._watches: Counter[str] = Counter()
+        self.record = NO_RECORD
+
+    @property
+    def router_address(self) -> str:
+        """Where the router that looks after this daemon listens; "" = none does."""
+        return self._router.address if self._router is not None and self._watches[self._router.router_id] else ""
+
+    @contextmanager
+    def looked_after(self, router: Router) -> Iterator[None]:
+        """While a router watches. Raises FleetHeldError if another one does, or did so just now, and
+        InvalidFieldError."""
+        check_text(router.router_id, "router.router_id")
+        check_text(router.address, "router.address")
+        if not router.router_id:
+            raise InvalidFieldError.of("router.router_id", "must not be empty")
+        if not self._may_have_it(router):
+            raise self._held()
+        self._router = router
+        self._watches[router.router_id] += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._watches[router.router_id] -= 1
+            if not self._watches[router.router_id]:
+                del self._watches[router.router_id]
+                self._left_at_s = self._clock()
+            self._tell()
+
+    def _may_have_it(self, router: Router) -> bool:
+        held = self._router
+        if held is None or held.router_id == router.router_id:
+            return True
+        if self._watches[held.router_id]:
+            return False
+        return held.address == router.address or self._clock() >= self._left_at_s + RETURN_S
+
+    def check(self, router_id: str) -> None:
+        """Raises FleetHeldError for a call of a router that does not look after this daemon, or does not any more."""
+        if self._router is None or router_id != self._router.router_id:
+            raise self._held()
+
+    def keep(self, router_id: str, record: FleetRecord) -> None:
+        """Keeps what the router that looks after this daemon has written down. Raises FleetHeldError, and
+        InvalidFieldError for an epoch that is below the one that is kept."""
+        self.check(router_id)
+        if record.epoch < self.record.epoch:
+            raise InvalidFieldError.of("fleet.epoch", f"is {record.epoch}, and {self.record.epoch} is kept already")
+        self.record = record
+        self._tell()
+
+    def keep_served(self, router_id: str, record: FleetRecord) -> None:
+        """The same for a version that has just been exchanged, unless another router has come meanwhile, or a later
+        record of the same one: whoever it is finds out what is served."""
+        with suppress(FleetHeldError, InvalidFieldError):
+            self.keep(router_id, record)
+
+    def _held(self) -> FleetHeldError:
+        if self._router is None:
+            return FleetHeldError("no router looks after this daemon: watch its status first")
+        return FleetHeldError(
+            f"the router at {self._router.address} looks after this daemon: end that router first, or take the daemon "
+            "out of its fleet (genserve replicas remove)",
+            metadata={"router_address": self._router.address},
+        )

@@ -1,0 +1,116 @@
+"""What a fleet should be besides its leases, and the epoch of it. Pure.
+
+Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
+that starts takes what the replica with the highest epoch has. It numbers its own changes from the second on in which it
+has started, times 2^32, so that they are above all of the routers before, also those that it has not seen.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from genserve.fleet.version import Version
+from genserve.v1 import types_pb2
+
+_LIFE: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """What sleeps on all replicas. `level`: of the Sleep that did it, None = none did, or only parts sleep."""
+
+    tags: frozenset[str] = frozenset()
+    level: int | None = None
+
+
+class Desired:
+    """What a fleet should be. `epoch`: of what it is now, 0 = nobody has written anything down yet. `issued`: the
+    highest that was given to a change, which may yet fail. `loras`: the directories of adapters that all have loaded
+    from one, by their names."""
+
+    def __init__(self, started_s: float) -> None:
+        """`started_s`: when the router has started, in Unix seconds."""
+        self._life = 0
+        self._started_s = int(started_s)
+        self.epoch = 0
+        self.asleep = Asleep()
+        self.loras: dict[str, str] = {}
+        self.issued = 0
+        self._is_own = False
+        self._num_changing = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this router has changed it."""
+        return self._is_own
+
+    def knows(self, epoch: int) -> bool:
+        """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
+        return epoch <= self.epoch or epoch // _LIFE == self._life
+
+    @property
+    def asleep_tags(self) -> frozenset[str] | None:
+        """What sleeps on all replicas; None while that changes."""
+        return None if self._num_changing else self.asleep.tags
+
+    @contextmanager
+    def changing_sleep(self) -> Iterator[None]:
+        """While replicas fall asleep or wake up one by one."""
+        self._num_changing += 1
+        try:
+            yield
+        finally:
+            self._num_changing -= 1
+
+    def issue(self) -> int:
+        """The epoch of a change that may yet fail. Each is issued once."""
+        if not self._life or self.issued // _LIFE != self._life:
+            self._begin_life()
+        self.issued += 1
+        return self.issued
+
+    def change(self, epoch: int = 0) -> None:
+        """It has changed, by what this epoch was issued for; 0 = none was. If another change came between, what holds
+        now is that one and this one."""
+        self.epoch = epoch if epoch > self.epoch else self.issue()
+        self._is_own = True
+
+    def begin(self) -> None:
+        """Nobody has written anything down yet. Whatever a router has written comes before what this one has found."""
+        self.epoch = self.issued = 1
+
+    def adopt(self, record: types_pb2.FleetState) -> None:
+        """It is what another router has written down."""
+        self.epoch = record.epoch
+        self.issued = max(self.issued, record.epoch)
+        self.asleep = Asleep(
+            frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None
+        )
+        self.loras = {lora.lora_name: lora.path for lora in record.loras}
+
+    def overtake(self, epoch: int) -> None:
+        """Another router has used an epoch above this one: the fleet is what this router says, and has the higher
+        epoch."""
+        self.issued = max(self.issued, epoch)
+        self._begin_life()
+        self.change()
+
+    def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
+        """What replicas keep."""
+        return types_pb2.FleetState(
+            epoch=epoch,
+            weight_version=version.number,
+            push_id=version.push_id,
+            content_digest=version.content_digest,
+            base_digest=version.base_digest,
+            leases=leases,
+            sleep_level=self.asleep.level,
+            asleep_tags=sorted(self.asleep.tags),
+            loras=[types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())],
+        )
+
+    def _begin_life(self) -> None:
+        """From now on epochs are above all that are known, also if clocks are wrong."""
+        self._life = max(self._started_s, self.issued // _LIFE + 1)
+        self.issued = self._life * _LIFE

@@ -1,0 +1,46 @@
+"""Calls of routers, which say in their metadata which run of a router they come from."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from genserve.control.membership import Membership
+from genserve.errors import FleetHeldError
+from genserve.rpc.handlers import Context, Continuation, Handler, refusing
+
+ROUTER_ID_KEY: Final = "genserve-router-id"
+_WATCH: Final = "/genserve.v1.ControlService/WatchStatus"
+_BEFORE_WATCHING: Final = frozenset({_WATCH, "/genserve.v1.ControlService/GetServerInfo"})
+
+
+class RouterCalls(grpc.aio.ServerInterceptor):
+    """Refuses calls of routers that do not look after this daemon any more. Callers that are no routers pass."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        """The handler of a method, or one that refuses."""
+        router_id = _router_id(handler_call_details.invocation_metadata)
+        if router_id and handler_call_details.method not in _BEFORE_WATCHING:
+            try:
+                self._membership.check(router_id)
+            except FleetHeldError as error:
+                return refusing(error)
+        return await continuation(handler_call_details)
+
+
+def router_id_of(context: Context) -> str:
+    """The run of a router that a call comes from; "" = no router."""
+    return _router_id(context.invocation_metadata())
+
+
+def _router_id(metadata: Iterable[Any] | None) -> str:
+    for key, value in metadata or ():
+        if key == ROUTER_ID_KEY:
+            return str(value)
+    return ""

@@ -1,0 +1,73 @@
+"""The epochs of a fleet."""
+
+from genserve.fleet.desired import Asleep, Desired
+from genserve.fleet.version import Version
+from genserve.v1 import types_pb2
+
+LIFE = 1 << 32
+
+
+def test_each_change_has_an_epoch_of_its_own() -> None:
+    """Also one that fails."""
+    desired = Desired(0)
+    desired.begin()
+    first = desired.issue()
+    second = desired.issue()
+    assert (first, second, desired.epoch) == (LIFE + 1, LIFE + 2, 1)
+    desired.change(second)
+    assert desired.epoch == second
+    desired.change(first)  # was late: what holds now has an epoch above both
+    assert desired.epoch == LIFE + 3
+    desired.change()
+    assert desired.epoch == LIFE + 4
+
+
+def test_a_router_that_starts_numbers_its_changes_above_all_of_the_one_before() -> None:
+    """Also those that it has not seen. Until it changes something, it says what the one before has said."""
+    desired = Desired(0)
+    desired.adopt(types_pb2.FleetState(epoch=LIFE + 7))
+    assert (desired.epoch, desired.is_own) == (LIFE + 7, False)
+    assert (desired.knows(LIFE + 7), desired.knows(LIFE + 8)) == (True, False)
+    desired.change()
+    assert (desired.epoch, desired.is_own) == (2 * LIFE + 1, True)
+    assert desired.knows(LIFE + 8)
+    desired.overtake(5 * LIFE + 3)
+    assert desired.epoch == 6 * LIFE + 1
+
+
+def test_changes_of_a_later_router_are_above_those_that_it_has_not_seen() -> None:
+    """By the time of its start."""
+    former, later = Desired(1000.5), Desired(1001.5)
+    former.begin()
+    later.begin()
+    assert former.issue() < former.issue() < later.issue()
+
+
+def test_what_was_found_comes_before_what_was_written_down() -> None:
+    """A router that has found nothing written down may have started before the replica that has it answers."""
+    desired = Desired(0)
+    desired.begin()
+    assert not desired.knows(LIFE + 1)
+
+
+def test_a_record_says_all_of_it() -> None:
+    """And is read again."""
+    desired = Desired(0)
+    desired.asleep = Asleep(frozenset({"scheduling", "weights", "kv_cache"}), 2)
+    desired.loras = {"poet": "/adapters/poet"}
+    lease = types_pb2.PauseLease(lease_id="l", holder="trainer")
+    record = desired.record(9, Version(3, "p", "d", "b"), [lease])
+    assert Version.of(record) == Version(3, "p", "d", "b")
+    assert list(record.leases) == [lease]
+    other = Desired(0)
+    other.adopt(record)
+    assert (other.epoch, other.asleep, other.loras) == (9, desired.asleep, desired.loras)
+
+
+def test_nothing_is_woken_up_while_parts_fall_asleep() -> None:
+    """Nor what sleeps already put to sleep again."""
+    desired = Desired(0)
+    assert desired.asleep_tags == frozenset()
+    with desired.changing_sleep():
+        assert desired.asleep_tags is None
+    assert desired.asleep_tags == frozenset()
