@@ -67,6 +67,13 @@ class ResidentVersion:
         with self._while_here():
             return self.source.view(start, end)
 
+    def window(self, start: int, end: int) -> memoryview:
+        """As `view`, for a thread that reads one part after the other."""
+        with self._while_here():
+            if isinstance(self.source, ArenaBytes):
+                return self.source.arena.window(start, end - start)
+            return self.source.view(start, end)
+
     def copy_into(self, arena: Arena, tensors: Iterable[TensorSpec]) -> None:
         """Copies tensors, found by name, to their places in `arena`. Call it in a thread. Raises as `view`."""
         places = {spec.name: spec for spec in self.manifest.tensors}
@@ -127,7 +134,8 @@ class ResidentStore:
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
         self._reserving: asyncio.Task[None] | None = None
-        self._replacement = Change()
+        self.replacement = Change()
+        """Told when another version is served."""
 
     async def keep_reserved(self, size_bytes: int, room_bytes: Callable[[], int]) -> None:
         """Has an arena ready for the next push, of this size at first and then of the last push's, while the machine
@@ -142,7 +150,7 @@ class ResidentStore:
                 self._reserving = asyncio.create_task(self._reserve(size_bytes), name="reserving an arena")
                 await asyncio.wait({self._reserving})
                 self._reserving = None
-            await self._replacement.wait()
+            await self.replacement.wait()
 
     async def _reserve(self, size_bytes: int) -> None:
         try:
@@ -211,13 +219,14 @@ class ResidentStore:
         self.push_id, self.content_digest = version.push_id, version.content_digest
         if not self._enabled:
             version.free()
-        self._replacement.tell()
+        self.replacement.tell()
 
     def forget(self, absence: str) -> None:
         """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
         {absence}"."""
         self._lose(absence)
         self.push_id, self.content_digest = "", ""
+        self.replacement.tell()
 
     def _lose(self, absence: str) -> None:
         """The bytes of the served version are not available any more."""

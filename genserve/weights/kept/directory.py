@@ -1,0 +1,167 @@
+"""What --keep-committed names: the served version and the one before it, as checkpoints.
+
+    current/     the version that was kept last: its files, and RECORD, which is written when all others are on disk
+    previous/    the one that it has replaced
+    writing/     the next one. With its RECORD it is whole, and a start that finds it moves it to its place
+    removing/    what is not needed any more
+
+Only names change when a version is replaced, so a crash at any moment leaves a whole one. One daemon has a directory.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+RECORD: Final = "genserve.json"
+_FORMAT: Final = 1
+_LOCK: Final = ".lock"
+
+
+class KeptError(ValueError):
+    """What is in the directory cannot be used. The message names it, and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """What a checkpoint's own files do not say. `push_id`: of the push that brought the version. `content_digest`: of
+    the tensors in the files."""
+
+    weight_version: int
+    push_id: str
+    content_digest: str
+
+    def to_json(self) -> str:
+        """One object."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `to_json` has made. Raises KeptError."""
+        try:
+            found: Any = json.loads(path.read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unreadable(path, str(error)) from error
+        match found:
+            case {"format": int(number)} if number != _FORMAT:
+                raise _unreadable(path, f"has format {number}, this genserve knows {_FORMAT}")
+            case {
+                "format": int(),
+                "weight_version": int(version),
+                "push_id": str(push_id),
+                "content_digest": str(digest),
+            } if version > 0 and digest:
+                return cls(version, push_id, digest)
+        raise _unreadable(path, "lacks a field, or has another type there")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVersion:
+    """A whole checkpoint."""
+
+    path: Path
+    record: KeptRecord
+
+
+class KeptDirectory:
+    """The directory of one daemon, which nobody else writes to. Its methods block for the time of a rename, or of
+    removing a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the directory if there is none, and puts in order what a crash has left. Raises KeptError if another
+        daemon has it, and OSError."""
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        # A lock of this process, which a child that is forked does not hold on to.
+        self._lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._lock_fd).atexit = False
+        try:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise KeptError(f"{path}: another daemon keeps its version there: give each its own directory") from error
+        self.settle()
+
+    @property
+    def latest(self) -> KeptVersion | None:
+        """What was kept last; if somebody has moved it away, what was kept before. Raises KeptError."""
+        return self._kept("current") or self._kept("previous")
+
+    def before(self, push_id: str) -> KeptVersion | None:
+        """What was kept last before what this push has brought. Raises KeptError."""
+        latest = self.latest
+        if latest is not None and latest.record.push_id == push_id:
+            return self._kept("previous") if latest.path.name == "current" else None
+        return latest
+
+    def _kept(self, name: str) -> KeptVersion | None:
+        path = self.path / name
+        return KeptVersion(path, KeptRecord.read(path / RECORD)) if path.exists() else None
+
+    @property
+    def writing(self) -> Path:
+        """Where the files of the next version are, between `begin` and `finish`."""
+        return self.path / "writing"
+
+    def begin(self) -> Path:
+        """An empty directory for the files of the next version."""
+        self.settle()
+        self.writing.mkdir()
+        return self.writing
+
+    def finish(self, record: KeptRecord) -> None:
+        """What was begun is the current version from now on; its files are on disk already."""
+        unfinished = self.writing / f"{RECORD}.unfinished"
+        write_through(unfinished, record.to_json().encode())
+        unfinished.rename(self.writing / RECORD)
+        sync(self.writing)
+        self.settle()
+
+    def settle(self) -> None:
+        """Moves what was begun to its place if it is whole, and removes it otherwise, and what is not needed any
+        more."""
+        if (self.writing / RECORD).exists():
+            self._replace()
+        for path in (self.writing, self._removing):
+            if path.exists():
+                shutil.rmtree(path)
+
+    @property
+    def _removing(self) -> Path:
+        return self.path / "removing"
+
+    def _replace(self) -> None:
+        """Each step leaves what the next start, or the next call, goes on from."""
+        current, previous = self.path / "current", self.path / "previous"
+        if self._removing.exists():
+            shutil.rmtree(self._removing)
+        if current.exists():
+            if previous.exists():
+                previous.rename(self._removing)
+            current.rename(previous)
+        self.writing.rename(current)
+        sync(self.path)
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Writes a small file, and returns when it is on disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(directory: Path) -> None:
+    """Returns when the names in a directory are on disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: Path, why: str) -> KeptError:
+    return KeptError(f"{path}: {why}: move {path.parent} away to serve without it")

@@ -1,0 +1,137 @@
+"""Keeps the served version on disk, beside serving.
+
+One version is written at a time. If others are served meanwhile, the latest of them is next: none waits in a queue, and
+no push waits for the disk. What cannot be written is told, and the version that was kept before stays.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from genserve.change import Change
+from genserve.errors import GenserveError, NotResidentError
+from genserve.weights.kept.checkpoint import SHARD_BYTES, digest_of, open_kept, write_checkpoint
+from genserve.weights.kept.directory import KeptDirectory, KeptError, KeptRecord, KeptVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
+
+log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """The daemon ends, and does not wait for the disk any more."""
+
+
+class Keeper:
+    """Writes what is served. `files`: the directory with the configuration and the tokenizer."""
+
+    def __init__(
+        self, directory: KeptDirectory, resident: ResidentStore, files: Path, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        self.directory = directory
+        self.num_failed = 0
+        """Versions that were served and could not be kept."""
+        self._resident = resident
+        self._files = files
+        self._shard_bytes = shard_bytes
+        self._handled = resident.served  # the checkpoint, or what was kept
+        self._changed = Change()
+        self._stopping = threading.Event()
+        latest = directory.latest
+        self._record = None if latest is None else latest.record
+
+    @property
+    def weight_version(self) -> int:
+        """The version that is on disk; 0 = none yet."""
+        return 0 if self._record is None else self._record.weight_version
+
+    def before_served(self) -> KeptVersion:
+        """The version that was kept before the served one. Raises NotResidentError."""
+        try:
+            found = self.directory.before(self._resident.push_id)
+        except KeptError as error:
+            raise NotResidentError(str(error)) from error
+        if found is None:
+            raise NotResidentError(
+                f"{self.directory.path} has no version before the served one: load a checkpoint, or from a peer"
+            )
+        return found
+
+    async def run(self) -> None:
+        """Keeps each version that is served, until it is cancelled. Never returns, and fails only with the loop."""
+        try:
+            while True:
+                replaced = self._resident.replacement.next
+                await self._keep_served()
+                self._changed.tell()
+                await replaced.wait()
+        finally:
+            self._stopping.set()
+
+    async def close(self) -> None:
+        """Returns when what is served is kept, or is known not to be. May be cancelled."""
+        while (served := self._resident.served) is not None and served is not self._handled:
+            await self._changed.wait()
+
+    async def close_within(self, limit_s: float) -> None:
+        """`close`, for a limited time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.close()
+
+    async def _keep_served(self) -> None:
+        served = self._resident.served
+        if served is self._handled:
+            return
+        what = "the served version" if served is None else f"version {served.weight_version}"
+        try:
+            with self._resident.reading() as version:
+                began_s = time.perf_counter()
+                # The thread goes on for a moment if this task is cancelled: it looks whether it is to stop.
+                record = await asyncio.to_thread(self._write, version)
+            self._record = await asyncio.to_thread(self._finish, record)  # the memory is free for a push meanwhile
+            log.info("%s is kept in %s (%.1f s)", what, self.directory.path, time.perf_counter() - began_s)
+        except Exception as error:  # whatever it is, serving goes on
+            self.num_failed += 1
+            has = f"still has version {self.weight_version}" if self.weight_version else "has no version yet"
+            is_bug = not isinstance(error, OSError | GenserveError | ValueError)
+            log.error("%s is not kept: %s; %s %s", what, error, self.directory.path, has, exc_info=is_bug)
+        self._handled = served
+
+    def _write(self, version: ResidentVersion) -> KeptRecord:
+        """Writes it, in a thread, and returns what was written."""
+
+        def view(start: int, end: int) -> memoryview:
+            self._check_running()
+            return version.window(start, end)
+
+        with self._settled_on_error():
+            target = self.directory.begin()
+            digest = write_checkpoint(target, version.manifest, view, self._files, self._shard_bytes)
+            if version.content_digest not in ("", digest):
+                raise KeptError(f"its bytes have SHA-256 {digest}, it came with {version.content_digest}")
+            return KeptRecord(version.weight_version, version.push_id, digest)
+
+    def _finish(self, record: KeptRecord) -> KeptRecord:
+        """Reads back what was written, in a thread, and puts it in its place."""
+        with self._settled_on_error():
+            found = digest_of(open_kept(self.directory.writing), self._check_running)
+            if found != record.content_digest:
+                raise KeptError(f"it has SHA-256 {found} when it is read back, {record.content_digest} was written")
+            self.directory.finish(record)
+            return record
+
+    @contextmanager
+    def _settled_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.directory.settle()
+            raise
+
+    def _check_running(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
