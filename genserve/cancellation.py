@@ -1,6 +1,7 @@
-"""Who a cancellation is meant for: the running task, or only what it waits for."""
+"""Who a cancellation is meant for, the running task or only what it waits for; and tasks that are to end."""
 
 import asyncio
+from collections.abc import Sequence
 
 
 def is_cancelled() -> bool:
@@ -11,3 +12,10 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def cancel_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    """Asks tasks to end, and returns when they have, however."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -77,6 +77,11 @@ class ServeConfig(ListenConfig):
         "free the bytes of a push once it is applied. Saves host memory of the checkpoint's size. Partial pushes, "
         "PullWeights and restoring a version after a failed exchange are not possible then",
     )
+    keep_committed: str = setting(
+        "",
+        "directory of this daemon, on a disk with room for three checkpoints: each version that is pushed is written "
+        "there beside serving, and the next start with it serves the latest one instead of the model's weights",
+    )
     ingest_processes: int = setting(
         -1,
         f"number of processes that receive pushes, each on a free port, at most {MAX_INGEST_PROCESSES}; 0 = none, the "
@@ -138,6 +143,8 @@ class ServeConfig(ListenConfig):
         for name in ("max_active_requests", "max_n"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag_of(name)} must be at least 1, is {getattr(self, name)}")
+        if self.keep_committed and self.no_resident_weights:
+            raise ValueError("--keep-committed writes what --no-resident-weights frees: leave one of them out")
         if self.max_staging_bytes < 0:
             raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
         if not -1 <= self.ingest_processes <= MAX_INGEST_PROCESSES:

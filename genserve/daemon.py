@@ -20,6 +20,7 @@ from typing import NoReturn
 import uvloop
 
 from genserve import frontend, leftovers
+from genserve.cancellation import cancel_all
 from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
@@ -64,6 +65,7 @@ from genserve.weights.checkpoint.version_zero import (
     opened_as_loaded,
     resident_store,
 )
+from genserve.weights.kept.start import Kept, find_kept, start_keeping
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
@@ -132,7 +134,7 @@ async def serve(
         board = StateBoard(None, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
         if (manager := ServiceManager.from_environment()) is not None:
             telling = asyncio.create_task(manager.run(board), name="service manager")
-            stack.push_async_callback(_cancel, [telling])
+            stack.push_async_callback(cancel_all, [telling])
         server = await DaemonServer.open(config, board, listed, observers)
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
         stack.push_async_callback(_end, board)
@@ -140,6 +142,7 @@ async def serve(
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
+        kept = find_kept(config.keep_committed, opened, say)
         say(f"starting the engine for {args.model}; {server.address} tells how far it is")
         engine = await unless_stopped(_start_engine(config, args, board, with_series=metrics is not None), stopped)
         stack.push_async_callback(engine.stop)
@@ -147,7 +150,7 @@ async def serve(
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
         access = _Access(listed, peers, observers)
         parts = await _build_parts(
-            config, access, engine, board, leases, opened, args.load_format.lower(), template, metrics, stopped, stack
+            config, access, engine, board, leases, opened, kept, args.load_format, template, metrics, stopped, stack
         )
         await server.serve(parts)
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)  # before what its calls need
@@ -221,12 +224,14 @@ class _Daemon:
             tasks["receiving processes"] = parts.ingest.run()
         if parts.frontends is not None:
             tasks["front ends"] = parts.frontends.run()
+        if parts.keeper is not None:
+            tasks["keeping versions"] = parts.keeper.run()
         if self.http is not None:
             tasks["OpenAI server"] = self.http.run()
         if self.metrics is not None:
             tasks["measuring the event loop"] = self.metrics.run()
         self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
-        stack.push_async_callback(_cancel, self.background)
+        stack.push_async_callback(cancel_all, self.background)
 
     def announce(self, model: str, began_s: float) -> None:
         """Health says SERVING, and so does standard output. `began_s`: when the start began, on the monotonic clock."""
@@ -252,7 +257,7 @@ class _Daemon:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts, flag_s = self.parts, self.parts.config.drain_timeout_s
         say(f"{stopped.cause}: draining, {stopped.limit_s(flag_s):g} s at most; a second signal exits at once")
-        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
+        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http, parts.keeper)
         try:
             drained = await drain.run(stopped, flag_s)
         except GenserveError as error:
@@ -270,9 +275,10 @@ class _Daemon:
         if self.http is not None:
             self.http.kill()
         log.error("%s", failure)
-        # Calls that the failure has ended get their answers first: a server that is stopping may delay them until
-        # its grace period ends.
+        # Calls that the failure has ended get their answers first: a server that stops may delay them by its grace.
         await asyncio.sleep(_LAST_ANSWERS_S)
+        if self.parts.keeper is not None:  # the engine is lost, and what it served is still here
+            await self.parts.keeper.close_within(self.parts.config.drain_timeout_s)
         raise RuntimeError(failure)
 
     def _failure(self) -> str | None:
@@ -290,6 +296,7 @@ async def _build_parts(
     board: StateBoard,
     leases: LeaseTable,
     opened: OpenedCheckpoint | None,
+    kept: Kept | None,
     load_format: str,
     template: Template | None,
     metrics: ProcessMetrics | None,
@@ -300,7 +307,7 @@ async def _build_parts(
     pauses = PauseController(engine, leases, board)
     checkpoint = await loaded_index(opened, engine)
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
-    resident = resident_store(opened, load_format, say, enabled=not config.no_resident_weights)
+    resident = resident_store(opened, load_format.lower(), say, enabled=not config.no_resident_weights)
     base_digest = "" if opened is None else await asyncio.to_thread(opened.files.samples_digest)
     board.tell_served(lambda: ServedWeights(resident.push_id, resident.content_digest, base_digest))
     applier = PushApplier(engine, pauses, board, resident)
@@ -308,6 +315,7 @@ async def _build_parts(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     sleeps = SleepController(engine, pauses, board, applier)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
+    keeper = await start_keeping(kept, opened, checkpoint, engine, resident, applier)
     directory = "" if metrics is None else metrics.directory
     abort = abort_with(engine, board)
     frontends = await start_frontends(engine.seats(), board, abort, template, directory, stack)
@@ -331,6 +339,7 @@ async def _build_parts(
         callers=access.callers,
         peers=access.peers,
         observers=access.observers,
+        keeper=keeper,
     )
 
 
@@ -339,9 +348,3 @@ def _sweep() -> None:
     leftovers.sweep()
     if swept := stale_shm.sweep():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")
-
-
-async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

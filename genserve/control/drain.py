@@ -16,7 +16,7 @@ from genserve.signals import Stopped
 
 
 class Closes(Protocol):
-    """Accepts changes of weights: pushes, or updates through vLLM's own transfer."""
+    """Accepts changes of weights: pushes, or updates through vLLM's own transfer; or writes them to a disk."""
 
     async def close(self) -> None:
         """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
@@ -40,6 +40,7 @@ class Step(enum.Enum):
     PUSH = "a push"
     REQUESTS = "requests"
     ANSWERS = "answers over HTTP"  # the engine has nothing more to do, but their clients have not read all of it
+    KEEPING = "writing the served version to --keep-committed"
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Drain:
     updates: Closes
     pushes: Closes
     http: HttpServer | None = None
+    keeper: Closes | None = None
     _step: Step = Step.UPDATE
 
     async def run(self, stopped: Stopped, flag_s: float) -> Drained:
@@ -96,6 +98,9 @@ class Drain:
         if self.http is not None:
             self._step = Step.ANSWERS
             await self.http.wait_ended()
+        if self.keeper is not None:
+            self._step = Step.KEEPING
+            await self.keeper.close()
 
     async def _abort(self, drained: Drained, which: str) -> None:
         aborted, _ = await self.engine.abort(None)

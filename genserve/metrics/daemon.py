@@ -104,6 +104,10 @@ class DaemonSeries:
             "genserve_push_paused_seconds", "Seconds that an applied push stopped generation.", measures.paused
         )
         yield gauge("genserve_open_pushes", "Pushes with bytes in the daemon.", len(live))
+        keeper = self.parts.keeper
+        kept_version, num_failed = (0, 0) if keeper is None else (keeper.weight_version, keeper.num_failed)
+        yield gauge("genserve_kept_version", "Version of the weights in --keep-committed; 0 = none.", kept_version)
+        yield counter("genserve_keep_failures", "Versions that could not be written to --keep-committed.", num_failed)
 
     def _memory(self) -> Iterable[Family]:
         staged_bytes = sum(push.size_bytes for push in self.parts.pushes.live.values())

@@ -49,6 +49,7 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.kept.keeper import Keeper
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -86,6 +87,7 @@ class ServerParts:
     callers: Callers | None = None
     peers: Caller = field(default_factory=Caller)
     observers: Sequence[CallObserver] = ()
+    keeper: Keeper | None = None
 
     @property
     def takes_segments(self) -> bool:

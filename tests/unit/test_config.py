@@ -155,3 +155,9 @@ def test_an_empty_list_of_callers_lists_nobody(
     values = {each.name: each.default for each in settings_of(ServeConfig)}
     for config in (ServeConfig.from_flags(values), make_config(make_parser().parse_args(["route"]))):
         assert config.lists_callers is is_listed
+
+
+def test_what_is_not_there_cannot_be_kept() -> None:
+    """Both flags are named."""
+    with pytest.raises(ValueError, match=r"--keep-committed.*--no-resident-weights"):
+        ServeConfig(keep_committed="/d", no_resident_weights=True)

@@ -191,3 +191,22 @@ async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: 
     drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == ["gave up answers over HTTP that did not end in time"]
+
+
+async def test_what_is_served_is_kept_before_the_drain_ends(rig: Rig, updates: Weights, pushes: Weights) -> None:
+    """When all pushes have ended: none follows it. At the deadline it is left, and that is told."""
+    keeper = Weights()
+    drain = Drain(rig.engine, rig.board, rig.pauses, updates, pushes, keeper=keeper)
+    draining = asyncio.create_task(drain.run(Stopped(), 60.0))
+    await turns()
+    assert not draining.done()
+    keeper.ended.set()
+    assert (await draining).cut == []
+
+
+async def test_a_disk_that_hangs_does_not_hold_the_drain_up(rig: Rig, updates: Weights, pushes: Weights) -> None:
+    """It is told."""
+    keeper = Weights()
+    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, keeper=keeper).run(Stopped(), 60.0)
+    assert drained.in_order
+    assert len(drained.cut) == 1 and "--keep-committed" in drained.cut[0]
