@@ -16,7 +16,7 @@ from genserve.cli.config_file import with_config_file
 from genserve.cli.control import drain, pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
-from genserve.cli.weights import commit, discard, load, pull, push
+from genserve.cli.weights import commit, discard, load, pull, push, rollback
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
@@ -98,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
         commit,
         discard,
         load,
+        rollback,
         pull,
         lora,
         pause,

@@ -137,6 +137,7 @@ class DaemonServer:
             parts.checkpoint,
             parts.processes,
             parts.peers,
+            parts.keeper,
             takes_segments=parts.takes_segments,
         )
         if parts.ingest is not None:

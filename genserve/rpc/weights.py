@@ -44,6 +44,7 @@ from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.digests import LiveDigests
+from genserve.weights.kept.keeper import Keeper
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
@@ -75,6 +76,7 @@ class WeightServicer(WeightServiceServicer):
         checkpoint: CheckpointIndex | None,
         processes: DaemonProcesses,
         peers: Caller,
+        keeper: Keeper | None,
         *,
         takes_segments: bool,
     ) -> None:
@@ -90,7 +92,7 @@ class WeightServicer(WeightServiceServicer):
         self._takes_segments = takes_segments
         # Once: to make the message of a large model takes long, and who asks for it is anybody.
         self._manifest = manifest_message(checkpoint.as_manifest()) if checkpoint is not None else None
-        self._loader = WeightLoader(pushes, self._peer)
+        self._loader = WeightLoader(pushes, self._peer, keeper)
 
     @property
     def max_header_bytes(self) -> int | None:

@@ -893,6 +893,25 @@ class WeightPeers(_message.Message):
 Global___WeightPeers: _TypeAlias = WeightPeers  # noqa: Y015
 
 @_typing.final
+class PreviousVersion(_message.Message):
+    """The version before the served one, as --keep-committed has kept it on the daemon's disk. It needs `force` where its
+    number is not above the served one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviousVersion: _TypeAlias = PreviousVersion  # noqa: Y015
+
+@_typing.final
 class LoadWeightsRequest(_message.Message):
     """A version to fetch."""
 
@@ -906,6 +925,7 @@ class LoadWeightsRequest(_message.Message):
     APPLY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
     STAGING_TTL_FIELD_NUMBER: _builtins.int
     PREPARED_TTL_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
@@ -913,7 +933,7 @@ class LoadWeightsRequest(_message.Message):
     push_id: _builtins.str
     """As in PushHeader."""
     weight_version: _builtins.int
-    """As in PushHeader; from peers 0 = the version that they have."""
+    """As in PushHeader; from peers and of `previous` 0 = the version that is there."""
     expected_version: _builtins.int
     """As in PushHeader."""
     force: _builtins.bool
@@ -935,6 +955,10 @@ class LoadWeightsRequest(_message.Message):
         """Other daemons."""
 
     @_builtins.property
+    def previous(self) -> Global___PreviousVersion:
+        """What the daemon's disk has."""
+
+    @_builtins.property
     def staging_ttl(self) -> _duration_pb2.Duration:
         """As in PushHeader: if nothing new arrives for as long, the call ends, and the bytes are freed."""
 
@@ -953,18 +977,19 @@ class LoadWeightsRequest(_message.Message):
         apply: Global___ApplyOptions | None = ...,
         checkpoint_path: _builtins.str = ...,
         peers: Global___WeightPeers | None = ...,
+        previous: Global___PreviousVersion | None = ...,
         staging_ttl: _duration_pb2.Duration | None = ...,
         prepared_ttl: _duration_pb2.Duration | None = ...,
         content_digest: _builtins.str = ...,
         preemptible: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["checkpoint_path", "peers"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["checkpoint_path", "peers", "previous"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_version) -> _WhichOneofReturnType__expected_version | None: ...

@@ -115,7 +115,8 @@ class WeightServiceServicer:
         as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
         the same `push_id` continues.
 
-        Errors: those of PushWeights, and PEERS_FAILED.
+        Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+        WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,8 @@ class WeightServiceStub:
     as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
     the same `push_id` continues.
 
-    Errors: those of PushWeights, and PEERS_FAILED.
+    Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+    WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
     """
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
     """Progress of a push and the byte ranges that are missing: where to resume.
@@ -122,7 +123,8 @@ class WeightServiceAsyncStub(WeightServiceStub):
     as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
     the same `push_id` continues.
 
-    Errors: those of PushWeights, and PEERS_FAILED.
+    Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+    WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
     """
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
     """Progress of a push and the byte ranges that are missing: where to resume.
@@ -205,7 +207,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
         the same `push_id` continues.
 
-        Errors: those of PushWeights, and PEERS_FAILED.
+        Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+        WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
         """
 
     @_abc_1.abstractmethod

@@ -74,6 +74,9 @@ async def test_a_daemon_loads_a_checkpoint_of_its_host(daemons: Start, checkpoin
         ({"peers": ["127.0.0.1:1"], "peer_push_id": "\n"}, "peers.push_id"),
         ({"peers": ["127.0.0.1:1"], "push_id": "\n"}, "push_id"),
         ({}, "checkpoint_path"),
+        ({"checkpoint_path": "/c", "previous": True}, "checkpoint_path"),
+        ({"peers": ["127.0.0.1:1"], "previous": True}, "checkpoint_path"),
+        ({"previous": 1}, "previous"),
     ],
 )
 async def test_a_source_that_cannot_be_is_named(daemons: Start, fields: dict[str, Any], named: str) -> None:

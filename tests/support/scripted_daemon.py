@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -37,6 +38,8 @@ from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from genserve.weights.kept.directory import KeptDirectory
+from genserve.weights.kept.keeper import Keeper
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -195,9 +198,11 @@ async def serving(
     board: StateBoard | None = None,
     engine: GeneratingEngine | None = None,
     base_digest: str = "",
+    files: Path | None = None,
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
-    one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
+    one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already. `files`: the model's
+    directory, for --keep-committed."""
     engine, leases = engine or GeneratingEngine(), LeaseTable(lambda: time.monotonic(), wall_clock=lambda: time.time())
     board = board or StateBoard(engine, lambda: leases.active, instance_id)
     board.attach(engine)
@@ -209,7 +214,9 @@ async def serving(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     stopped = Stopped()
-    background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
+    keeper = None if files is None else Keeper(KeptDirectory(Path(config.keep_committed)), resident, files)
+    running = (pauses, pushes, transfers) if keeper is None else (pauses, pushes, transfers, keeper)
+    background = [asyncio.create_task(each.run()) for each in running]
     parts = ServerParts(
         config,
         engine,
@@ -228,6 +235,7 @@ async def serving(
         callers=open_access_list(AccessSource(config.auth_file)),
         peers=Caller(config.peers),
         observers=observers,
+        keeper=keeper,
     )
     server = opened or await DaemonServer.open(config, board, parts.callers, observers)
     await server.serve(parts)

@@ -192,6 +192,7 @@ class WeightCalls(ServiceCalls):
         *,
         peers: Sequence[str] = (),
         peer_push_id: str = "",
+        previous: bool = False,
         version: int | None = None,
         timeout_s: Timeout = UNSET,
         **options: Unpack[LoadOptions],
@@ -201,14 +202,16 @@ class WeightCalls(ServiceCalls):
 
         From the absolute `checkpoint_path` of a directory or a .safetensors file on the daemon's host; or from `peers`,
         other daemons at "HOST:PORT", in order of preference: from their push `peer_push_id`, which may still be
-        arriving there, or what they serve. `version` may be left out with peers: it is theirs then.
+        arriving there, or what they serve. Or with `previous`, the version before the served one, as --keep-committed
+        has it on the daemon's disk; give `force=True`, if its number is not above the served one. `version` may be left
+        out with peers and `previous`: it is the one that is there.
 
         If this call ends early, the bytes stay staged, and a call with the same `push_id` continues. Raises
         PeersFailedError, PushNotFoundError if the push is discarded meanwhile or nothing new arrives for its
-        `staging_ttl_s`, and as `push_weights`.
+        `staging_ttl_s`, UnsupportedError and NotResidentError if no previous version is kept, and as `push_weights`.
         """
         refuse_unknown(options, LoadOptions)
-        request = load_request(checkpoint_path, peers, peer_push_id, version, options)
+        request = load_request(checkpoint_path, peers, peer_push_id, previous, version, options)
         timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
         response = await self._connection.unary(self._connection.weights.LoadWeights, request, timeout_s)
         return PushResult.of(response)

@@ -154,14 +154,16 @@ def load_request(
     checkpoint_path: str | PathLike[str],
     peers: Sequence[str],
     peer_push_id: str,
+    previous: bool,
     version: int | None,
     options: LoadOptions,
 ) -> weights_pb2.LoadWeightsRequest:
     """The request for a load. Raises InvalidFieldError."""
     with naming("checkpoint_path"):
         path = os.fspath(checkpoint_path)
-    if bool(path) == bool(peers):
-        raise InvalidFieldError.of("checkpoint_path", "give either a checkpoint_path or peers")
+    check_switch(previous, "previous")
+    if [bool(path), bool(peers), previous].count(True) != 1:
+        raise InvalidFieldError.of("checkpoint_path", "give either a checkpoint_path, or peers, or previous=True")
     if peer_push_id and not peers:
         raise InvalidFieldError.of("peer_push_id", "is for peers only")
     of_peers = {"addresses": peers, "push_id": peer_push_id}
@@ -174,6 +176,7 @@ def load_request(
         "apply": apply_message(options, field="apply"),
         "checkpoint_path": path or None,
         "peers": build(weights_pb2.WeightPeers, of_peers, path="peers", options=_PEERS) if peers else None,
+        "previous": weights_pb2.PreviousVersion() if previous else None,
         "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
         "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
         "content_digest": options.get("content_digest"),

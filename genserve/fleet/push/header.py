@@ -10,7 +10,7 @@ M = TypeVar("M", bound=Message)
 
 HEADER_ONLY: Final = frozenset({"manifest", "manifest_digest", "num_streams", "lora", "attempt"})
 """Fields that describe a stream: what it brings, and which streams belong together. A source says that itself."""
-REQUEST_ONLY: Final = frozenset({"checkpoint_path", "peers"})
+REQUEST_ONLY: Final = frozenset({"checkpoint_path", "peers", "previous"})
 """Fields that say where a version is fetched from."""
 
 

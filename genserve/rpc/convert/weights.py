@@ -6,7 +6,7 @@ from genserve.engine.types import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import weights_pb2
-from genserve.weights.load.types import CheckpointPath, Load, Peers
+from genserve.weights.load.types import CheckpointPath, Load, Peers, Previous
 from genserve.weights.push.in_flight import PushInFlight
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
@@ -69,14 +69,16 @@ def _action(value: weights_pb2.PushAction.ValueType, field: str) -> PushAction:
 
 def load_of(message: weights_pb2.LoadWeightsRequest) -> Load:
     """What to fetch. Raises InvalidFieldError with the path of the field."""
-    source: CheckpointPath | Peers
+    source: CheckpointPath | Peers | Previous
     match message.WhichOneof("source"):
         case "checkpoint_path":
             source = CheckpointPath(message.checkpoint_path)
         case "peers":
             source = Peers(tuple(message.peers.addresses), message.peers.push_id)
+        case "previous":
+            source = Previous()
         case None:
-            raise InvalidFieldError.of("source", "is required: checkpoint_path or peers")
+            raise InvalidFieldError.of("source", "is required: checkpoint_path, peers or previous")
     return Load(
         source=source,
         push_id=message.push_id,

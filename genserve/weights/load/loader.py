@@ -21,16 +21,20 @@ from genserve.errors import (
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
+    UnsupportedError,
     VersionNotNewerError,
+    WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
+from genserve.weights.kept.keeper import Keeper
 from genserve.weights.load.checkpoint_source import CheckpointSource
 from genserve.weights.load.types import (
     CheckpointPath,
     Load,
     Offer,
     Peers,
+    Previous,
     SourceError,
     SourceSilentError,
     WeightSource,
@@ -47,29 +51,40 @@ _NO_TENSORS = Manifest((), 0)
 
 
 class WeightLoader:
-    """Carries out LoadWeights. `open_peer` makes the source for an address, and for a push there or ""."""
+    """Carries out LoadWeights. `open_peer` makes the source for an address, and for a push there or "". Without a
+    `keeper` no version is kept on disk."""
 
-    def __init__(self, pushes: PushRegistry, open_peer: Callable[[str, str], WeightSource]) -> None:
+    def __init__(
+        self,
+        pushes: PushRegistry,
+        open_peer: Callable[[str, str], WeightSource],
+        keeper: Keeper | None = None,
+    ) -> None:
         self._pushes = pushes
         self._open_peer = open_peer
+        self._keeper = keeper
 
     async def load(self, load: Load) -> PushOutcome:
         """Fetches a version and carries out the push. If the caller is cancelled, the bytes stay staged, and the next
         call continues. A repeat for an applied push gets the first answer.
 
-        Raises InvalidFieldError for a source that cannot be, PeersFailedError if no peer sends what is missing,
+        Raises InvalidFieldError for a source that cannot be, UnsupportedError and NotResidentError if no previous
+        version is kept, PeersFailedError if no peer sends what is missing,
         PushNotFoundError if what has arrived is discarded meanwhile, or expires because nothing new comes,
         ChecksumMismatchError if none has the contents that the digest names, and as `PushRegistry.open` and
         `PushStream.finish`.
         """
         load = replace(load, push_id=load.push_id or uuid.uuid4().hex)
+        known = self._known(load.push_id)
+        is_applied = known is not None and known.push.state is PushState.APPLIED
+        if isinstance(load.source, Previous) and not is_applied:
+            load = self._of_previous(load)
         with _naming_fields():  # what is wrong later is due to what a source has
             check_header(_header(load, _NO_TENSORS, weight_version=load.weight_version or 1))
         sources = self._sources(load.source)
-        known = self._known(load.push_id)
         if known is not None:
             _check_same(load, known.push)
-            if known.push.state is PushState.APPLIED:
+            if is_applied:
                 return known
             load = replace(load, weight_version=known.push.weight_version)
         return await _Loading(self._pushes, load, sources).run()
@@ -80,7 +95,26 @@ class WeightLoader:
         except PushNotFoundError:
             return None
 
-    def _sources(self, source: CheckpointPath | Peers) -> list[WeightSource]:
+    def _of_previous(self, load: Load) -> Load:
+        if self._keeper is None:
+            raise UnsupportedError("the daemon was started without --keep-committed")
+        kept = self._keeper.before_served()
+        record = kept.record
+        if load.weight_version not in (0, record.weight_version):
+            raise WeightVersionMismatchError(
+                f"the version before the served one is {record.weight_version}, not {load.weight_version}",
+                metadata={"weight_version": str(record.weight_version)},
+            )
+        return replace(
+            load,
+            source=CheckpointPath(str(kept.path.absolute())),
+            weight_version=record.weight_version,
+            content_digest=load.content_digest or record.content_digest,
+        )
+
+    def _sources(self, source: CheckpointPath | Peers | Previous) -> list[WeightSource]:
+        if isinstance(source, Previous):
+            return []  # a repeat, which gets its answer
         if isinstance(source, CheckpointPath):
             return [CheckpointSource(source.path)]
         check_text(source.push_id, "peers.push_id")

@@ -34,11 +34,16 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True)
+class Previous:
+    """The version before the served one, as it is kept on the daemon's disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What to fetch. The fields are those of a push's header, except for `source`; `weight_version` 0 = the one that
-    the peers have."""
+    the peers have, or the previous one."""
 
-    source: CheckpointPath | Peers
+    source: CheckpointPath | Peers | Previous
     push_id: str = ""
     weight_version: int = 0
     expected_version: int | None = None

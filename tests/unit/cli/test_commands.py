@@ -181,6 +181,18 @@ async def test_a_load_from_peers_takes_their_version(daemon: ScriptedDaemon, gen
     assert daemon.load.weight_version == 4
 
 
+async def test_a_rollback_is_a_load_of_the_version_before(
+    daemon: ScriptedDaemon, genserve: Command, checkpoint: str
+) -> None:
+    """From the daemon's disk, or from a peer, whatever its number is."""
+    await genserve("push", checkpoint)
+    status, _, _ = await genserve("rollback", "--expected-version", "7", "--pause-mode", "wait")
+    assert (status, daemon.load.WhichOneof("source"), daemon.load.force) == (0, "previous", True)
+    assert (daemon.load.weight_version, daemon.load.expected_version) == (0, 7)
+    await genserve("rollback", "--peer", "a:1", "--version", "6")
+    assert (list(daemon.load.peers.addresses), daemon.load.force, daemon.load.weight_version) == (["a:1"], True, 6)
+
+
 # --- pause, resume, status
 
 

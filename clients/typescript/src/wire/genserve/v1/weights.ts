@@ -425,11 +425,18 @@ export interface WeightPeers {
   pushId: string;
 }
 
+/**
+ * The version before the served one, as --keep-committed has kept it on the daemon's disk. It needs `force` where its
+ * number is not above the served one.
+ */
+export interface PreviousVersion {
+}
+
 /** A version to fetch. */
 export interface LoadWeightsRequest {
   /** As in PushHeader. */
   pushId: string;
-  /** As in PushHeader; from peers 0 = the version that they have. */
+  /** As in PushHeader; from peers and of `previous` 0 = the version that is there. */
   weightVersion: number;
   /** As in PushHeader. */
   expectedVersion?:
@@ -451,6 +458,9 @@ export interface LoadWeightsRequest {
     | //
     /** Other daemons. */
     { $case: "peers"; value: WeightPeers }
+    | //
+    /** What the daemon's disk has. */
+    { $case: "previous"; value: PreviousVersion }
     | undefined;
   /** As in PushHeader: if nothing new arrives for as long, the call ends, and the bytes are freed. */
   stagingTtl?:
@@ -2607,6 +2617,49 @@ export const WeightPeers: MessageFns<WeightPeers> = {
   },
 };
 
+function createBasePreviousVersion(): PreviousVersion {
+  return {};
+}
+
+export const PreviousVersion: MessageFns<PreviousVersion> = {
+  encode(_: PreviousVersion, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PreviousVersion {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePreviousVersion();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PreviousVersion>): PreviousVersion {
+    return PreviousVersion.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<PreviousVersion>): PreviousVersion {
+    const message = createBasePreviousVersion();
+    return message;
+  },
+};
+
 function createBaseLoadWeightsRequest(): LoadWeightsRequest {
   return {
     pushId: "",
@@ -2649,6 +2702,9 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
         break;
       case "peers":
         WeightPeers.encode(message.source.value, writer.uint32(66).fork()).join();
+        break;
+      case "previous":
+        PreviousVersion.encode(message.source.value, writer.uint32(106).fork()).join();
         break;
     }
     if (message.stagingTtl !== undefined) {
@@ -2743,6 +2799,14 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
             message.source = { $case: "peers", value: WeightPeers.decode(reader, reader.uint32()) };
             continue;
           }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.source = { $case: "previous", value: PreviousVersion.decode(reader, reader.uint32()) };
+            continue;
+          }
           case 9: {
             if (tag !== 74) {
               break;
@@ -2810,6 +2874,12 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
       case "peers": {
         if (object.source?.value !== undefined && object.source?.value !== null) {
           message.source = { $case: "peers", value: WeightPeers.fromPartial(object.source.value) };
+        }
+        break;
+      }
+      case "previous": {
+        if (object.source?.value !== undefined && object.source?.value !== null) {
+          message.source = { $case: "previous", value: PreviousVersion.fromPartial(object.source.value) };
         }
         break;
       }
@@ -4512,7 +4582,8 @@ export const WeightServiceService = {
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
    *
-   * Errors: those of PushWeights, and PEERS_FAILED.
+   * Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+   * WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
    */
   loadWeights: {
     path: "/genserve.v1.WeightService/LoadWeights" as const,
@@ -4681,7 +4752,8 @@ export interface WeightServiceServer extends UntypedServiceImplementation {
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
    *
-   * Errors: those of PushWeights, and PEERS_FAILED.
+   * Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+   * WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
    */
   loadWeights: handleUnaryCall<LoadWeightsRequest, LoadWeightsResponse>;
   /**
@@ -4778,7 +4850,8 @@ export interface WeightServiceClient extends Client {
    * as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
    * the same `push_id` continues.
    *
-   * Errors: those of PushWeights, and PEERS_FAILED.
+   * Errors: those of PushWeights, and PEERS_FAILED; of `previous` UNSUPPORTED without --keep-committed, and
+   * WEIGHTS_NOT_RESIDENT if no version before the served one is kept.
    */
   loadWeights(
     request: LoadWeightsRequest,
