@@ -1,7 +1,9 @@
 """Settings of `genserve up`. The defaults of its flags are these; the module loads neither gRPC nor the router."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from genserve.arguments import MAX_REPLICAS
@@ -35,3 +37,12 @@ class UpConfig:
     def stop_timeout_s(self) -> float:
         """How long a daemon may take to end."""
         return self.route.drain_timeout_s + CLOSE_S
+
+
+def flags_of_replica(flags: Sequence[str], number: int) -> list[str]:
+    """The flags of all daemons with what one of them must have for itself: a directory beneath --keep-committed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--keep-committed", "--keep_committed", default="")
+    directory: str = parser.parse_known_args(list(flags))[0].keep_committed
+    own = [f"--keep-committed={Path(directory) / f'replica-{number}'}"] if directory else []
+    return [*flags, *own]  # the last one counts

@@ -16,7 +16,7 @@ from genserve.fleet.serve import RunningRouter, start_router
 from genserve.listen_config import ListenConfig
 from genserve.notices import say
 from genserve.placement.backoff import Starts
-from genserve.placement.config import UpConfig
+from genserve.placement.config import UpConfig, flags_of_replica
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.security.access_list import listed_environment
@@ -46,7 +46,8 @@ async def up(config: UpConfig) -> int:
             running = await start_router(config.route, routing, stopped, environment=listed_environment())
             starts = Starts()
             for number, share in enumerate(shares):
-                replicas.append(LocalReplica(number, flags, share, running.router, starts, config.start_timeout_s))
+                own = flags_of_replica(flags, number)
+                replicas.append(LocalReplica(number, own, share, running.router, starts, config.start_timeout_s))
                 if share.words:
                     say(f"replica {number} has {share.words}")
             where = f"{len(replicas)} local replica{'s' if len(replicas) != 1 else ''}"

@@ -6,6 +6,7 @@ from typing import Final
 
 from genserve.notices import say
 from genserve.placement.backoff import Starts
+from genserve.placement.config import flags_of_replica
 from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.carried import carried
 from genserve.placement.ray.cluster import RayFailedError
@@ -57,7 +58,7 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
     serving.put([])
     starts = Starts()
     replicas = [
-        RayReplica(number, fleet.flags, placement, serving, starts, fleet.start_timeout_s)
+        RayReplica(number, flags_of_replica(fleet.flags, number), placement, serving, starts, fleet.start_timeout_s)
         for number in range(fleet.num_replicas)
     ]
     try:
