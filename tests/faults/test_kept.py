@@ -84,12 +84,13 @@ def killed(process: DaemonProcess) -> None:
 async def test_a_daemon_that_is_killed_comes_back_with_its_version(
     stack: AsyncExitStack, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Tokens and digests are those from before, also of a push that brought a part, and without the daemon: the files
-    are a model for anybody. A rollback brings the version before that."""
+    """Tokens and digests are those from before, also of a push that brought a part, or other types than the checkpoint
+    has; and without the daemon, as the files are a model for anybody. A rollback brings the version before that."""
     keeping = Keeping(stack, checkpoints["a"], tmp_path / "kept", tmp_path)
     process, client = await keeping.start()
     assert "the checkpoint is served" in process.stderr
-    await client.push_weights(checkpoints["b"], version=7, push_id="whole")
+    pushed = models.in_types(checkpoints["b"], tmp_path / "pushed", ["float32", "bfloat16", "float16"])
+    await client.push_weights(pushed, version=7, push_id="whole")
     await keeping.until_kept(7)
     whole = await seen(client)
     norm = {"model.norm.weight": models.load_tensors(checkpoints["b"])["model.norm.weight"] * 2}
