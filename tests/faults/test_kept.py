@@ -90,7 +90,7 @@ async def test_a_daemon_that_is_killed_comes_back_with_its_version(
     process, client = await keeping.start()
     assert "the checkpoint is served" in process.stderr
     pushed = models.in_types(checkpoints["b"], tmp_path / "pushed", ["float32", "bfloat16", "float16"])
-    await client.push_weights(pushed, version=7, push_id="whole")
+    await client.push_weights(pushed, version=7, push_id="kept whole")
     await keeping.until_kept(7)
     whole = await seen(client)
     norm = {"model.norm.weight": models.load_tensors(checkpoints["b"])["model.norm.weight"] * 2}
@@ -107,7 +107,7 @@ async def test_a_daemon_that_is_killed_comes_back_with_its_version(
     assert served.resident and served.content_digest == digest_of(open_kept(keeping.directory / "current"))
     assert main(["rollback", "--target", process.address]) == 0
     number, push_id, *rest = await seen(client)
-    assert (number, tuple(rest)) == (7, whole[2:]) and push_id not in ("whole", "part")
+    assert (number, tuple(rest)) == (7, whole[2:]) and push_id not in ("kept whole", "part")
     await keeping.until_kept(7)
     assert process.stop() == 0
 

@@ -20,7 +20,6 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
-from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
@@ -173,17 +172,6 @@ async def test_a_replica_that_somebody_has_pushed_to_alone_waits_for_a_newer_ver
         assert hold(8, ahead)
 
 
-async def test_a_daemon_that_joins_is_brought_to_the_version_whatever_it_serves() -> None:
-    """Its number says nothing: it belongs to another run of the trainer."""
-    async with replica() as late, routed(2) as fleet:
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        async with AsyncClient(late.address) as client:
-            await client.push_weights(weights(7), version=7, timeout_s=30)
-        fleet.running.router.add(late.address)
-        await fleet.until_ready(3)
-        assert hold(1, late)
-
-
 async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
     """It was pushed to one of them alone, before it joined."""
     async with replica() as other, routed(2) as fleet:
@@ -193,38 +181,6 @@ async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
         fleet.running.router.add(other.address)
         await fleet.until_ready(3)
         assert hold(1, other)
-
-
-async def commit_on_one(fleet: RoutedFleet, daemon: Daemon, version: Version) -> None:
-    """As a router that is killed before it has told the others."""
-    members = fleet.running.router.fleet
-    upstream = members.upstreams[daemon.address]
-    request = weights_pb2.CommitPushRequest(push_id=version.push_id, fleet=members.record_with(version))
-    await upstream.ask(upstream.weights.CommitPush, request, 30)
-
-
-@pytest.mark.parametrize("committed", [0, 1])
-async def test_a_router_that_restarts_between_the_phases_finds_the_truth(committed: int) -> None:
-    """Prepared on all: nobody serves it, and a repeat of the push goes on. Committed on one: it is decided, and the
-    others follow."""
-    async with routed(3) as fleet:
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        prepared = await fleet.client.push_weights(
-            weights(2), version=2, timeout_s=30, push_id="p", attempt="a", action="prepare"
-        )
-        assert prepared.push.state == "prepared"
-        assert served(fleet) == [1, 1, 1]
-        if committed:
-            await commit_on_one(fleet, fleet.daemons[1], Version(2, "p"))
-        fleet.blind()
-        async with over(fleet.daemons) as again:
-            await again.until_ready()
-            if not committed:
-                assert (await again.client.status()).state.weight_version == 1
-                result = await again.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p", attempt="a")
-                assert result.push.state == "applied"
-            assert all(hold(2, daemon) for daemon in fleet.daemons)
-            assert (await again.client.status()).state.weight_version == 2
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

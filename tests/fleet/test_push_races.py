@@ -139,11 +139,11 @@ async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, remo
 
 async def join_ahead(fleet: RoutedFleet, ahead: Daemon) -> None:
     """A daemon joins, and somebody brings it to version 7, which the router knows."""
+    members = fleet.running.router.fleet
     fleet.running.router.add(ahead.address)
     await fleet.until_ready(len(fleet.daemons) + 1)
     async with AsyncClient(ahead.address) as client:
         await client.push_weights(weights(7), version=7, timeout_s=30)
-    members = fleet.running.router.fleet
     await until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
 
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from genserve.engine.vllm.openai.bodies import BoundedBodies
 from tests.support.clocks import advanced_clock
+from tests.support.patience import slow
 
 LIMIT = 100
 
@@ -27,7 +28,7 @@ async def answered(*parts: bytes, declared: int | None = None, ends: bool = True
     sent: list[dict[str, Any]] = []
 
     async def receive() -> Any:
-        await asyncio.sleep(every_s)
+        await slow(every_s)
         if messages:
             return messages.pop(0)
         return await asyncio.Event().wait()
