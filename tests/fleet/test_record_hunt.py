@@ -1,0 +1,255 @@
+"""What a fleet should be is kept through changes of routers, and replicas that are behind say nothing of it."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from genserve.fleet import pauses
+from genserve.fleet.fleet import Fleet
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, running
+from tests.fleet.test_record import push
+from tests.support.breakable_link import BreakableLink
+from tests.support.patience import slow, until
+from tests.support.scripted_adapter import CONFIG, TENSORS
+
+
+async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() -> None:
+    """A push has gone through another router, which looked after them while this one could not reach them."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as first:
+            for link in links:
+                first.running.router.add(link.address)
+            await first.until_ready(2)
+            await push(first.running.address, 1)
+            for link in links:
+                link.kill()
+            async with over(daemons) as second:
+                await second.until_ready()
+                await push(second.running.address, 2)
+                await second.stack.aclose()
+            for link in links:
+                await link.listen_again()
+            await first.until_ready(2)
+            assert first.running.router.fleet.committed_version == 2
+            assert all(hold(2, daemon) for daemon in daemons)
+
+
+async def test_a_replica_that_missed_a_part_of_a_wake_up_puts_nobody_to_sleep() -> None:
+    """Its memory sleeps still when the rest is woken: it is woken as well, and the others are awake."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        links.sort(key=lambda link: link.address)
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.sleep(level=1)
+            links[0].kill()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await fleet.client.wake_up(tags=["weights"])
+            await links[0].listen_again()
+            await until(lambda: len(fleet.running.router.fleet.answering) == 2)
+            await fleet.client.wake_up(tags=["kv_cache"])
+            assert fleet.running.router.fleet.desired.asleep.tags == frozenset()
+            await fleet.until_ready(2)
+            assert not any(daemon.engine.asleep for daemon in daemons)
+
+
+async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
+    """And whose KV cache sleeps, as before the push of a trainer on the same GPUs."""
+    async with routed(1) as fleet, replica() as late:
+        await fleet.client.sleep(level=1)
+        await fleet.client.wake_up(tags=["weights"])
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(2)
+
+
+async def test_a_replica_that_started_anew_is_followed_when_somebody_brings_all_a_version() -> None:
+    """Nothing was written down there, because the version of the fleet came by vLLM's own transfer."""
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(replica())
+        old = await stack.enter_async_context(AsyncExitStack())
+        two = await old.enter_async_context(replica())
+        port = int(two.address.rpartition(":")[2])
+        async with over([one, two]) as fleet:
+            await fleet.until_ready(2)
+            for daemon in (one, two):
+                await push(daemon.address, 7, push_id="by hand")
+            await until(lambda: fleet.running.router.fleet.committed_version == 7)
+            await old.aclose()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await push(one.address, 8, push_id="next")
+            await until(lambda: not fleet.running.router.fleet.ready)
+            two = await stack.enter_async_context(replica(port))
+            await until(lambda: len(fleet.running.router.fleet.answering) == 2)
+            await push(two.address, 8, push_id="next")
+            await until(lambda: fleet.running.router.fleet.committed_version == 8)
+            await fleet.until_ready(2)
+
+
+async def test_what_is_brought_to_all_is_followed_after_a_push_that_failed() -> None:
+    """Which nobody has committed."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 1)
+        for daemon in fleet.daemons:
+            daemon.engine.fails["commit_weights"] = RuntimeError("no")
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            await push(fleet.running.address, 2, push_id="failed")
+        for daemon in fleet.daemons:
+            await push(daemon.address, 7, push_id="by hand")
+        await until(lambda: fleet.running.router.fleet.committed_version == 7)
+        await fleet.until_ready()
+
+
+async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
+    """The first one that it gets may have missed the last push."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as first:
+            for link in links:
+                first.running.router.add(link.address)
+            await first.until_ready(2)
+            await push(first.running.address, 1)
+            first.running.router.find(links[0].address).member.is_draining = True
+            first.running.router.fleet.refresh()
+            await push(first.running.address, 2)
+            async with over(daemons, replace(QUICK, settle_s=0.1)) as second:
+                members = second.running.router.fleet.members
+                await until(lambda: all("looks after this daemon" in member.failure for member in members))
+                await slow(0.3)
+                second.running.router.fleet.settings = QUICK
+                links[0].kill()
+                await until(lambda: any(member.version is not None for member in members))
+                links[1].kill()
+                await second.until_ready()
+                assert second.running.router.fleet.committed_version == 2
+                assert second.running.router.fleet.previous is None
+
+
+async def test_a_pause_that_is_cancelled_while_it_is_written_down_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was told its id."""
+    reached, forever = asyncio.Event(), asyncio.Event()
+
+    async def write(fleet: Fleet) -> None:
+        reached.set()
+        await forever.wait()
+
+    async with routed(2) as fleet:
+        monkeypatch.setattr(pauses, "write_record", write)
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        await reached.wait()
+        pausing.cancel()
+        await asyncio.wait({pausing})
+        await until(lambda: running(fleet) == [True] * 2)
+
+
+async def test_a_resume_before_the_fleet_is_known_lasts() -> None:
+    """The next router has read the record of the lease only after that."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            lease = (await fleet.client.pause(no_expiry=True)).lease
+            link.kill()
+            fleet.blind()
+            async with over(daemons[:1]) as again:
+                again.running.router.add(link.address)
+                await until(lambda: bool(again.running.router.fleet.leases.active))
+                await again.client.resume(lease.lease_id)
+                assert daemons[0].engine.running
+                await link.listen_again()
+                await again.until_ready(2)
+                await until(lambda: daemons[1].engine.running)
+                assert daemons[0].engine.running
+                assert not (await again.client.status()).state.pauses
+
+
+async def test_a_lease_that_ended_without_a_replica_ends_there_when_the_router_learns_of_it() -> None:
+    """The router has started with that replica alone, which had the lease written down."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            lease = (await fleet.client.pause(no_expiry=True)).lease
+            links[0].kill()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await fleet.client.resume(lease.lease_id)
+            links[1].kill()
+        async with over(daemons[:1]) as again:
+            await again.until_ready(1)
+            again.running.router.add(daemons[1].address)
+            await again.until_ready(2)
+            await until(lambda: daemons[0].engine.running)
+            assert daemons[1].engine.running
+            assert not (await again.client.status()).state.pauses
+
+
+async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path) -> None:
+    """What LoadLora had loaded under its name before is out of date."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        for daemon in daemons:
+            daemon.engine.max_loras = 4
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.load_lora("poet", adapter(tmp_path))
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5)
+            fleet.running.router.add(daemons[1].address)
+            await fleet.until_ready(2)
+            await until(lambda: all(each.lora_names is not None for each in fleet.running.router.fleet.members))
+            await fleet.until_reported()
+            assert "poet" not in daemons[1].engine.loras.files
+
+
+async def test_an_adapter_that_is_being_unloaded_is_not_loaded_again(tmp_path: Path) -> None:
+    """One replica has done it, and another one takes its time."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        for daemon in daemons:
+            daemon.engine.max_loras = 4
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.load_lora("poet", adapter(tmp_path))
+            members = fleet.running.router.fleet.members
+            await until(lambda: all(each.lora_names == {"poet"} for each in members))
+            link.silence()
+            unloading = asyncio.create_task(fleet.client.unload_lora("poet"))
+            one = fleet.running.router.find(daemons[0].address).member
+            await until(lambda: one.lora_names != {"poet"})
+            fleet.running.router.fleet.refresh()
+            await until_reported_by(fleet, daemons[0].address)
+            link.let_go()
+            await unloading
+            await until(lambda: "poet" not in daemons[0].engine.loras.files)
+            assert not any("poet" in daemon.engine.loras.files for daemon in daemons)
+
+
+async def until_reported_by(fleet: RoutedFleet, address: str) -> None:
+    """Waits until a replica has told its state, which it does often."""
+    member = fleet.running.router.find(address).member
+    for _ in range(3):
+        before = member.engine
+        await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
+
+
+def adapter(directory: Path) -> str:
+    """An adapter in a directory."""
+    save_file(TENSORS, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(CONFIG, default=list))
+    return str(directory)
