@@ -83,6 +83,7 @@ class Desired:
     def adopt(self, record: types_pb2.FleetState) -> None:
         """It is what another router has written down."""
         self.epoch = record.epoch
+        self._is_own = False
         self.issued = max(self.issued, record.epoch)
         self.asleep = Asleep(
             frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None

@@ -137,11 +137,11 @@ class Fleet(Destinations[Upstream]):
 
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
         """A replica has told what it keeps of its fleet. One that was away may know more than the others did when this
-        router has started."""
+        router has started. Where this router has written before, another one has come after it, and gone."""
         upstream.member.record = record
         if self.committed is None or self.desired.knows(record.epoch):
             return
-        if not self.desired.is_own and not upstream.member.joins:
+        if upstream.member.is_written or not (self.desired.is_own or upstream.member.joins):
             self._adopt(record)
             return
         log.warning(
