@@ -2,20 +2,26 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from safetensors.torch import save_file
 
+from genserve.config import ServeConfig
 from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
-from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, running
+from tests.fleet.routers import MAX_STAGING_BYTES, QUICK, RoutedFleet, hold, over, replica, routed, running
 from tests.fleet.test_record import push
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import slow, until
+from tests.support.pulled_peers import CHECKPOINT
 from tests.support.scripted_adapter import CONFIG, TENSORS
+from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
 
 
 async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() -> None:
@@ -201,9 +207,7 @@ async def test_a_lease_that_ended_without_a_replica_ends_there_when_the_router_l
 async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path) -> None:
     """What LoadLora had loaded under its name before is out of date."""
     async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        for daemon in daemons:
-            daemon.engine.max_loras = 4
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
         async with over(daemons[:1]) as fleet:
             await fleet.until_ready(1)
             await fleet.client.load_lora("poet", adapter(tmp_path))
@@ -218,10 +222,8 @@ async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path)
 async def test_an_adapter_that_is_being_unloaded_is_not_loaded_again(tmp_path: Path) -> None:
     """One replica has done it, and another one takes its time."""
     async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
         link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        for daemon in daemons:
-            daemon.engine.max_loras = 4
         async with over(daemons[:1]) as fleet:
             fleet.running.router.add(link.address)
             await fleet.until_ready(2)
@@ -251,5 +253,15 @@ async def until_reported_by(fleet: RoutedFleet, address: str) -> None:
 def adapter(directory: Path) -> str:
     """An adapter in a directory."""
     save_file(TENSORS, directory / "adapter_model.safetensors")
-    (directory / "adapter_config.json").write_text(json.dumps(CONFIG, default=list))
+    (directory / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
     return str(directory)
+
+
+@asynccontextmanager
+async def adapting() -> AsyncIterator[Daemon]:
+    """A replica that takes adapters, and says so."""
+    engine = GeneratingEngine()
+    engine.max_loras = 4
+    settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
+    async with serving(ServeConfig(port=0), engine=engine, **settings) as daemon:
+        yield daemon

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from genserve.errors import GenserveError, UnsupportedError
 from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
-from genserve.fleet.desired import Asleep
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.records import write_record
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
-from genserve.rpc.convert.control import StatusT, drain_timeout_s, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.control import (
+    StatusT,
+    drain_timeout_s,
+    sleep_arguments,
+    watch_heartbeat_s,
+    watch_interval_s,
+)
 from genserve.rpc.convert.listening import ListeningFacts, tell_listening
 from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
@@ -139,10 +144,9 @@ class FleetControl(ControlServiceServicer):
                 await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
         with self._fleet.desired.changing_sleep():
-            answers = await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
-            tags = frozenset(answers[0].state.asleep_tags)
-            level = request.level if request.HasField("level") else 1
-            self._fleet.desired.asleep = Asleep(tags, level if "weights" in tags else None)
+            await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+            _, depth, _ = sleep_arguments(request)
+            self._fleet.desired.asleep = self._fleet.desired.asleep.after_sleep(depth)
         self._fleet.changed()
         await write_record(self._fleet)
         return self._with_state(control_pb2.SleepResponse())
@@ -153,9 +157,8 @@ class FleetControl(ControlServiceServicer):
         """Wakes all up."""
         desired = self._fleet.desired
         with desired.changing_sleep():
-            answers = await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
-            tags = frozenset(answers[0].state.asleep_tags)
-            desired.asleep = Asleep(tags, desired.asleep.level if tags else None)
+            await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
+            desired.asleep = desired.asleep.after_wake_up(request.tags)
         self._fleet.changed()
         await write_record(self._fleet)
         return self._with_state(control_pb2.WakeUpResponse())
