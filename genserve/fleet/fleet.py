@@ -135,6 +135,11 @@ class Fleet(Destinations[Upstream]):
             self.desired.change()
         self.refresh()
 
+    def forget_lora(self, lora_name: str) -> None:
+        """An adapter is not to be loaded from its directory any more."""
+        if self.desired.loras.pop(lora_name, None) is not None:
+            self.changed()
+
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
         """A replica has told what it keeps of its fleet. One that was away may know more than the others did when this
         router has started. Where this router has written before, another one has come after it, and gone."""

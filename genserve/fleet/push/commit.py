@@ -46,6 +46,8 @@ async def commit_everywhere(
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
     if is_lora:
         if answers:
+            fleet.forget_lora(answers[0].push.lora_name)
+            await write_record(fleet)
             _check_all_have(answers[0].push.lora_name, failures)
     else:
         for upstream in failures:

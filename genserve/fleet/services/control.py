@@ -193,10 +193,9 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
+        self._fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
         answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
-        if self._fleet.desired.loras.pop(request.lora_name, None) is not None:
-            self._fleet.changed()
-            await write_record(self._fleet)
+        await write_record(self._fleet)
         return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
 
     async def ListLoras(
