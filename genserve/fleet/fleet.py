@@ -193,12 +193,15 @@ class Fleet(Destinations[Upstream]):
         """If nobody has the version of the fleet any more, and all replicas serve the same one instead, that is the
         version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does."""
         versions = [member.version for member in self.members]
-        if self.committed is None or not versions or self._undecided is not None:
+        first = versions[0] if versions else None
+        if self.committed is None or first is None or first.is_same(self.committed):
             return
-        first = versions[0]
-        if first is None or any(each is None or not each.is_same(first) for each in versions):
+        if self._undecided is not None and first.push_id == self._undecided.push_id:
             return
-        if not first.is_same(self.committed) and all(member.changed_by_others for member in self.members):
+        if any(each is None or not each.is_same(first) for each in versions):
+            return
+        # Where nothing was written down since its start, a version above that of the start was brought by somebody.
+        if all(each.changed_by_others or (each.record is None and first.number > 0) for each in self.members):
             log.info("all replicas serve version %d, which nobody has pushed through this router", first.number)
             self.commit(first)
 
