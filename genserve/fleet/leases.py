@@ -126,6 +126,7 @@ class Leases:
     def _note_own(self, lease_id: str) -> None:
         if self._own is not None:
             self._own[lease_id] = None
+            self._own.move_to_end(lease_id)
             while len(self._own) > _MAX_ENDED:
                 self._own.popitem(last=False)
 
@@ -147,6 +148,8 @@ class Leases:
             if lease_id := pause.fleet_lease_id:
                 held.add(lease_id)
                 self._end_foreign(lease_id)
+                if self._own is not None and lease_id in self._own:
+                    self._own.move_to_end(lease_id)
                 self.granted(lease_id, pause.holder, address, pause)
         for lease_id in before - held:
             # It had it, and somebody else has ended it there: an operator, or another router.
