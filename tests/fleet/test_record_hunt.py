@@ -172,13 +172,60 @@ async def test_a_resume_before_the_fleet_is_known_lasts() -> None:
             async with over(daemons[:1]) as again:
                 again.running.router.add(link.address)
                 await until(lambda: bool(again.running.router.fleet.leases.active))
-                await again.client.resume(lease.lease_id)
-                assert daemons[0].engine.running
+                resuming = asyncio.create_task(again.client.resume(lease.lease_id))
+                await again.until_reported()
                 await link.listen_again()
+                await resuming
                 await again.until_ready(2)
                 await until(lambda: daemons[1].engine.running)
                 assert daemons[0].engine.running
                 assert not (await again.client.status()).state.pauses
+
+
+async def test_a_pause_before_the_fleet_is_known_lasts() -> None:
+    """Its lease is in no record that the router finds then."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            link.kill()
+            fleet.blind()
+            async with over(daemons[:1]) as again:
+                again.running.router.add(link.address)
+                await until(lambda: bool(again.running.router.fleet.answering))
+                pausing = asyncio.create_task(again.client.pause(no_expiry=True))
+                await again.until_reported()
+                await link.listen_again()
+                await pausing
+                await again.until_ready(2)
+                await again.until_reported()
+                assert not any(daemon.engine.running for daemon in daemons)
+                assert len((await again.client.status()).state.pauses) == 1
+
+
+async def test_a_push_before_the_fleet_is_known_wakes_nobody_up() -> None:
+    """What sleeps is written down besides the version."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.sleep(tags=["kv_cache"])
+            link.kill()
+            fleet.blind()
+            async with over(daemons[:1]) as again:
+                again.running.router.add(link.address)
+                await until(lambda: bool(again.running.router.fleet.answering))
+                pushing = asyncio.create_task(push(again.running.address, 1))
+                await again.until_reported()
+                await link.listen_again()
+                await pushing
+                await again.until_ready(2)
+                await again.until_reported()
+                assert all(hold(1, daemon) and daemon.engine.asleep for daemon in daemons)
 
 
 async def test_a_lease_that_ended_without_a_replica_ends_there_when_the_router_learns_of_it() -> None:
