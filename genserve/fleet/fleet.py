@@ -129,6 +129,15 @@ class Fleet(Destinations[Upstream]):
         """The same once a version is committed that may yet fail."""
         return self.desired.record(self.desired.issue(), version, self._leases())
 
+    async def until_known(self) -> None:
+        """To be called before anything is changed: waits until it is known what the fleet should be, which takes
+        --settle at most. Raises NoReplicaError if nobody answers."""
+        while self.committed is None:
+            changed = self.states_changed.next
+            if not self.answering:
+                raise self.none_ready()
+            await changed.wait()
+
     def changed(self) -> None:
         """Leases, sleep or adapters of the fleet have changed: replicas are to be told."""
         if self.committed is not None:

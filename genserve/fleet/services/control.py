@@ -49,6 +49,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.PauseResponse:
         """Pauses all replicas under one lease."""
+        await self._fleet.until_known()
         return self._with_state(await self._pauses.pause(request))
 
     async def RenewPause(
@@ -61,6 +62,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
         """Ends a lease."""
+        await self._fleet.until_known()
         return self._with_state(await self._pauses.resume(request))
 
     async def GetStatus(
@@ -132,6 +134,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
         """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
+        await self._fleet.until_known()
         limit_s = pause_s(request)
         awake = [
             each
@@ -155,6 +158,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Wakes all up."""
+        await self._fleet.until_known()
         desired = self._fleet.desired
         with desired.changing_sleep():
             await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
@@ -175,6 +179,7 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.LoadLoraResponse:
         """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
         they had one of this name."""
+        await self._fleet.until_known()
         limit_s = load_lora_s(request)
         had = {each for each in self._fleet.answering if request.lora_name in (each.member.lora_names or ())}
 
@@ -193,6 +198,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
+        await self._fleet.until_known()
         self._fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
         answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
         await write_record(self._fleet)
