@@ -61,7 +61,7 @@ class Desired:
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
-        return epoch <= self.epoch or epoch // _LIFE == self._life
+        return epoch <= self.epoch or (epoch // _LIFE == self._life and epoch <= self.issued)
 
     @property
     def asleep_tags(self) -> frozenset[str] | None:
