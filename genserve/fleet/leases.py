@@ -115,8 +115,7 @@ class Leases:
 
     def adopt(self, lease_ids: Iterable[str]) -> None:
         """These are the leases of the fleet, and those that it grants from now on. Others end where they are held."""
-        if self._own is None:
-            self._own = OrderedDict.fromkeys(self._beginning)
+        self._own = OrderedDict.fromkeys(self._beginning)  # what is not written down any more has ended
         for lease_id in lease_ids:
             self._note_own(lease_id)
             self._ended.pop(lease_id, None)
