@@ -16,7 +16,7 @@ from genserve.config import ServeConfig
 from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK, RoutedFleet, hold, over, replica, routed, running
-from tests.fleet.test_record import push
+from tests.fleet.test_record import push, restarted
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import slow, until
 from tests.support.pulled_peers import CHECKPOINT
@@ -249,6 +249,33 @@ async def test_a_lease_that_ended_without_a_replica_ends_there_when_the_router_l
             await until(lambda: daemons[0].engine.running)
             assert daemons[1].engine.running
             assert not (await again.client.status()).state.pauses
+
+
+async def test_a_lease_is_written_down_wherever_the_others_learn_of_it() -> None:
+    """The replica that had missed it is told of it by a router, and is the first one that the next router reads."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        daemons.sort(key=lambda daemon: daemon.address)
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            links[0].kill()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await fleet.client.pause(no_expiry=True)
+            links[1].kill()
+        async with over(daemons[:1]) as again:
+            await again.until_ready(1)
+            again.running.router.add(daemons[1].address)
+            await again.until_ready(2)
+            await until(lambda: not daemons[0].engine.running)
+            await again.until_ready(2)
+            async with restarted(again, daemons) as last:
+                await last.until_ready(2)
+                await last.until_reported()
+                assert running(last) == [False] * 2
+                assert len((await last.client.status()).state.pauses) == 1
 
 
 async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path) -> None:
