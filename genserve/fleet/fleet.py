@@ -123,11 +123,11 @@ class Fleet(Destinations[Upstream]):
         """What replicas are to keep; None while the version is not known."""
         if self.committed is None:
             return None
-        return self.desired.record(self.desired.epoch, self.committed, self._leases())
+        return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write())
 
     def record_with(self, version: Version) -> types_pb2.FleetState:
         """The same once a version is committed that may yet fail."""
-        return self.desired.record(self.desired.issue(), version, self._leases())
+        return self.desired.record(self.desired.issue(), version, self.leases.to_write())
 
     async def until_known(self) -> None:
         """To be called before anything is changed: waits until it is known what the fleet should be, which takes
@@ -169,13 +169,11 @@ class Fleet(Destinations[Upstream]):
         log.info("the fleet serves version %d, as was written down (epoch %d)", record.weight_version, record.epoch)
         self.desired.adopt(record)
         self.leases.adopt(lease.lease_id for lease in record.leases)
+        self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         version = Version.of(record)
         if self.committed is None or not self.committed.is_same(version):
             self.previous, self.committed = self.committed, version
         self.refresh()
-
-    def _leases(self) -> list[types_pb2.PauseLease]:
-        return [lease.message() for lease in self.leases.active]
 
     def doubt(self, upstream: Upstream) -> None:
         """A replica serves older weights than it was known for. It is out of rotation until it has told its version."""

@@ -111,6 +111,7 @@ class Leases:
         self._leases: dict[str, FleetLease] = {}
         self._ended: OrderedDict[str, bool] = OrderedDict()  # the id -> whether by others
         self._beginning: set[str] = set()
+        self._expected: dict[str, types_pb2.PauseLease] = {}
         self._own: OrderedDict[str, None] | None = None  # what this fleet has ever granted, when it is known
 
     def adopt(self, lease_ids: Iterable[str]) -> None:
@@ -121,6 +122,15 @@ class Leases:
             self._ended.pop(lease_id, None)
         for lease_id in self._leases:
             self._end_foreign(lease_id)
+
+    def expect(self, written: Iterable[types_pb2.PauseLease]) -> None:
+        """These leases are written down. Each of them stays so until a replica has told it, which may come later."""
+        self._expected = {lease.lease_id: lease for lease in written}
+
+    def to_write(self) -> list[types_pb2.PauseLease]:
+        """The leases to write down."""
+        expected = [each for each in self._expected.values() if each.lease_id not in self._ended and not _is_over(each)]
+        return [*(lease.message() for lease in self.active), *expected]
 
     def _note_own(self, lease_id: str) -> None:
         if self._own is not None:
@@ -182,6 +192,7 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
+        self._expected.pop(lease_id, None)
         known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
         known.on_replicas[address] = lease
         known.given_up.discard(address)
@@ -214,7 +225,7 @@ class Leases:
 
     def mark_all_ended(self) -> None:
         """The same of all leases, also those that begin."""
-        for lease_id in [*self._leases, *self._beginning]:
+        for lease_id in [*self._leases, *self._expected, *self._beginning]:
             self.mark_ended(lease_id, by_others=True)
 
     def is_beginning(self, lease_id: str) -> bool:
