@@ -278,6 +278,29 @@ async def test_a_lease_is_written_down_wherever_the_others_learn_of_it() -> None
                 assert len((await last.client.status()).state.pauses) == 1
 
 
+async def test_a_lease_stays_written_down_while_all_that_have_it_are_lost() -> None:
+    """A replica that joins meanwhile is the first one that the next router reads."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        daemons.sort(key=lambda daemon: daemon.address)
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over([]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(1)
+            await fleet.client.pause(no_expiry=True)
+            link.kill()
+            await until(lambda: not fleet.running.router.fleet.ready)
+            fleet.running.router.add(daemons[0].address)
+            await until(lambda: fleet.running.router.find(daemons[0].address).member.record is not None)
+            await link.listen_again()
+            await fleet.until_ready(2)
+            async with restarted(fleet, daemons) as again:
+                await again.until_ready(2)
+                await again.until_reported()
+                assert running(again) == [False] * 2
+                assert not any(daemon.engine.running for daemon in daemons)
+
+
 async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path) -> None:
     """What LoadLora had loaded under its name before is out of date."""
     async with AsyncExitStack() as stack:
