@@ -170,6 +170,8 @@ class Leases:
         """A replica does not answer, or was removed: when it is back, it may lack what it had."""
         for lease in list(self._leases.values()):
             lease.given_up.discard(address)
+            if lease in self.active and lease.on_replicas.keys() == {address}:
+                self._expected[lease.lease_id] = lease.message()  # it is held still, and will be told again
             self.resumed(lease.lease_id, address)
 
     @contextmanager
