@@ -179,7 +179,7 @@ class Router:
             return
         if committed == Version(0, base_digest=committed.base_digest):
             return  # a replica that starts has it
-        others = (each.version for each in self.fleet.members if each is not member)
+        others = (each.version for each in self.fleet.members if each is not member and not each.is_draining)
         if not any(version is not None and version.is_same(committed) for version in others):
             raise LastReplicaError(
                 f"replica {address} is the only one that has version {committed.number}: wait until another one is "
