@@ -19,7 +19,7 @@ from genserve.fleet.fleet import Fleet
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK, RoutedFleet, hold, over, replica, routed, running
 from tests.fleet.test_record import push, restarted
 from tests.support.breakable_link import BreakableLink
-from tests.support.patience import slow, until
+from tests.support.patience import slow, turns, until
 from tests.support.pulled_peers import CHECKPOINT
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
@@ -132,15 +132,21 @@ async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
             first.running.router.find(links[0].address).member.is_draining = True
             first.running.router.fleet.refresh()
             await push(first.running.address, 2)
-            async with over(daemons, replace(QUICK, settle_s=0.1)) as second:
+            way = await stack.enter_async_context(BreakableLink(daemons[1].address))
+            async with over(daemons[:1], replace(QUICK, settle_s=0.1)) as second:
+                second.running.router.add(way.address)
                 members = second.running.router.fleet.members
                 await until(lambda: all("looks after this daemon" in member.failure for member in members))
                 await slow(0.3)
                 second.running.router.fleet.settings = QUICK
-                links[0].kill()
+                way.kill()
+                await until(lambda: not all("looks after this daemon" in member.failure for member in members))
+                for link in links:
+                    link.kill()
                 await until(lambda: any(member.version is not None for member in members))
-                links[1].kill()
-                await second.until_ready()
+                await turns()
+                await way.listen_again()
+                await second.until_ready(2)
                 assert second.running.router.fleet.committed_version == 2
                 assert second.running.router.fleet.previous is None
 
@@ -372,7 +378,6 @@ async def test_routers_that_stand_by_do_not_share_the_replicas() -> None:
         await until(lambda: 2 in [len(each.running.router.fleet.ready) for each in (one, other)])
 
 
-@SHARED
 async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:
     """As soon as it is reached again, it belongs to its fleet."""
     async with AsyncExitStack() as stack:
@@ -385,7 +390,8 @@ async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_ot
                 members = standby.running.router.fleet.members
                 await until(lambda: all("looks after this daemon" in member.failure for member in members))
                 link.kill()
-                await until(lambda: bool(standby.running.router.fleet.answering))
+                alone = standby.running.router.find(daemons[1].address).member
+                await until(lambda: "is left to the router" in alone.failure or alone.engine is not None)
                 await link.listen_again()
                 await fleet.until_ready(2)
 
