@@ -1,10 +1,13 @@
 """The fleet that a daemon belongs to: which router looks after it, and what that has written down of the fleet. Pure.
 
 A router looks after a daemon for as long as it watches its status, and nobody else may meanwhile. So of two routers
-with the same replicas one is refused, until the other has ended. What the former one still has on its way is refused as
-well: calls of routers name the run of the router that they come from.
+with the same replicas one is refused, until the other has ended: and for a while longer, because a connection may break
+and come back, unless it listens where the other one did. What the former one still has on its way is refused as well:
+calls of routers name the run of the router that they come from.
 """
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,14 +33,19 @@ class FleetRecord:
     content: bytes
 
 
+RETURN_S = 5.0
+"""In which a router whose watch has ended may come back before another one is let in."""
 NO_RECORD = FleetRecord(0, b"")
 
 
 class Membership:
-    """Who looks after this daemon, and the last record of its fleet. `tell`: is called at each change."""
+    """Who looks after this daemon, and the last record of its fleet. `tell`: is called at each change. `clock`: in
+    seconds."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, tell: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
+        self._clock = clock
+        self._left_at_s = -math.inf
         self._router: Router | None = None
         self._watches: Counter[str] = Counter()
         self.record = NO_RECORD
@@ -49,13 +57,13 @@ class Membership:
 
     @contextmanager
     def looked_after(self, router: Router) -> Iterator[None]:
-        """While a router watches. Raises FleetHeldError if another one does, and InvalidFieldError."""
+        """While a router watches. Raises FleetHeldError if another one does, or did so just now, and
+        InvalidFieldError."""
         check_text(router.router_id, "router.router_id")
         check_text(router.address, "router.address")
         if not router.router_id:
             raise InvalidFieldError.of("router.router_id", "must not be empty")
-        held = self._router
-        if held is not None and held.router_id != router.router_id and self._watches[held.router_id]:
+        if not self._may_have_it(router):
             raise self._held()
         self._router = router
         self._watches[router.router_id] += 1
@@ -66,7 +74,16 @@ class Membership:
             self._watches[router.router_id] -= 1
             if not self._watches[router.router_id]:
                 del self._watches[router.router_id]
+                self._left_at_s = self._clock()
             self._tell()
+
+    def _may_have_it(self, router: Router) -> bool:
+        held = self._router
+        if held is None or held.router_id == router.router_id:
+            return True
+        if self._watches[held.router_id]:
+            return False
+        return held.address == router.address or self._clock() >= self._left_at_s + RETURN_S
 
     def check(self, router_id: str) -> None:
         """Raises FleetHeldError for a call of a router that does not look after this daemon, or does not any more."""

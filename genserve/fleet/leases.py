@@ -150,17 +150,18 @@ class Leases:
         return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._beginning]
 
     def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
-        """A replica has told its leases: all of them. Whether it has others than before."""
-        before = {lease.lease_id for lease in self._leases.values() if address in lease.on_replicas}
-        held: set[str] = set()
+        """A replica has told its leases: all of them. Whether it has others than before, or was given more time."""
+        leases = self._leases.values()
+        before = {lease.lease_id: lease.on_replicas[address] for lease in leases if address in lease.on_replicas}
+        held: dict[str, types_pb2.PauseLease] = {}
         for pause in pauses:
             if lease_id := pause.fleet_lease_id:
-                held.add(lease_id)
+                held[lease_id] = pause
                 self._end_foreign(lease_id)
                 if self._own is not None and lease_id in self._own:
                     self._own.move_to_end(lease_id)
                 self.granted(lease_id, pause.holder, address, pause)
-        for lease_id in before - held:
+        for lease_id in before.keys() - held.keys():
             # It had it, and somebody else has ended it there: an operator, or another router.
             self._leases[lease_id].given_up.add(address)
             self.resumed(lease_id, address)

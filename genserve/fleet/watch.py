@@ -140,11 +140,14 @@ class Watch:
         if report.state.fleet_epoch > (member.record.epoch if member.record is not None else 0):
             self._found(await self._ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest()))
         await self._check_reached()
+        loras_changed = False
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
+            before = member.lora_names
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
             member.has_loras(lora.lora_name for lora in loras.loras)
-        self._fleet.refresh(None if leases_changed else upstream)
+            loras_changed = member.lora_names != before
+        self._fleet.refresh(None if leases_changed or loras_changed else upstream)
 
     def _found(self, info: control_pb2.GetServerInfoResponse) -> None:
         if info.HasField("fleet"):

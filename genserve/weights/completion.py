@@ -10,7 +10,7 @@ from functools import partial
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.errors import ChecksumMismatchError
+from genserve.errors import ChecksumMismatchError, PushConflictError
 from genserve.trace import is_step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
@@ -80,8 +80,8 @@ class Completion:
             del push, ended
 
     async def _stage(self, push: LivePush) -> None:
-        """Compares tied tensors, once, and the contents with what a header has said of them. Raises
-        ManifestMismatchError for tied tensors that differ, and ChecksumMismatchError."""
+        """Compares tied tensors, once, and the contents with what a header has said of them, or what was applied under
+        the id. Raises ManifestMismatchError for tied tensors that differ, ChecksumMismatchError, PushConflictError."""
         if not push.is_checked:
             refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
             push.is_checked = True
@@ -93,7 +93,20 @@ class Completion:
                     f"{named}: it cannot be applied; discard it, or push under another id",
                     metadata={"push_id": push.push_id, "expected": named, "found": push.content_digest},
                 )
+        if push.header.lora is not None:
+            await self._compare_applied(push)
         push.stage()
+
+    async def _compare_applied(self, push: LivePush) -> None:
+        """An adapter's bytes are not kept, but what was applied under its id has a digest. Raises PushConflictError for
+        other contents: they would have the version of the first ones."""
+        await push.compute_digest()
+        applied = self._outcomes.applied(push.push_id)
+        if applied is not None and applied.outcome.push.content_digest != push.content_digest:
+            raise PushConflictError(
+                f"push {push.push_id!r} was applied with other tensors: push these under another push_id",
+                metadata={"push_id": push.push_id},
+            )
 
     async def _prepare(self, push: LivePush) -> None:
         """Has workers prepare what is staged, for a later commit. Raises as `PushApplier.prepare`, and StagingFullError
@@ -173,7 +186,8 @@ class Completion:
         if applied is not None or push.is_served:
             push.lifecycle.applied()
             served = self._resident.served if push.is_served else None
-            record = self._outcomes.add_applied(push, PushOutcome(push.report(), applied), served)
+            outcome, loaded = PushOutcome(push.report(), applied), self._loras.push_ids()
+            record = self._outcomes.add_applied(push, outcome, served, loaded)
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None:
             push.fail(error)

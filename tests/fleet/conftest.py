@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from genserve.control import membership
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
+
+
+@pytest.fixture(autouse=True)
+def routers_take_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts need not wait whether the one before comes back."""
+    monkeypatch.setattr(membership, "RETURN_S", 0.0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from genserve.signals import Stopped
 from tests.fleet.reports import until_reported
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content
-from tests.support.scripted_daemon import Daemon, serving
+from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
 from tests.support.scripted_engine import Gate
 
 QUICK = FleetSettings(
@@ -29,10 +29,10 @@ MAX_STAGING_BYTES = 1 << 30
 
 
 @asynccontextmanager
-async def replica(port: int = 0) -> AsyncIterator[Daemon]:
+async def replica(port: int = 0, engine: GeneratingEngine | None = None) -> AsyncIterator[Daemon]:
     """A scripted daemon that takes weights of tests.support.pulled_peers."""
     settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
-    async with serving(ServeConfig(port=port), **settings) as daemon:
+    async with serving(ServeConfig(port=port), engine=engine, **settings) as daemon:
         yield daemon
 
 

@@ -15,6 +15,7 @@ from genserve.errors import (
     EngineDeadError,
     GenserveError,
     LoraNotFoundError,
+    PushConflictError,
     PushRolledBackError,
     VersionNotNewerError,
 )
@@ -25,6 +26,7 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import weights
 from tests.support.scripted_adapter import CONFIG, TENSORS
+from tests.support.scripted_daemon import GeneratingEngine
 from tests.support.scripted_engine import Gate
 
 NAME = "poet"
@@ -79,6 +81,13 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     assert [daemon.engine.calls.count(f"load_lora {NAME}") for daemon in fleet.daemons] == [1, 2, 1]
 
 
+async def test_other_tensors_under_the_id_of_a_push_are_not_told_as_applied(fleet: RoutedFleet) -> None:
+    """Its replicas would drop them, and serve the first ones."""
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    with pytest.raises(PushConflictError):
+        await fleet.client.push_lora(NAME, {name: 2 * tensor for name, tensor in TENSORS.items()}, CONFIG, push_id="p")
+
+
 @pytest.mark.parametrize("had", [False, True])
 async def test_a_directory_that_one_replica_does_not_load_is_loaded_by_none(
     fleet: RoutedFleet, tmp_path: Path, had: bool
@@ -108,6 +117,25 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
     assert having(fleet) == [False] * 3
     with pytest.raises(LoraNotFoundError):
         await fleet.client.unload_lora(NAME)
+
+
+async def test_an_adapter_from_a_directory_is_loaded_on_who_joins(fleet: RoutedFleet, tmp_path: Path) -> None:
+    """Until it is unloaded, or another one is pushed under its name: the router does not have the bytes of that."""
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
+    await fleet.client.load_lora(NAME, tmp_path)
+    engines = GeneratingEngine(), GeneratingEngine()
+    for engine in engines:
+        engine.max_loras = 4
+    async with replica(engine=engines[0]) as late, replica(engine=engines[1]) as later:
+        for number, daemon in enumerate((late, later)):
+            await fleet.client.add_replica(daemon.address)
+            await fleet.until_ready(4 + number)
+            if daemon is late:
+                await until(lambda: NAME in late.engine.loras.files)
+                await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+        await fleet.until_reported()
+        assert NAME not in later.engine.loras.files
 
 
 @pytest.fixture

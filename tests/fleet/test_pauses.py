@@ -6,6 +6,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
+from genserve.fleet import leases
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import types_pb2
 from tests.fleet.reports import clock_of_leases
@@ -80,21 +81,41 @@ async def test_a_daemon_that_joins_a_paused_fleet_is_paused_first() -> None:
         await until(lambda: late.engine.running)
 
 
-async def test_a_daemon_that_joins_in_the_last_second_of_a_lease_gets_no_requests() -> None:
+async def test_a_daemon_that_joins_in_the_last_second_of_a_lease_gets_no_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is not worth a pause of its own, and its tokens would come while the others are paused."""
+    monkeypatch.setattr(leases, "_LEAST_S", 300.0)
     async with routed(2) as fleet, replica() as late, clock_of_leases() as clock:
-        await fleet.client.pause(ttl_s=600)
-        await clock.advance(599.5)
-        await fleet.until_reported()
+        await fleet.client.pause(ttl_s=200)
         fleet.running.router.add(late.address)
         member = fleet.running.router.find(late.address).member
         await until(lambda: member.version is not None)
         await fleet.until_reported()
         assert fleet.state(late) is ReplicaState.SYNCING
         assert late.engine.running and running(fleet) == [False] * 2
-        await clock.advance(1)
+        await clock.advance(201)
         await fleet.until_ready(3)
         assert running(fleet) == [True] * 2
+
+
+async def test_a_daemon_that_waits_for_the_end_of_a_lease_is_paused_if_that_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also on the replicas alone, as they tell it."""
+    monkeypatch.setattr(leases, "_LEAST_S", 300.0)
+    async with routed(2) as fleet, replica() as late:
+        await paused(fleet.client, ttl_s=200)
+        fleet.running.router.add(late.address)
+        member = fleet.running.router.find(late.address).member
+        await until(lambda: member.version is not None)
+        await fleet.until_reported()
+        assert fleet.state(late) is ReplicaState.SYNCING and late.engine.running
+        for daemon in fleet.daemons:
+            (own,) = daemon.board.state().pauses
+            daemon.pauses.renew(own.lease_id, 600)
+        await until(lambda: not late.engine.running)
+        await fleet.until_ready(3)
 
 
 async def test_a_lease_that_expires_ends_everywhere() -> None:

@@ -16,7 +16,8 @@ from genserve.client import AsyncClient
 from genserve.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from genserve.security import watched_files
 from genserve.security.roles import METHODS, ROLE_NAMES, Role
-from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.guarded import Guarded, guarded
 from tests.rpc.served import weights
 from tests.support.answers import answer_of
@@ -102,6 +103,22 @@ async def test_digests_are_for_those_who_push_or_operate(served: Guarded) -> Non
             with pytest.raises(PermissionDeniedError, match="include_digests needs the role trainer or operator"):
                 await client.get_weights(include_digests=True)
             assert served.daemon.engine.calls == []
+
+
+async def test_only_an_operator_looks_after_a_daemon_as_a_router_does(served: Guarded) -> None:
+    """Others could keep its router out. They may watch it."""
+    for role in ROLE_NAMES:
+        metadata = (("authorization", f"Bearer {served.callers.tokens[role]}"),)
+        stub = ControlServiceStub(served.daemon.channel)
+        for router in (None, types_pb2.Router(router_id=role, address="host:1")):
+            watch = stub.WatchStatus(control_pb2.WatchStatusRequest(router=router), metadata=metadata, timeout=STEP_S)
+            if router is None or role == "operator":
+                assert (await watch.read()).state.router_address == ("" if router is None else "host:1")
+            else:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await watch.read()
+                assert reason_of(caught.value) == "PERMISSION_DENIED"
+            watch.cancel()
 
 
 async def test_a_push_of_a_rollout_worker_is_refused_before_its_bytes(served: Guarded) -> None:

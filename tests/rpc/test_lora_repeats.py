@@ -1,11 +1,14 @@
 """A push of an adapter that is repeated late: what has replaced the adapter meanwhile stays unless `force` is given."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from genserve.client import AsyncClient
-from genserve.errors import VersionNotNewerError, WeightVersionMismatchError
+from genserve.errors import PushConflictError, VersionNotNewerError, WeightVersionMismatchError
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon
 
@@ -62,3 +65,22 @@ async def test_a_repeat_without_a_version_keeps_the_version(client: AsyncClient)
     await client.push_lora("x", TENSORS, CONFIG, push_id="first")
     result = await client.push_lora("x", TENSORS, CONFIG, push_id="first")
     assert (result.push.weight_version, await served(client)) == (1, ("push first", 1))
+
+
+async def test_other_tensors_under_the_id_of_a_push_are_no_repeat(daemon: Daemon, client: AsyncClient) -> None:
+    """Two adapters would have one version, and no span could tell them apart."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    with pytest.raises(PushConflictError):
+        await client.push_lora("x", OTHER, CONFIG, push_id="first")
+    assert await served(client) == ("push first", 1)
+    loaded = load_file(Path(daemon.engine.loras.files["x"].directory) / "adapter_model.safetensors")
+    assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
+
+
+async def test_a_repeat_is_one_however_many_other_adapters_came_since(client: AsyncClient) -> None:
+    """What is known of an adapter's push is known as long as the adapter is loaded."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    for _ in range(70):
+        await client.push_lora("other", TENSORS, CONFIG)
+    result = await client.push_lora("x", TENSORS, CONFIG, push_id="first", expected_version=0)
+    assert result.push.weight_version == 1

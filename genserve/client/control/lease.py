@@ -16,7 +16,7 @@ from genserve.words import KvPolicy, PauseMode
 class HeldPause(PauseLease):
     """A lease that is renewed in the background until its block ends."""
 
-    renewal: "asyncio.Task[None]" = field(repr=False, compare=False, kw_only=True)
+    renewal: "asyncio.Task[None]" = field(repr=False, compare=False)
 
     @property
     def is_lost(self) -> bool:
@@ -55,9 +55,7 @@ async def held_pause(
     lease = paused.lease
     renewal = asyncio.create_task(_keep_renewing(calls, lease.lease_id, ttl_s), name=f"renew pause {lease.lease_id}")
     try:
-        yield HeldPause(
-            lease.lease_id, lease.holder, lease.mode, lease.expire_time, lease.fleet_lease_id, renewal=renewal
-        )
+        yield HeldPause(lease.lease_id, lease.holder, lease.mode, lease.expire_time, lease.fleet_lease_id, renewal)
     except Exception as error:
         try:
             await _give_back(calls, lease.lease_id, renewal)

@@ -20,7 +20,7 @@ class PauseLease:
     holder: str
     mode: str
     expire_time: datetime | None
-    fleet_lease_id: str = ""
+    fleet_lease_id: str
 
     @classmethod
     def of(cls, message: types_pb2.PauseLease) -> "PauseLease":

@@ -46,9 +46,8 @@ async def commit_everywhere(
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
     if is_lora:
         if answers:
-            fleet.forget_lora(answers[0].push.lora_name)
-            await write_record(fleet)
-            _check_all_have(answers[0].push.lora_name, failures)
+            await _forget_directory(fleet, push.lora_name)
+            _check_all_have(push.lora_name, failures)
     else:
         for upstream in failures:
             upstream.member.doubt()
@@ -67,6 +66,12 @@ async def commit_everywhere(
     log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)
     applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
+
+
+async def _forget_directory(fleet: Fleet, lora_name: str) -> None:
+    """An adapter that was pushed has taken the place of one from a directory: who joins must not load that."""
+    fleet.forget_lora(lora_name)
+    await write_record(fleet)
 
 
 def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:

@@ -46,6 +46,10 @@ class LoraLoader:
         """The adapter that is loaded under a name."""
         return next((each for each in self._engine.loras.loaded() if each.name == name), None)
 
+    def push_ids(self) -> set[str]:
+        """Of the pushes that brought the adapters that are loaded."""
+        return {each.push_id for each in self._engine.loras.loaded()}
+
     def version(self, name: str) -> int:
         """Its version; 0 if none is loaded."""
         loaded = self.loaded(name)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -74,13 +74,14 @@ class _Latest(Generic[T]):
         """The record of this id."""
         return next((records[push_id] for records in self._by_kind.values() if push_id in records), None)
 
-    def add(self, kind: PushKind, push_id: str, record: T) -> None:
-        """A new record, which replaces one of this id."""
+    def add(self, kind: PushKind, push_id: str, record: T, keeping: Collection[str] = ()) -> None:
+        """A new record, which replaces one of this id. Those with the ids of `keeping` are forgotten for none."""
         self.forget(push_id)
         records = self._by_kind[kind]
         records[push_id] = record
-        if len(records) > _NUM_REMEMBERED:
-            records.popitem(last=False)
+        others = [each for each in records if each not in keeping]
+        for each in others[: max(0, len(records) - _NUM_REMEMBERED)]:
+            del records[each]
 
     def forget(self, push_id: str) -> None:
         """Removes the record of this id, if there is one."""
@@ -158,14 +159,16 @@ class Outcomes:
         refused = self.refused(header.push_id)
         return refused if refused is not None and header.attempt in ("", refused.attempt) else None
 
-    def add_applied(self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None) -> AppliedPush:
-        """Records an applied push."""
+    def add_applied(
+        self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None, loaded: Collection[str] = ()
+    ) -> AppliedPush:
+        """Records an applied push. `loaded`: the ids of those that brought the adapters that are loaded."""
         self._refused.forget(push.push_id)
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
         answer = replace(outcome, applied=None if outcome.applied is None else replace(outcome.applied))
         record = AppliedPush(push.identity, push.attempt.name, answer, outcome, known)
-        self._applied.add(PushKind.of(push.identity.lora), push.push_id, record)
+        self._applied.add(PushKind.of(push.identity.lora), push.push_id, record, loaded)
         return record
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:

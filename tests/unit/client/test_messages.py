@@ -270,6 +270,6 @@ def test_results_are_compared_by_what_they_say_and_shown_without_their_messages(
         assert one == other
         assert repr(one) == repr(other) and "message" not in repr(one)
     renewal: Any = object()
-    one_pause, other_pause = (HeldPause("l", "me", "keep", None, each) for each in (renewal, object()))  # type: ignore
+    one_pause, other_pause = (HeldPause("l", "me", "keep", None, "", each) for each in (renewal, object()))  # type: ignore
     assert one_pause == other_pause and "renewal" not in repr(one_pause)
     assert repr(PulledWeights(3, {"w": renewal})) == "PulledWeights(weight_version=3)"

@@ -2,23 +2,24 @@
 
 import pytest
 
-from genserve.control.membership import NO_RECORD, FleetRecord, Membership, Router
+from genserve.control.membership import NO_RECORD, RETURN_S, FleetRecord, Membership, Router
 from genserve.errors import FleetHeldError, InvalidFieldError
 from tests.support.refusals import refuses
 
 A, B = Router("a", "host:1"), Router("b", "host:2")
 
 
-def membership() -> tuple[Membership, list[str]]:
-    """One, and the addresses that its watchers have seen."""
+def membership() -> tuple[Membership, list[str], list[float]]:
+    """One, the addresses that its watchers have seen, and the time."""
     seen: list[str] = []
-    made = Membership(lambda: seen.append(made.router_address))
-    return made, seen
+    now_s = [100.0]
+    made = Membership(lambda: seen.append(made.router_address), lambda: now_s[0])
+    return made, seen, now_s
 
 
 def test_a_router_has_a_daemon_for_as_long_as_it_watches() -> None:
     """Also if it watches anew before its former watch has ended. Whoever watches the state sees who it is."""
-    made, seen = membership()
+    made, seen, now_s = membership()
     assert made.router_address == ""
     with made.looked_after(A):
         with made.looked_after(A):
@@ -26,26 +27,46 @@ def test_a_router_has_a_daemon_for_as_long_as_it_watches() -> None:
         with pytest.raises(FleetHeldError) as caught, made.looked_after(B):
             pass
         assert caught.value.metadata == {"router_address": "host:1"}
+    now_s[0] += RETURN_S
     with made.looked_after(B):
         assert made.router_address == "host:2"
     assert (seen[0], seen[-2:]) == ("host:1", ["host:2", ""])
 
 
+def test_a_router_whose_connection_breaks_gets_its_daemon_back() -> None:
+    """A router that stands by does not take it meanwhile. One that starts at the same address is let in at once."""
+    made, _, now_s = membership()
+    with made.looked_after(A):
+        pass
+    now_s[0] += RETURN_S - 0.1
+    with refuses(FleetHeldError, says="host:1"), made.looked_after(B):
+        pass
+    with made.looked_after(A):
+        pass
+    now_s[0] += RETURN_S - 0.1
+    with made.looked_after(Router("again", "host:1")):
+        assert made.router_address == "host:1"
+    now_s[0] += RETURN_S
+    with made.looked_after(B):
+        assert made.router_address == "host:2"
+
+
 def test_calls_of_a_former_router_are_refused() -> None:
     """Those of the last one are taken after its watch has ended, which may be about to begin anew."""
-    made, _ = membership()
+    made, _, now_s = membership()
     with refuses(FleetHeldError, says="watch"):
         made.check("a")
     with made.looked_after(A):
         made.check("a")
     made.check("a")
+    now_s[0] += RETURN_S
     with made.looked_after(B), refuses(FleetHeldError, says="host:2"):
         made.check("a")
 
 
 def test_a_record_is_kept_unless_it_is_older_than_the_one_that_is_there() -> None:
     """A commit, which cannot fail any more, keeps none then."""
-    made, _ = membership()
+    made, _, now_s = membership()
     with made.looked_after(A):
         assert made.record is NO_RECORD
         made.keep("a", FleetRecord(5, b"five"))
@@ -54,6 +75,7 @@ def test_a_record_is_kept_unless_it_is_older_than_the_one_that_is_there() -> Non
         made.keep_served("a", FleetRecord(4, b"four"))
         assert made.record == FleetRecord(5, b"five")
         made.keep_served("a", FleetRecord(6, b"six"))
+    now_s[0] += RETURN_S
     with made.looked_after(B):
         made.keep_served("a", FleetRecord(7, b"seven"))
         assert made.record == FleetRecord(6, b"six")
@@ -62,7 +84,7 @@ def test_a_record_is_kept_unless_it_is_older_than_the_one_that_is_there() -> Non
 @pytest.mark.parametrize("router", [Router("", "host:1"), Router("x" * 300, ""), Router("a", "a\nb")])
 def test_a_router_has_to_be_named(router: Router) -> None:
     """By what others can read."""
-    made, _ = membership()
+    made, _, _ = membership()
     with refuses(InvalidFieldError), made.looked_after(router):
         pass
     assert made.router_address == ""

@@ -39,6 +39,7 @@ def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
     with refuses(PauseLeaseLostError, says="b:2"):
         leases.of_replica(L, "b:2")
     assert not leases.told("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
+    assert leases.told("a:1", [pause(holder="my [trainer]\n", left_s=60)]), "it was renewed"
 
 
 def test_a_lease_that_ended_on_a_replica_is_not_given_to_it_again() -> None:

@@ -16,6 +16,7 @@ from vllm.tool_parsers import ToolParserManager
 
 from genserve.engine.vllm.openai.bodies import BoundedBodies
 from genserve.engine.vllm.openai.engine import OpenAIEngine
+from genserve.engine.vllm.openai.validation import fail_fast
 from genserve.engine.vllm.openai.versions import VersionsHeader
 
 _ROUTES: Final = ("/v1/", "/v2/")
@@ -64,6 +65,7 @@ async def http_server(engine: OpenAIEngine, pickled_flags: bytes) -> HttpServer:
     tasks = await llm.get_supported_tasks()
     app = build_app(flags, tasks, llm.model_config)
     app.router.routes[:] = [each for each in app.router.routes if _is_served(getattr(each, "path", ""))]
+    fail_fast(app.router.routes)
     await init_app_state(llm, app.state, flags, tasks)
     config = uvicorn.Config(
         BoundedBodies(VersionsHeader(app), engine.max_request_bytes),

@@ -1,16 +1,18 @@
 """Limits of what a server of HTTP reads of a request: its size, and how long its next part takes."""
 
-import asyncio
 from http import HTTPStatus
 from typing import Final
 
 from starlette.exceptions import HTTPException
 
 from genserve.engine.vllm.openai.versions import App, Message, Receive, Send
+from genserve.silence import silence
 
 MAX_MEDIA_BYTES: Final = 256 << 20
 """Of a request for a model that takes images or audio, which are in it."""
 _PART_S: Final = 10.0
+_PART_BYTES: Final = 64 << 10
+"""Of a part, unless it is the last one: a body that came byte by byte would not end."""
 
 
 class BoundedBodies:
@@ -26,25 +28,24 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        num_bytes, is_whole = int(declared) if declared.isdigit() else 0, False
-        is_declared = num_bytes > 0
+        num_declared, num_bytes, is_whole = int(declared) if declared.isdigit() else 0, 0, False
 
         async def bounded() -> Message:
             """Raises HTTPException, of which vLLM's application makes an answer."""
             nonlocal num_bytes, is_whole
             if is_whole:  # what still comes is the end of the connection
                 return await receive()
-            self._check(num_bytes)
+            self._check(num_declared)
             try:
-                async with asyncio.timeout(_PART_S):
-                    message = await receive()
+                async with silence(_PART_S):
+                    message = await _part(receive)
             except TimeoutError:
                 raise HTTPException(
-                    HTTPStatus.REQUEST_TIMEOUT, f"nothing more of the request came within {_PART_S:g} s"
+                    HTTPStatus.REQUEST_TIMEOUT,
+                    f"neither {_PART_BYTES} bytes more of the request nor its end came within {_PART_S:g} s",
                 ) from None
-            if not is_declared:
-                num_bytes += len(message.get("body", b""))
-                self._check(num_bytes)
+            num_bytes += len(message.get("body", b""))
+            self._check(num_bytes)
             is_whole = not message.get("more_body", False)
             return message
 
@@ -55,3 +56,13 @@ class BoundedBodies:
             raise HTTPException(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request must have at most {self._max_bytes} bytes"
             )
+
+
+async def _part(receive: Receive) -> Message:
+    """The next messages of a body as one, or what ends the connection."""
+    body = bytearray()
+    while (message := await receive())["type"] == "http.request":
+        body += message.get("body", b"")
+        if len(body) >= _PART_BYTES or not message.get("more_body", False):
+            return {**message, "body": bytes(body)}
+    return message

@@ -37,6 +37,8 @@ from genserve.engine.vllm.requests.sampling import asked_for, request_field, sam
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 
+dir(backend_outlines.json_schema)  # which is imported when it is used
+
 _CHECK_LIMIT_S = 10.0
 _NUM_CHECK_THREADS = 2
 _MAX_INT32 = 2**31 - 1

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import jinja2.debug  # noqa: F401 (at its first error, a template would import it where it may be interrupted)
+
 from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt, prompt_too_long
 from genserve.engine.vllm.requests.text_bounds import text_bounds
 from genserve.engine.vllm.requests.timed_threads import TimedThreads

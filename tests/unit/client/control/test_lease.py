@@ -14,7 +14,7 @@ from tests.support.clocks import leaping_clock
 from tests.support.refusals import refuses
 
 STATE = EngineState("instance", 1, "paused", [], 0, 0)
-LEASE = PauseLease("l", "me", "keep", None)
+LEASE = PauseLease("l", "me", "keep", None, "")
 TTL_S = 30.0
 
 

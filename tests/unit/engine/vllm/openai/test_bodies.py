@@ -15,8 +15,8 @@ from tests.support.clocks import advanced_clock
 LIMIT = 100
 
 
-async def answered(*parts: bytes, declared: int | None = None, ends: bool = True) -> int:
-    """The status of the answer to a request whose body comes in these parts."""
+async def answered(*parts: bytes, declared: int | None = None, ends: bool = True, every_s: float = 0.0) -> int:
+    """The status of the answer to a request whose body comes in these parts, one every so many seconds."""
 
     async def read(request: Request) -> Response:
         return PlainTextResponse(str(len(await request.body())))
@@ -27,6 +27,7 @@ async def answered(*parts: bytes, declared: int | None = None, ends: bool = True
     sent: list[dict[str, Any]] = []
 
     async def receive() -> Any:
+        await asyncio.sleep(every_s)
         if messages:
             return messages.pop(0)
         return await asyncio.Event().wait()
@@ -61,5 +62,23 @@ async def test_the_next_part_of_a_body_is_not_waited_for_for_long() -> None:
         asking = asyncio.create_task(answered(b"x", ends=False))
         await clock.advance(9)
         assert not asking.done()
-        await clock.advance(2)
+        await clock.advance_until(asking.done, 2)
         assert await asking == 408
+
+
+async def test_a_body_does_not_come_byte_by_byte() -> None:
+    """It would hold up a shutdown, and what came before, for as long as its client likes."""
+    with advanced_clock() as clock:
+        asking = asyncio.create_task(answered(*[b"x"] * 50, every_s=9))
+        await clock.advance_until(asking.done, 1)
+        assert await asking == 408
+
+
+async def test_a_server_that_stood_still_blames_no_request() -> None:
+    """What it waits for came meanwhile."""
+    with advanced_clock() as clock:
+        asking = asyncio.create_task(answered(b"x", every_s=5))
+        for _ in range(2):
+            await clock.advance(100)
+        await clock.advance_until(asking.done, 1)
+        assert await asking == 200

@@ -185,21 +185,30 @@ IMPORTED_BY_A_CONSTRAINT = """
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from genserve.engine.vllm.requests.build import RequestBuilder
+from genserve.engine.vllm.requests.prompts import PromptCodec
 from tests.unit.engine.vllm.requests.test_build import INFO, InputProcessor, llm_with
 
 RequestBuilder(llm_with(InputProcessor()), INFO).close()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
+PromptCodec(tokenizer, 8, 8, vocab_size=1, trust_templates=False).close()
 before = set(sys.modules)
 model = SimpleNamespace(is_diffusion=False, skip_tokenizer_init=False)
-for constraint in (
-    {"regex": "[ab]+"}, {"json": '{"type": "object"}'}, {"choice": ["a"]}, {"grammar": 'root ::= "a"'},
-    {"json_object": True}, {"regex": "(?=a)"}, {"json": '{"patternProperties": {"a": {}}}'}, {"structural_tag": "{}"},
-):
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
-    with suppress(Exception):  # for those that no backend takes
-        params._validate_structured_outputs(model, StructuredOutputsConfig(backend="auto"), SimpleNamespace())
+refused_by_two = '{"patternProperties": {"a": {"type": "integer", "multipleOf": 3}}}'  # which the third one takes
+for backend in ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"):
+    for constraint in (
+        {"regex": "[ab]+"}, {"json": '{"type": "object"}'}, {"choice": ["a"]}, {"grammar": 'root ::= "a"'},
+        {"json_object": True}, {"regex": "(?=a)"}, {"json": refused_by_two}, {"structural_tag": "{}"},
+    ):
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+        with suppress(Exception):  # for those that no backend takes
+            params._validate_structured_outputs(model, StructuredOutputsConfig(backend=backend), tokenizer)
+with suppress(Exception):
+    tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], chat_template="{{ raise_exception('no') }}")
 print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
 """
 
