@@ -5,11 +5,12 @@ that starts takes what the replica with the highest epoch has. It numbers its ow
 has started, times 2^32, so that they are above all of the routers before, also those that it has not seen.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from genserve.control import asleep
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
 
@@ -22,6 +23,19 @@ class Asleep:
 
     tags: frozenset[str] = frozenset()
     level: int | None = None
+
+    def after_sleep(self, depth: asleep.SleepDepth) -> "Asleep":
+        """What sleeps on a replica that was as the fleet, after this Sleep."""
+        before = asleep.Asleep(asleep.tags_of(sorted(self.tags)))
+        if not before.takes(depth):
+            return self
+        tags = before.after_sleep(depth).names
+        return Asleep(frozenset(tags), depth.level if "weights" in tags else None)
+
+    def after_wake_up(self, tags: Collection[str]) -> "Asleep":
+        """The same after a WakeUp of these parts; none = all."""
+        left = asleep.Asleep(asleep.tags_of(sorted(self.tags))).after_wake_up(asleep.tags_of(list(tags))).names
+        return Asleep(frozenset(left), self.level if "weights" in left else None)
 
 
 class Desired:
@@ -47,7 +61,7 @@ class Desired:
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
-        return epoch <= self.epoch or epoch // _LIFE == self._life
+        return epoch <= self.epoch or (epoch // _LIFE == self._life and epoch <= self.issued)
 
     @property
     def asleep_tags(self) -> frozenset[str] | None:
@@ -83,6 +97,7 @@ class Desired:
     def adopt(self, record: types_pb2.FleetState) -> None:
         """It is what another router has written down."""
         self.epoch = record.epoch
+        self._is_own = False
         self.issued = max(self.issued, record.epoch)
         self.asleep = Asleep(
             frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None

@@ -123,11 +123,20 @@ class Fleet(Destinations[Upstream]):
         """What replicas are to keep; None while the version is not known."""
         if self.committed is None:
             return None
-        return self.desired.record(self.desired.epoch, self.committed, self._leases())
+        return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write())
 
     def record_with(self, version: Version) -> types_pb2.FleetState:
         """The same once a version is committed that may yet fail."""
-        return self.desired.record(self.desired.issue(), version, self._leases())
+        return self.desired.record(self.desired.issue(), version, self.leases.to_write())
+
+    async def until_known(self) -> None:
+        """To be called before anything is changed: waits until it is known what the fleet should be, which takes
+        --settle at most. Raises NoReplicaError if nobody answers."""
+        while self.committed is None:
+            changed = self.states_changed.next
+            if not self.answering:
+                raise self.none_ready()
+            await changed.wait()
 
     def changed(self) -> None:
         """Leases, sleep or adapters of the fleet have changed: replicas are to be told."""
@@ -135,13 +144,18 @@ class Fleet(Destinations[Upstream]):
             self.desired.change()
         self.refresh()
 
+    def forget_lora(self, lora_name: str) -> None:
+        """An adapter is not to be loaded from its directory any more."""
+        if self.desired.loras.pop(lora_name, None) is not None:
+            self.changed()
+
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
         """A replica has told what it keeps of its fleet. One that was away may know more than the others did when this
-        router has started."""
+        router has started. Where this router has written before, another one has come after it, and gone."""
         upstream.member.record = record
         if self.committed is None or self.desired.knows(record.epoch):
             return
-        if not self.desired.is_own and not upstream.member.joins:
+        if upstream.member.is_written or not (self.desired.is_own or upstream.member.joins):
             self._adopt(record)
             return
         log.warning(
@@ -155,13 +169,11 @@ class Fleet(Destinations[Upstream]):
         log.info("the fleet serves version %d, as was written down (epoch %d)", record.weight_version, record.epoch)
         self.desired.adopt(record)
         self.leases.adopt(lease.lease_id for lease in record.leases)
+        self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         version = Version.of(record)
         if self.committed is None or not self.committed.is_same(version):
             self.previous, self.committed = self.committed, version
         self.refresh()
-
-    def _leases(self) -> list[types_pb2.PauseLease]:
-        return [lease.message() for lease in self.leases.active]
 
     def doubt(self, upstream: Upstream) -> None:
         """A replica serves older weights than it was known for. It is out of rotation until it has told its version."""
@@ -188,12 +200,15 @@ class Fleet(Destinations[Upstream]):
         """If nobody has the version of the fleet any more, and all replicas serve the same one instead, that is the
         version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does."""
         versions = [member.version for member in self.members]
-        if self.committed is None or not versions or self._undecided is not None:
+        first = versions[0] if versions else None
+        if self.committed is None or first is None or first.is_same(self.committed):
             return
-        first = versions[0]
-        if first is None or any(each is None or not each.is_same(first) for each in versions):
+        if self._undecided is not None and first.push_id == self._undecided.push_id:
             return
-        if not first.is_same(self.committed) and all(member.changed_by_others for member in self.members):
+        if any(each is None or not each.is_same(first) for each in versions):
+            return
+        # Where nothing was written down since its start, a version above that of the start was brought by somebody.
+        if all(each.changed_by_others or (each.record is None and first.number > 0) for each in self.members):
             log.info("all replicas serve version %d, which nobody has pushed through this router", first.number)
             self.commit(first)
 

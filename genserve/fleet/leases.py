@@ -111,21 +111,31 @@ class Leases:
         self._leases: dict[str, FleetLease] = {}
         self._ended: OrderedDict[str, bool] = OrderedDict()  # the id -> whether by others
         self._beginning: set[str] = set()
+        self._expected: dict[str, types_pb2.PauseLease] = {}
         self._own: OrderedDict[str, None] | None = None  # what this fleet has ever granted, when it is known
 
     def adopt(self, lease_ids: Iterable[str]) -> None:
         """These are the leases of the fleet, and those that it grants from now on. Others end where they are held."""
-        if self._own is None:
-            self._own = OrderedDict.fromkeys(self._beginning)
+        self._own = OrderedDict.fromkeys(self._beginning)  # what is not written down any more has ended
         for lease_id in lease_ids:
             self._note_own(lease_id)
             self._ended.pop(lease_id, None)
         for lease_id in self._leases:
             self._end_foreign(lease_id)
 
+    def expect(self, written: Iterable[types_pb2.PauseLease]) -> None:
+        """These leases are written down. Each of them stays so until a replica has told it, which may come later."""
+        self._expected = {lease.lease_id: lease for lease in written}
+
+    def to_write(self) -> list[types_pb2.PauseLease]:
+        """The leases to write down."""
+        expected = [each for each in self._expected.values() if each.lease_id not in self._ended and not _is_over(each)]
+        return [*(lease.message() for lease in self.active), *expected]
+
     def _note_own(self, lease_id: str) -> None:
         if self._own is not None:
             self._own[lease_id] = None
+            self._own.move_to_end(lease_id)
             while len(self._own) > _MAX_ENDED:
                 self._own.popitem(last=False)
 
@@ -148,6 +158,8 @@ class Leases:
             if lease_id := pause.fleet_lease_id:
                 held[lease_id] = pause
                 self._end_foreign(lease_id)
+                if self._own is not None and lease_id in self._own:
+                    self._own.move_to_end(lease_id)
                 self.granted(lease_id, pause.holder, address, pause)
         for lease_id in before.keys() - held.keys():
             # It had it, and somebody else has ended it there: an operator, or another router.
@@ -159,6 +171,8 @@ class Leases:
         """A replica does not answer, or was removed: when it is back, it may lack what it had."""
         for lease in list(self._leases.values()):
             lease.given_up.discard(address)
+            if lease in self.active and lease.on_replicas.keys() == {address}:
+                self._expected[lease.lease_id] = lease.message()  # it is held still, and will be told again
             self.resumed(lease.lease_id, address)
 
     @contextmanager
@@ -181,6 +195,7 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
+        self._expected.pop(lease_id, None)
         known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
         known.on_replicas[address] = lease
         known.given_up.discard(address)
@@ -213,7 +228,7 @@ class Leases:
 
     def mark_all_ended(self) -> None:
         """The same of all leases, also those that begin."""
-        for lease_id in [*self._leases, *self._beginning]:
+        for lease_id in [*self._leases, *self._expected, *self._beginning]:
             self.mark_ended(lease_id, by_others=True)
 
     def is_beginning(self, lease_id: str) -> bool:

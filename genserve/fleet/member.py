@@ -30,7 +30,8 @@ class Member:
     `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
     to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
     and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
-    fleet, as it last told or was told; None = nothing.
+    fleet, as it last told or was told; None = nothing. `is_written`: this router has told it one. `is_held`:
+    it was looked after by another router when it was last asked.
     `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
@@ -50,6 +51,8 @@ class Member:
     pushes: Sequence[weights_pb2.PushInFlight] = ()
     version: Version | None = None
     record: types_pb2.FleetState | None = None
+    is_written: bool = False
+    is_held: bool = False
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
     is_draining: bool = False
@@ -106,6 +109,7 @@ class Member:
 
     def keeps(self, record: types_pb2.FleetState) -> None:
         """It was told what the fleet should be, and keeps it."""
+        self.is_written = True
         if self.record is None or self.record.epoch <= record.epoch:
             self.record = record
 

@@ -39,6 +39,8 @@ class FleetPauses:
         try:
             with leases.being_granted(lease_id) as grant:
                 answer = await self._pause(request, lease_id, grant, deadline_s)
+            self._fleet.changed()  # now that the lease counts
+            await write_record(self._fleet)
         except BaseException as error:
             if not grant.is_new and not leases.was_ended(lease_id):
                 turn.release()
@@ -49,8 +51,6 @@ class FleetPauses:
                 await asyncio.wait({undoing}, timeout=ASK_S)
             raise
         turn.release()
-        self._fleet.changed()  # now that the lease counts
-        await write_record(self._fleet)
         return answer
 
     def _begin_undoing(self, lease_id: str, turn: asyncio.Lock) -> asyncio.Task[None]:

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from genserve.addresses import check_replica
 from genserve.arguments import MAX_REPLICAS
@@ -139,21 +141,27 @@ class Router:
 
     async def settle(self) -> None:
         """Waits until all replicas have told what they serve, or for as long as the settings say, and tells the version
-        of the fleet from it. If nobody has answered, waits for the first one."""
+        of the fleet from it. If nobody has answered, waits for the first one, and then as long for the others: it may
+        have stood by."""
         fleet = self.fleet
-        try:
-            async with asyncio.timeout(fleet.settings.settle_s):
-                changed = fleet.states_changed.next
-                while not fleet.members or any(member.version is None for member in fleet.members):
-                    await changed.wait()
-                    changed = fleet.states_changed.next
-        except TimeoutError:
-            pass
+        await self._until_told(all)
+        if not any(member.version is not None for member in fleet.members):
+            await self._until_told(any, for_ever=True)
+            await self._until_told(all)
         while fleet.committed is None:
             changed = fleet.states_changed.next
             fleet.settle()
             if fleet.committed is None:
                 await changed.wait()
+
+    async def _until_told(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:
+        fleet = self.fleet
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if for_ever else fleet.settings.settle_s):
+                changed = fleet.states_changed.next
+                while not fleet.members or not enough(member.version is not None for member in fleet.members):
+                    await changed.wait()
+                    changed = fleet.states_changed.next
 
     async def follow(self) -> None:
         """Never returns: tells the version of the fleet, and follows what somebody brings to every replica himself."""
@@ -171,7 +179,7 @@ class Router:
             return
         if committed == Version(0, base_digest=committed.base_digest):
             return  # a replica that starts has it
-        others = (each.version for each in self.fleet.members if each is not member)
+        others = (each.version for each in self.fleet.members if each is not member and not each.is_draining)
         if not any(version is not None and version.is_same(committed) for version in others):
             raise LastReplicaError(
                 f"replica {address} is the only one that has version {committed.number}: wait until another one is "

@@ -122,13 +122,13 @@ class Sync:
         for lease in leases.to_give(address):
             if lease in leases.to_give(address):  # it may have ended meanwhile
                 await self._pause(lease)
-        if self._sleeps_otherwise and not self._fleet.desired.asleep.tags:
-            await self._wake_up()
+        await self._wake_up()
         if self._needs_version(committed) and self._may_be_brought(committed):
             await self._fetch(committed)
             self._member.serves(committed)
         if self._sleeps_otherwise:
             await self._sleep()
+            await self._wake_up()  # weights fall asleep only together with the rest
         if lacks_record(self._fleet, self._upstream):
             await write_on(self._fleet, self._upstream)
         if self._fleet.where(self._member)[0] is ReplicaState.READY:
@@ -141,13 +141,18 @@ class Sync:
 
     async def _sleep(self) -> None:
         asleep, upstream = self._fleet.desired.asleep, self._upstream
-        request = control_pb2.SleepRequest(level=asleep.level, tags=sorted(asleep.tags))
+        tags = [] if "weights" in asleep.tags else sorted(asleep.tags)
+        request = control_pb2.SleepRequest(level=asleep.level, tags=tags)
         answer = await upstream.ask(upstream.control.Sleep, request, pause_s(request))
         self._tell_state(answer.state)
 
     async def _wake_up(self) -> None:
-        upstream = self._upstream
-        answer = await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
+        """Wakes what sleeps there, and not in the fleet."""
+        upstream, engine, tags = self._upstream, self._member.engine, self._fleet.desired.asleep_tags
+        if tags is None or engine is None or not (too_much := set(engine.asleep_tags) - tags):
+            return
+        request = control_pb2.WakeUpRequest(tags=sorted(too_much))
+        answer = await upstream.ask(upstream.control.WakeUp, request, WAKE_S)
         self._tell_state(answer.state)
 
     async def _load_lora(self, name: str, path: str) -> None:

@@ -11,7 +11,7 @@ import grpc.aio
 
 from genserve.backoff import Backoff
 from genserve.client.transport.errors import error_of
-from genserve.errors import DeadlineError, DrainingError, GenserveError, UnavailableError
+from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
@@ -55,6 +55,7 @@ class Watch:
                 await self._upstream.renew()
                 await self._watch()
             except GenserveError as error:
+                self._member.is_held = isinstance(error, FleetHeldError) and "router_address" in error.metadata
                 if self._member.engine is not None:
                     backoff.reset()  # it was there
                 self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
@@ -92,6 +93,7 @@ class Watch:
                 if report.state.phase != types_pb2.PHASE_STARTING:
                     return
                 self._check_alone(report.state.instance_id)
+                self._check_free()
                 self._member.starts(report.state)
                 self._fleet.refresh(self._upstream)
 
@@ -123,11 +125,13 @@ class Watch:
             raise error_of(error, self._upstream.address) from None
         if not isinstance(report, control_pb2.WatchStatusResponse):
             raise DrainingError("it has shut down")  # the ends of its last requests may be on their way still
+        self._member.is_held = False
         return report
 
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
         member, upstream = self._member, self._upstream
         self._check_alone(report.state.instance_id)
+        self._check_free()
         member.reported(report.state, report.load, report.pushes)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
@@ -167,6 +171,15 @@ class Watch:
                 return await self._upstream.ask(call, request, silence_s + _STANDSTILL_S)
         except (TimeoutError, DeadlineError):
             raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
+
+    def _check_free(self) -> None:
+        """Raises FleetHeldError if this router stands by, and has just got a replica: one that starts anew belongs to
+        who looks after the others."""
+        if self._fleet.committed is not None or self._member.engine is not None:
+            return
+        for other in self._fleet.members:
+            if other is not self._member and other.is_held:
+                raise FleetHeldError(f"it is left to the router of {other.address}: {other.failure}")
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and

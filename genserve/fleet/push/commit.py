@@ -70,9 +70,8 @@ async def commit_everywhere(
 
 async def _forget_directory(fleet: Fleet, lora_name: str) -> None:
     """An adapter that was pushed has taken the place of one from a directory: who joins must not load that."""
-    if fleet.desired.loras.pop(lora_name, None) is not None:
-        fleet.changed()
-        await write_record(fleet)
+    fleet.forget_lora(lora_name)
+    await write_record(fleet)
 
 
 def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:

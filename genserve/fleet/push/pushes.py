@@ -78,6 +78,7 @@ class FleetPushes:
         header: weights_pb2.PushHeader,
         take: Callable[[FleetPush], Awaitable[weights_pb2.PushWeightsResponse]],
     ) -> weights_pb2.PushWeightsResponse:
+        await self._fleet.until_known()
         if _applies(header):
             await self._clear(header.push_id)
         while (push := self._live.get(header.push_id)) is not None and push.is_closing:
@@ -158,6 +159,7 @@ class FleetPushes:
         self._fleet.states_changed.tell()
 
     async def _commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
+        await self._fleet.until_known()
         answers = await self._ask_all(request.push_id)
         push = next(iter(answers.values())).push
         if not push.lora_name:

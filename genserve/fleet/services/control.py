@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from genserve.errors import GenserveError, UnsupportedError
 from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
-from genserve.fleet.desired import Asleep
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.records import write_record
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
-from genserve.rpc.convert.control import StatusT, drain_timeout_s, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.control import (
+    StatusT,
+    drain_timeout_s,
+    sleep_arguments,
+    watch_heartbeat_s,
+    watch_interval_s,
+)
 from genserve.rpc.convert.listening import ListeningFacts, tell_listening
 from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
@@ -44,6 +49,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.PauseResponse:
         """Pauses all replicas under one lease."""
+        await self._fleet.until_known()
         return self._with_state(await self._pauses.pause(request))
 
     async def RenewPause(
@@ -56,6 +62,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
         """Ends a lease."""
+        await self._fleet.until_known()
         return self._with_state(await self._pauses.resume(request))
 
     async def GetStatus(
@@ -127,6 +134,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
         """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
+        await self._fleet.until_known()
         limit_s = pause_s(request)
         awake = [
             each
@@ -139,10 +147,9 @@ class FleetControl(ControlServiceServicer):
                 await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
         with self._fleet.desired.changing_sleep():
-            answers = await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
-            tags = frozenset(answers[0].state.asleep_tags)
-            level = request.level if request.HasField("level") else 1
-            self._fleet.desired.asleep = Asleep(tags, level if "weights" in tags else None)
+            await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+            _, depth, _ = sleep_arguments(request)
+            self._fleet.desired.asleep = self._fleet.desired.asleep.after_sleep(depth)
         self._fleet.changed()
         await write_record(self._fleet)
         return self._with_state(control_pb2.SleepResponse())
@@ -151,11 +158,11 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Wakes all up."""
+        await self._fleet.until_known()
         desired = self._fleet.desired
         with desired.changing_sleep():
-            answers = await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
-            tags = frozenset(answers[0].state.asleep_tags)
-            desired.asleep = Asleep(tags, desired.asleep.level if tags else None)
+            await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
+            desired.asleep = desired.asleep.after_wake_up(request.tags)
         self._fleet.changed()
         await write_record(self._fleet)
         return self._with_state(control_pb2.WakeUpResponse())
@@ -172,6 +179,7 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.LoadLoraResponse:
         """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
         they had one of this name."""
+        await self._fleet.until_known()
         limit_s = load_lora_s(request)
         had = {each for each in self._fleet.answering if request.lora_name in (each.member.lora_names or ())}
 
@@ -190,10 +198,10 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
+        await self._fleet.until_known()
+        self._fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
         answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
-        if self._fleet.desired.loras.pop(request.lora_name, None) is not None:
-            self._fleet.changed()
-            await write_record(self._fleet)
+        await write_record(self._fleet)
         return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
 
     async def ListLoras(

@@ -71,3 +71,14 @@ def test_nothing_is_woken_up_while_parts_fall_asleep() -> None:
     with desired.changing_sleep():
         assert desired.asleep_tags is None
     assert desired.asleep_tags == frozenset()
+
+
+def test_what_another_router_of_the_same_second_has_written_is_not_known() -> None:
+    """Two routers that start at the same time number their changes alike."""
+    one, other = Desired(1000.0), Desired(1000.0)
+    for desired in (one, other):
+        desired.begin()
+        desired.change()
+    other.change()
+    assert one.knows(one.epoch)
+    assert not one.knows(other.epoch)

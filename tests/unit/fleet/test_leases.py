@@ -204,3 +204,17 @@ def test_leases_that_ended_long_ago_are_forgotten() -> None:
     for number in range(_MAX_ENDED + 1):
         leases.mark_ended(str(number))
     assert [leases.was_ended(str(number)) for number in (0, 1, _MAX_ENDED)] == [False, True, True]
+
+
+def test_a_lease_that_is_held_for_long_stays_the_fleets() -> None:
+    """However many others are granted meanwhile."""
+    leases = Leases()
+    leases.adopt([L])
+    leases.told("a:1", [pause()])
+    for number in range(_MAX_ENDED + 1):
+        with leases.being_granted(f"{number:032x}"):
+            pass
+        if not number % 1000:
+            leases.told("a:1", [pause()])
+    leases.told("a:1", [pause()])
+    assert [lease.lease_id for lease in leases.active] == [L]

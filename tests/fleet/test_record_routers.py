@@ -1,0 +1,209 @@
+"""A fleet through changes of its routers, and with replicas that are behind."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from genserve.errors import LastReplicaError, PushRolledBackError
+from tests.fleet.routers import QUICK, hold, over, replica, routed
+from tests.fleet.test_record import push
+from tests.support.breakable_link import BreakableLink
+from tests.support.patience import slow, turns, until
+from tests.support.refusals import refuses
+
+SHARED = pytest.mark.xfail(reason="two routers share the replicas, each for itself", strict=True)
+
+
+async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() -> None:
+    """A push has gone through another router, which looked after them while this one could not reach them."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as first:
+            for link in links:
+                first.running.router.add(link.address)
+            await first.until_ready(2)
+            await push(first.running.address, 1)
+            for link in links:
+                link.kill()
+            async with over(daemons) as second:
+                await second.until_ready()
+                await push(second.running.address, 2)
+                await second.stack.aclose()
+            for link in links:
+                await link.listen_again()
+            await first.until_ready(2)
+            assert first.running.router.fleet.committed_version == 2
+            assert all(hold(2, daemon) for daemon in daemons)
+
+
+async def test_a_replica_that_missed_a_part_of_a_wake_up_puts_nobody_to_sleep() -> None:
+    """Its memory sleeps still when the rest is woken: it is woken as well, and the others are awake."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        links.sort(key=lambda link: link.address)
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.sleep(level=1)
+            links[0].kill()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await fleet.client.wake_up(tags=["weights"])
+            await links[0].listen_again()
+            await until(lambda: len(fleet.running.router.fleet.answering) == 2)
+            await fleet.client.wake_up(tags=["kv_cache"])
+            assert fleet.running.router.fleet.desired.asleep.tags == frozenset()
+            await fleet.until_ready(2)
+            assert not any(daemon.engine.asleep for daemon in daemons)
+
+
+async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
+    """And whose KV cache sleeps, as before the push of a trainer on the same GPUs."""
+    async with routed(1) as fleet, replica() as late:
+        await fleet.client.sleep(level=1)
+        await fleet.client.wake_up(tags=["weights"])
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(2)
+
+
+async def test_a_replica_that_started_anew_is_followed_when_somebody_brings_all_a_version() -> None:
+    """Nothing was written down there, because the version of the fleet came by vLLM's own transfer."""
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(replica())
+        old = await stack.enter_async_context(AsyncExitStack())
+        two = await old.enter_async_context(replica())
+        port = int(two.address.rpartition(":")[2])
+        async with over([one, two]) as fleet:
+            await fleet.until_ready(2)
+            for daemon in (one, two):
+                await push(daemon.address, 7, push_id="by hand")
+            await until(lambda: fleet.running.router.fleet.committed_version == 7)
+            await old.aclose()
+            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+            await push(one.address, 8, push_id="next")
+            await until(lambda: not fleet.running.router.fleet.ready)
+            two = await stack.enter_async_context(replica(port))
+            await until(lambda: len(fleet.running.router.fleet.answering) == 2)
+            await push(two.address, 8, push_id="next")
+            await until(lambda: fleet.running.router.fleet.committed_version == 8)
+            await fleet.until_ready(2)
+
+
+async def test_what_is_brought_to_all_is_followed_after_a_push_that_failed() -> None:
+    """Which nobody has committed."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 1)
+        for daemon in fleet.daemons:
+            daemon.engine.fails["commit_weights"] = RuntimeError("no")
+        with pytest.raises(PushRolledBackError):
+            await push(fleet.running.address, 2, push_id="failed")
+        for daemon in fleet.daemons:
+            await push(daemon.address, 7, push_id="by hand")
+        await until(lambda: fleet.running.router.fleet.committed_version == 7)
+        await fleet.until_ready()
+
+
+async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
+    """The first one that it gets may have missed the last push."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as first:
+            for link in links:
+                first.running.router.add(link.address)
+            await first.until_ready(2)
+            await push(first.running.address, 1)
+            first.running.router.find(links[0].address).member.is_draining = True
+            first.running.router.fleet.refresh()
+            await push(first.running.address, 2)
+            way = await stack.enter_async_context(BreakableLink(daemons[1].address))
+            async with over(daemons[:1], replace(QUICK, settle_s=0.1)) as second:
+                second.running.router.add(way.address)
+                members = second.running.router.fleet.members
+                await until(lambda: all("looks after this daemon" in member.failure for member in members))
+                await slow(0.3)
+                second.running.router.fleet.settings = QUICK
+                way.kill()
+                await until(lambda: not all("looks after this daemon" in member.failure for member in members))
+                for link in links:
+                    link.kill()
+                await until(lambda: any(member.version is not None for member in members))
+                await turns()
+                await way.listen_again()
+                await second.until_ready(2)
+                assert second.running.router.fleet.committed_version == 2
+                assert second.running.router.fleet.previous is None
+
+
+async def test_a_push_before_the_fleet_is_known_wakes_nobody_up() -> None:
+    """What sleeps is written down besides the version."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.sleep(tags=["kv_cache"])
+            link.kill()
+            fleet.blind()
+            async with over(daemons[:1]) as again:
+                again.running.router.add(link.address)
+                await until(lambda: bool(again.running.router.fleet.answering))
+                pushing = asyncio.create_task(push(again.running.address, 1))
+                await again.until_reported()
+                await link.listen_again()
+                await pushing
+                await again.until_ready(2)
+                await again.until_reported()
+                assert all(hold(1, daemon) and daemon.engine.asleep for daemon in daemons)
+
+
+async def test_a_replica_that_is_drained_as_well_is_no_other_copy() -> None:
+    """It has the version only until its requests have ended."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 1)
+        first, second = (fleet.running.router.find(daemon.address) for daemon in fleet.daemons)
+        first.member.sent(1)
+        draining = asyncio.create_task(fleet.client.drain_replica(first.address))
+        await until(lambda: first.member.is_draining)
+        with refuses(LastReplicaError, says="version 1"):
+            await fleet.client.drain_replica(second.address)
+        first.member.ended(1)
+        fleet.running.router.fleet.states_changed.tell()
+        await draining
+
+
+@SHARED
+async def test_routers_that_stand_by_do_not_share_the_replicas() -> None:
+    """One of them has all, or none."""
+    async with routed(2) as fleet, over([]) as one, over([]) as other:
+        for standby, daemons in ((one, fleet.daemons), (other, fleet.daemons[::-1])):
+            standby.running.router.add(daemons[0].address)
+        await until(lambda: all(each.running.router.fleet.members[0].failure for each in (one, other)))
+        await fleet.stack.aclose()
+        await until(lambda: all(each.running.router.fleet.answering for each in (one, other)))
+        for standby, daemons in ((one, fleet.daemons), (other, fleet.daemons[::-1])):
+            standby.running.router.add(daemons[1].address)
+        await until(lambda: 2 in [len(each.running.router.fleet.ready) for each in (one, other)])
+
+
+async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:
+    """As soon as it is reached again, it belongs to its fleet."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            async with over(daemons) as standby:
+                members = standby.running.router.fleet.members
+                await until(lambda: all("looks after this daemon" in member.failure for member in members))
+                link.kill()
+                alone = standby.running.router.find(daemons[1].address).member
+                await until(lambda: "is left to the router" in alone.failure or alone.engine is not None)
+                await link.listen_again()
+                await fleet.until_ready(2)
