@@ -16,7 +16,7 @@ from genserve.routing.replica import ReplicaState
 from genserve.signals import Stopped
 from tests.fleet.reports import until_reported
 from tests.support.patience import until
-from tests.support.pulled_peers import CHECKPOINT, content
+from tests.support.pulled_peers import CHECKPOINT, content, weights
 from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
 from tests.support.scripted_engine import Gate
 
@@ -92,6 +92,20 @@ async def over(
         running = await start_router(route, stack, stopped)
         client = await stack.enter_async_context(AsyncClient(running.address))
         yield RoutedFleet(list(daemons), running, stopped, client, stack)
+
+
+@asynccontextmanager
+async def restarted(fleet: RoutedFleet, daemons: Sequence[Daemon] | None = None) -> AsyncIterator[RoutedFleet]:
+    """The router is killed, and another one starts over these replicas; all by default."""
+    fleet.blind()
+    async with over(fleet.daemons if daemons is None else daemons) as again:
+        yield again
+
+
+async def push(address: str, version: int, **options: Any) -> None:
+    """The weights of this version, to a router or to a daemon alone."""
+    async with AsyncClient(address) as client:
+        await client.push_weights(weights(version), version=version, timeout_s=30, **options)
 
 
 def hold(version: int, daemon: Daemon) -> bool:

@@ -1,7 +1,6 @@
 """What a fleet should be is written down on its replicas: it outlives the router, and who joins is brought to it."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc.aio
@@ -18,7 +17,7 @@ from genserve.v1 import control_pb2, fleet_pb2, types_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.reports import clock_of_leases, silence_passes
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, replica, routed, running
+from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, replica, restarted, routed, running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, weights
@@ -26,24 +25,10 @@ from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, serving
 
 
-async def push(address: str, version: int, **options: Any) -> None:
-    """The weights of this version, to a router or to a daemon alone."""
-    async with AsyncClient(address) as client:
-        await client.push_weights(weights(version), version=version, timeout_s=30, **options)
-
-
 def why(fleet: RoutedFleet, daemon: Daemon) -> str:
     """Why a replica gets no requests."""
     members = fleet.running.router.fleet
     return members.where(members.upstreams[daemon.address].member)[1]
-
-
-@asynccontextmanager
-async def restarted(fleet: RoutedFleet, daemons: Sequence[Daemon] | None = None) -> AsyncIterator[RoutedFleet]:
-    """The router is killed, and another one starts over these replicas; all by default."""
-    fleet.blind()
-    async with over(fleet.daemons if daemons is None else daemons) as again:
-        yield again
 
 
 async def test_a_rollback_outlives_the_router() -> None:

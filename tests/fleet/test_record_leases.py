@@ -7,8 +7,7 @@ import pytest
 
 from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
-from tests.fleet.routers import over, replica, routed, running
-from tests.fleet.test_record import restarted
+from tests.fleet.routers import over, replica, restarted, routed, running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 

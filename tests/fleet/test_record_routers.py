@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.errors import LastReplicaError, PushRolledBackError
-from tests.fleet.routers import QUICK, hold, over, replica, routed
-from tests.fleet.test_record import push
+from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import slow, turns, until
 from tests.support.refusals import refuses
