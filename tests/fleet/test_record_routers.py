@@ -12,8 +12,6 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.patience import slow, turns, until
 from tests.support.refusals import refuses
 
-SHARED = pytest.mark.xfail(reason="two routers share the replicas, each for itself", strict=True)
-
 
 async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() -> None:
     """A push has gone through another router, which looked after them while this one could not reach them."""
@@ -174,20 +172,6 @@ async def test_a_replica_that_is_drained_as_well_is_no_other_copy() -> None:
         first.member.ended(1)
         fleet.running.router.fleet.states_changed.tell()
         await draining
-
-
-@SHARED
-async def test_routers_that_stand_by_do_not_share_the_replicas() -> None:
-    """One of them has all, or none."""
-    async with routed(2) as fleet, over([]) as one, over([]) as other:
-        for standby, daemons in ((one, fleet.daemons), (other, fleet.daemons[::-1])):
-            standby.running.router.add(daemons[0].address)
-        await until(lambda: all(each.running.router.fleet.members[0].failure for each in (one, other)))
-        await fleet.stack.aclose()
-        await until(lambda: all(each.running.router.fleet.answering for each in (one, other)))
-        for standby, daemons in ((one, fleet.daemons), (other, fleet.daemons[::-1])):
-            standby.running.router.add(daemons[1].address)
-        await until(lambda: 2 in [len(each.running.router.fleet.ready) for each in (one, other)])
 
 
 async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:
