@@ -89,20 +89,20 @@ class GenerationServicer(GenerationServiceServicer):
         info, minted_id = self._engine.info, uuid.uuid4().hex
         asked = await request.read(lambda m: generation_request(m, info, minted_id))
         note(request_id=asked.request_id)
-        stream = await self._engine.submit(asked)
-        try:
-            # Admitted: from here on a client must not replay the call, and these metadata tell it so.
-            await context.send_initial_metadata(self._initial_metadata)
-            writer = Writer(stream, self._turns)
-            async with last_look(self._board, context.time_remaining()):
+        async with last_look(self._board, context.time_remaining()):
+            stream = await self._engine.submit(asked)
+            try:
+                # Admitted: from here on a client must not replay the call, and these metadata tell it so.
+                await context.send_initial_metadata(self._initial_metadata)
+                writer = Writer(stream, self._turns)
                 while not stream.is_finished:
                     await writer.turn()
                     if (update := stream.take()) is not None:
                         for part in parts_of(update):
                             await self._deadline.write(context.write, to_response(part, stream.request_id))
-        finally:
-            # Shielded, because a second cancellation would leave the request running.
-            await asyncio.shield(stream.close())
+            finally:
+                # Shielded, because a second cancellation would leave the request running.
+                await asyncio.shield(stream.close())
 
     async def GenerateMany(  # type: ignore[override]
         self,

@@ -49,6 +49,15 @@ async def test_the_wire_tells_it_as_details(daemon: Daemon) -> None:
     assert "left_s" not in info.metadata
 
 
+async def test_a_request_that_is_still_being_admitted_learns_it_too(daemon: Daemon) -> None:
+    """A constraint that is compiled takes seconds."""
+    daemon.engine.admission.clear()
+    async with AsyncClient(daemon.address) as client:
+        await client.pause(holder="alice@host")
+        with refuses(DeadlineError, says="paused by alice@host"):
+            await client.generate("x", timeout_s=TIMEOUT_S)
+
+
 async def test_an_engine_that_runs_is_no_reason(daemon: Daemon) -> None:
     """The request was slow, or its time short."""
     async with AsyncClient(daemon.address) as client:
