@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from genserve.cli import main
@@ -18,12 +19,17 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.rpc.server import DaemonServer
 from genserve.signals import Stopped
+from genserve.v1.generation_pb2 import GenerateRequest
+from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed
-from tests.support.patience import SCALE, until
+from tests.support.patience import SCALE, STEP_S, until
 from tests.support.pulled_peers import weights
 from tests.support.refusals import refuses
+from tests.support.scripted_daemon import reason_of
 
 TIMEOUT_S = 3.0 * SCALE
+IMPATIENT = replace(QUICK, wait_ready_s=0.2)
+"""A request that no replica takes fails long before its own deadline."""
 Command = Callable[..., Awaitable[str]]
 
 
@@ -61,7 +67,7 @@ async def starting() -> AsyncIterator[tuple[RunningRouter, str]]:
     async with AsyncExitStack() as stack:
         opened = await DaemonServer.open(ServeConfig(port=0), board)
         stack.push_async_callback(opened.stop, 0)
-        running = await start_router(RouteConfig([opened.address], port=0, fleet=QUICK), stack, Stopped())
+        running = await start_router(RouteConfig([opened.address], port=0, fleet=IMPATIENT), stack, Stopped())
         await until(lambda: "loading weights" in running.router.fleet.why_none())
         yield running, opened.address
 
@@ -82,16 +88,22 @@ async def test_a_fleet_whose_replicas_start_lists_them_with_their_steps(
 async def test_a_request_that_no_replica_takes_in_time_learns_what_each_does(
     starting: tuple[RunningRouter, str],
 ) -> None:
-    """By its address."""
+    """By its address. gRPC is told not to try again: the router has waited, and the caller's time would end without
+    the reason."""
     running, address = starting
     async with AsyncClient(running.address) as client:
         with refuses(NoReplicaError, says=f"{address}: its engine is starting: loading weights"):
-            await client.generate("x", timeout_s=1.0 * SCALE)
+            await client.generate("x", timeout_s=STEP_S)
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await GenerationServiceStub(channel).Generate(GenerateRequest(text="x"), timeout=STEP_S).read()
+    assert reason_of(caught.value) == NoReplicaError.reason
+    assert ("grpc-retry-pushback-ms", "-1") in tuple(caught.value.trailing_metadata())
 
 
 async def test_a_version_that_nobody_serves_is_not_told_as_served(genserve: Command) -> None:
     """The last holder has gone, the other replica cannot fetch it: the fleet does not run."""
-    async with routed(1) as fleet, replica() as other:
+    async with routed(1, IMPATIENT) as fleet, replica() as other:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         await fleet.client.remove_replica(fleet.daemons[0].address)
         await fleet.client.add_replica(other.address)
@@ -105,7 +117,7 @@ async def test_a_version_that_nobody_serves_is_not_told_as_served(genserve: Comm
         for command in ("status",), ("replicas", "list"):
             assert "1, which no replica serves" in await genserve(fleet.running.address, *command)
         with refuses(NoReplicaError, says="no replica has version 1 to fetch it from"):
-            await fleet.client.generate("x", timeout_s=1.0 * SCALE)
+            await fleet.client.generate("x", timeout_s=STEP_S)
 
 
 async def test_a_fleet_that_serves_again_says_so() -> None:
