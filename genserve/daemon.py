@@ -96,12 +96,9 @@ def main(argv: Sequence[str]) -> int:
         # Before anything starts a thread, here or in a library.
         template = fork_template(partial(frontend.run, config, callers)) if num_frontends(config) else None
         return uvloop.run(serve(config, args, template, flags, callers))
-    except EngineConfigError as error:
-        say(str(error))
-        return EXIT_REFUSED
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
-        return EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, EngineConfigError) else EXIT_FAILED
 
 
 def check(argv: Sequence[str]) -> Sequence[str]:

@@ -1,7 +1,6 @@
 """Why requests that were admitted get no tokens: who keeps the engine from running, and for how long. Pure."""
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -10,9 +9,6 @@ from genserve.control.conditions import RULES, Phase
 from genserve.control.leases import PauseLease
 from genserve.errors import DeadlineError
 
-_OF_FLEET: Final = re.compile(r"(?s)(.*) \[fleet lease ([0-9a-f]{32})\]")
-"""The holder of a lease that a router has taken, as genserve.fleet.leases writes it: the lease of the fleet is the one
-to resume."""
 _MAX_NAME: Final = 100
 """Characters of a holder's name: what helps stands behind it."""
 _LATE: Final = "the call did not finish within its timeout"
@@ -20,8 +16,8 @@ _LATE: Final = "the call did not finish within its timeout"
 
 @dataclass(frozen=True, slots=True)
 class LastPause:
-    """Of the leases that pause the engine, the one that ends last. `expire_time_s`: Unix seconds, None = never;
-    `num_others`: how many more there are."""
+    """Of the leases that pause the engine, the one that ends last. `lease_id`: the one to resume, which is that of the
+    fleet if it is a part of one; `expire_time_s`: Unix seconds, None = never; `num_others`: how many more there are."""
 
     lease_id: str
     holder: str
@@ -35,7 +31,7 @@ class LastPause:
         if not held:
             return None
         last = max(held, key=lambda each: math.inf if each.expire_time_s is None else each.expire_time_s)
-        return cls(last.lease_id, last.holder, last.expire_time_s, len(held) - 1)
+        return cls(last.fleet_lease_id or last.lease_id, last.holder, last.expire_time_s, len(held) - 1)
 
     def left_s(self, now_s: float) -> float | None:
         """The seconds that are left; None = it never expires."""
@@ -68,8 +64,6 @@ def late_because(board: CanWait, now_s: float, rest_s: float) -> DeadlineError |
 
 def _paused(pause: LastPause, left_s: float | None) -> DeadlineError:
     holder, lease_id = pause.holder, pause.lease_id
-    if (match := _OF_FLEET.fullmatch(holder)) is not None:
-        holder, lease_id = match.groups()
     metadata = {"phase": Phase.PAUSED.value, "holder": holder, "lease_id": lease_id}
     if left_s is not None:
         metadata["left_s"] = f"{left_s:.0f}"

@@ -105,7 +105,7 @@ async def test_a_version_that_nobody_serves_is_not_told_as_served(genserve: Comm
     """The last holder has gone, the other replica cannot fetch it: the fleet does not run."""
     async with routed(1, IMPATIENT) as fleet, replica() as other:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        await fleet.client.remove_replica(fleet.daemons[0].address)
+        await fleet.client.remove_replica(fleet.daemons[0].address, force=True)
         await fleet.client.add_replica(other.address)
         router = fleet.running.router
         await until(lambda: "no replica has version 1" in router.fleet.where(router.find(other.address).member)[1])

@@ -1,5 +1,6 @@
 """Why a call whose time is over got no tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,11 +47,10 @@ def test_a_pause_without_an_end_says_so() -> None:
 
 def test_a_pause_of_a_fleet_is_told_as_the_router_knows_it() -> None:
     """Its lease is what is to be resumed, there."""
-    fleet = "0123456789abcdef" * 2
-    error = late_because(paused_by(lease("l1", f"me [fleet lease {fleet}]", None)), NOW_S, REST_S)
+    error = late_because(paused_by(replace(lease("l1", "me", None), fleet_lease_id="f1")), NOW_S, REST_S)
     assert error is not None
-    assert (error.metadata["holder"], error.metadata["lease_id"]) == ("me", fleet)
-    assert "fleet lease" not in error.message
+    assert (error.metadata["holder"], error.metadata["lease_id"]) == ("me", "f1")
+    assert "genserve resume f1" in error.message
 
 
 def test_a_pause_that_ends_before_the_call_does_is_no_reason() -> None:
