@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import models
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
+from tests.support.ports import free_port
 from tests.support.warm.process import WarmPopen
 
 
@@ -47,7 +48,7 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),
     "workers that cannot reach the daemon": (
         whole,
-        ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "10.99.0.1", "--port", "50051"],
+        ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "10.99.0.1", "--port", str(free_port())],
         "--host 127.0.0.1",
     ),
     "no model": (unknown, [], "no-such-model"),
