@@ -34,9 +34,8 @@ from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import headless, stale_shm
+from genserve.engine.vllm.start import failure, headless, stale_shm
 from genserve.engine.vllm.start.config import AsyncEngineArgs
-from genserve.engine.vllm.start.failure import EngineConfigError
 from genserve.errors import GenserveError
 from genserve.frontends.openai import OpenAIServer
 from genserve.frontends.template import Template, fork_template
@@ -72,8 +71,7 @@ from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
-EXIT_FAILED = 1
-EXIT_REFUSED = 2  # flags or a model that no start accepts
+EXIT_FAILED, EXIT_REFUSED = 1, 2  # refused: flags or a model that no start accepts
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
 
@@ -98,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         return uvloop.run(serve(config, args, template, flags, callers))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
-        return EXIT_REFUSED if isinstance(error, EngineConfigError) else EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, failure.EngineConfigError) else EXIT_FAILED
 
 
 def check(argv: Sequence[str]) -> Sequence[str]:
