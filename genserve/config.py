@@ -1,10 +1,11 @@
 """Settings of the daemon. Each is declared once: the field gives the flag, type, default and help."""
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from genserve.flags import add_flags, flag_of, setting, values_of
 from genserve.listen_config import ListenConfig
@@ -45,6 +46,8 @@ control the engine."""
 WAYS = ("beside", "host", "inplace")
 """The ways in which a worker can take a new version; the one with the shortest pause first."""
 WEIGHT_UPDATES = ("auto", *WAYS)
+_MODEL_CONFIGS: Final = ("config.json", "params.json")
+"""One of which a model's directory has: transformers' or Mistral's. Where vLLM looks first comes first."""
 CPU_KV_CACHE_BYTES = 4 << 30
 """Size of the KV cache on a CPU if no flag sets it."""
 
@@ -201,9 +204,27 @@ class ServeConfig(ListenConfig):
         return cls(**values_of(cls, values), environment_lists_callers=environment_lists_callers(environment))
 
 
-def check_model(model: str) -> None:
-    """Raises ValueError for a path that does not exist. Any other name without a file may be a repository."""
+def check_model(model: str, *, has_config_elsewhere: bool = False) -> None:
+    """Raises ValueError for a path that does not exist, and for a directory without a configuration that can be read,
+    unless other flags say where it is. Any other name without a file may be a repository."""
     looks_like_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
     if looks_like_path and not os.path.exists(model):
         hint = ": write the path in full, ~ is not expanded here" if os.path.exists(os.path.expanduser(model)) else ""
         raise ValueError(f"--model: no directory {model}{hint}")
+    if os.path.isdir(model) and not has_config_elsewhere:
+        _check_model_config(model)
+
+
+def _check_model_config(directory: str) -> None:
+    found = [path for name in _MODEL_CONFIGS if os.path.exists(path := os.path.join(directory, name))]
+    if not found:
+        raise ValueError(
+            f"--model: the directory {directory} has no {_MODEL_CONFIGS[0]}: name one that save_pretrained has written"
+        )
+    try:
+        with open(found[0], encoding="utf-8") as file:
+            config = json.load(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model: {found[0]} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"--model: {found[0]} is not a JSON object")

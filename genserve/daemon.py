@@ -34,7 +34,7 @@ from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import headless, stale_shm
+from genserve.engine.vllm.start import failure, headless, stale_shm
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
 from genserve.frontends.openai import OpenAIServer
@@ -46,7 +46,7 @@ from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.metrics.access import access_of
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics, daemon_metrics
-from genserve.notices import say
+from genserve.notices import say, say_starting
 from genserve.observers import observers_of
 from genserve.openai_process import Launch
 from genserve.rpc.generation import abort_with
@@ -71,7 +71,7 @@ from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_REFUSED = 1, 2  # refused: flags or a model that no start accepts
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         return uvloop.run(serve(config, args, template, flags, callers))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
-        return EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, failure.EngineConfigError) else EXIT_FAILED
 
 
 def check(argv: Sequence[str]) -> Sequence[str]:
@@ -143,7 +143,7 @@ async def serve(
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
         kept = find_kept(config.keep_committed, opened, say)
-        say(f"starting the engine for {args.model}; {server.address} tells how far it is")
+        say_starting(args.model, server.address)
         engine = await unless_stopped(_start_engine(config, args, board, with_series=metrics is not None), stopped)
         stack.push_async_callback(engine.stop)
         board.attach(engine)

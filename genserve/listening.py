@@ -1,5 +1,6 @@
 """Whether this machine can listen on an address: asked before the engine starts, which takes long."""
 
+import errno
 import socket
 from pathlib import Path
 
@@ -20,8 +21,13 @@ def bound_socket(host: str, port: int, flag: str = "") -> socket.socket:
             raise
     except OSError as error:
         flagged = f" ({flag})" if flag else ""
-        raise OSError(f"cannot listen on {joined(host, port)}{flagged}: {error.strerror}") from error
+        remedy = f": {_in_use(flag or '--port')}" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"cannot listen on {joined(host, port)}{flagged}: {error.strerror}{remedy}") from error
     return bound
+
+
+def _in_use(flag: str) -> str:
+    return f"end what listens there, or choose another port with {flag} (0 = any free one)"
 
 
 def require_free(host: str, port: int, uds: str = "", flag: str = "") -> None:

@@ -1,10 +1,14 @@
 """What daemons and routers tell people on stderr."""
 
+import re
 import sys
 import time
 from contextlib import suppress
+from typing import Final
 
-from genserve.log_lines import LEVELS, PREFIX, is_json, json_line
+from genserve.log_lines import LEVELS, PREFIX, as_text, is_json, json_line
+
+_STARTING: Final = re.compile(rf"{PREFIX}starting the engine for .*; (\S+) tells how far it is")
 
 
 def say(line: str) -> None:
@@ -13,6 +17,17 @@ def say(line: str) -> None:
     written = _as_json(line) if is_json() else f"{PREFIX}{line}"
     with suppress(OSError):
         print(written, file=sys.stderr, flush=True)
+
+
+def say_starting(model: str, address: str) -> None:
+    """Says that a daemon listens, and has no engine yet."""
+    say(f"starting the engine for {model}; {address} tells how far it is")
+
+
+def starting_at(line: str) -> str | None:
+    """The address in a line that `say_starting` has written; None for any other line."""
+    found = _STARTING.fullmatch(as_text(line.strip()))
+    return None if found is None else found[1]
 
 
 def _as_json(line: str) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
 from genserve.cli.streams import print_json, read_input
-from genserve.errors import GenserveError
+from genserve.cli.waiting import telling_why
+from genserve.errors import GenserveError, InvalidFieldError
 from genserve.notices import say
 
 if TYPE_CHECKING:
@@ -90,8 +91,13 @@ def run(args: argparse.Namespace) -> int:
     generation = Generation()
     started_at = time.monotonic()
     first_token_s: float | None = None
-    with open_client(args) as client, _ending_the_line(generation, is_printed=not args.json and args.n in (None, 1)):
+    with (
+        open_client(args) as client,
+        _ending_the_line(generation, is_printed=not args.json and args.n in (None, 1)),
+        telling_why(client) as begun,
+    ):
         for delta in client.stream(prompt, timeout_s=args.timeout, **options):
+            begun.set()
             generation.add(delta)
             if first_token_s is None and any(output.token_ids for output in delta.outputs):
                 first_token_s = time.monotonic() - started_at
@@ -109,11 +115,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> "PromptLike":
-    text = args.prompt if args.prompt is not None else read_input()
+    text = args.prompt if args.prompt is not None else _read_prompt()
     if not args.chat and args.system is None:
         return str(text)
     system = [{"role": "system", "content": args.system}] if args.system is not None else []
     return [*system, {"role": "user", "content": text}]
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        say("reading the prompt from the terminal; Ctrl-D on an empty line ends it")
+    if (text := read_input()) == "":
+        raise InvalidFieldError.of(
+            "prompt", "none was given: write it behind the command, or pipe it into standard input"
+        )
+    return text
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from genserve.addresses import DEFAULT_ROUTER
@@ -92,7 +93,7 @@ def replica_table(replicas: "Replicas") -> str:
     rows = [["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "INFLIGHT", "TOKENS/S", ""]]
     rows += [_row(each) for each in replicas.replicas]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [f"version {replicas.weight_version}"]
+    lines = [version_row(replicas)]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if not replicas.replicas:
         lines[1:] = ["no replica belongs to the fleet"]
@@ -106,10 +107,21 @@ def _row(replica: "FleetReplica") -> list[str]:
     load = replica.load
     told = ("-", "-") if load is None else (str(load.running), str(load.waiting))
     tokens_per_s = "-" if load is None else f"{load.tokens_per_second:.0f}"
-    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, _remark(replica)]
+    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, remark(replica)]
 
 
-def _remark(replica: "FleetReplica") -> str:
+def version_row(replicas: "Replicas") -> str:
+    """The version of the fleet, and whether anybody serves it."""
+    version = replicas.weight_version
+    serving = [each.engine for each in replicas.replicas if each.engine is not None and each.engine.startup is None]
+    if not replicas.replicas or any(engine.weight_version == version for engine in serving):
+        return f"version {version}"
+    return f"version {version}, which no replica serves" if version else "version not known yet"
+
+
+def remark(replica: "FleetReplica") -> str:
     """Why it is not ready; of one that is, why it generates nothing all the same."""
     engine = replica.engine
+    if engine is not None and engine.startup is not None and engine.startup.step:
+        return f"its engine is starting: {engine.startup.described(datetime.now(UTC))}"
     return replica.reason or ("" if engine is None or engine.phase == "running" else f"it is {engine.phase}")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import genserve.interpreter  # noqa: F401
 from genserve.cli.config_file import with_config_file
@@ -19,6 +19,9 @@ from genserve.installed_engine import EngineNotUsableError, InstalledEngine, ins
 
 if TYPE_CHECKING:
     from genserve.config import ServeConfig
+
+_SAYS_CONFIG: Final = re.compile("--(hf-config-path|config-format)(=|$)")
+"""vLLM's flags that say where the model's configuration is, or what it looks like."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -67,14 +70,21 @@ def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
     from genserve.config import ServeConfig
     from genserve.doctor.finding import Finding
 
-    said, status = io.StringIO(), 0
+    said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             config = check_flags(flags, "genserve serve") or ServeConfig()
     except SystemExit:
         print(Finding("flags", False, said.getvalue().removeprefix("genserve serve: error: ")))
         return 1
+    return print_findings(config, flags, engine)
+
+
+def print_findings(config: "ServeConfig", flags: Sequence[str], engine: InstalledEngine) -> int:
+    """Prints a line for each check of a start with these flags, which are valid as far as `check_flags` knows; the exit
+    status."""
     _quiet()
+    status = 0
     try:
         from genserve.doctor.start_checks import Start, findings
 
@@ -141,7 +151,7 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
         known, others = parser.parse_known_args(dashed)
         config = ServeConfig.from_flags(vars(known))
         if known.model is not None:
-            check_model(known.model)
+            check_model(known.model, has_config_elsewhere=any(map(_SAYS_CONFIG.match, others)))
         openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
         own = list(parser._option_string_actions)
         if unknown := _unknown(others, openai):

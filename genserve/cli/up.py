@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from genserve.addresses import joined
 from genserve.cli.config_file import with_config_file
 from genserve.cli.options import Subparsers, count, seconds
 from genserve.cli.route import (
@@ -70,14 +71,16 @@ def run(args: argparse.Namespace) -> int:
     try:
         if config is not None and config.headless:
             raise ValueError("--headless: the workers of another host are no replica")
-        if config is not None and config.check:
-            raise ValueError("--check: is for genserve serve, with the flags of one replica")
         if config is not None and config.openai_port > 0:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
             raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
         route, ray = make_config(args), ray_config(args)
         wanted = UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)
+        if config is not None and config.check:
+            if ray is not None:
+                raise ValueError("--check: looks at this host, which Ray may not use: leave --ray out")
+            return _check(wanted)
         return uvloop.run(up(wanted) if ray is None else up_on_ray(wanted, ray))
     except RayMissingError as error:
         print(f"genserve: {error}", file=sys.stderr)
@@ -85,6 +88,40 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, GenserveError) as error:
         print(f"genserve up: error: {error}", file=sys.stderr)
         return 2
+
+
+def _check(wanted: UpConfig) -> int:
+    """Prints a line for each check of a start of the router and of one replica; the exit status."""
+    from genserve.cli.serve import print_findings
+    from genserve.doctor.finding import Finding
+    from genserve.installed_engine import EngineNotUsableError, installed_engine
+    from genserve.listening import require_free
+    from genserve.placement.shares import process_shares
+    from genserve.placement.up import daemon_flags
+
+    route = wanted.route
+    status = 0
+    try:
+        require_free(route.host, route.port, route.uds)
+        require_free(route.host, route.metrics_port, flag="--metrics-port")
+    except OSError as error:
+        print(Finding("router", False, str(error)), flush=True)
+        status = 1
+    else:
+        listened = [f"unix:{route.uds}"] if route.uds else []
+        listened += [joined(route.host, route.port)] if route.port != -1 else []
+        print(Finding("router", True, f"{', '.join(listened)} can be listened on"), flush=True)
+    shares = process_shares(wanted.flags, wanted.num_replicas, wanted.gpus_each)
+    words = "; ".join(each.words for each in shares if each.words) or "none has GPUs or CPUs of its own"
+    print(Finding("replicas", True, f"{wanted.num_replicas}: {words}"), flush=True)
+    try:
+        engine = installed_engine()
+    except EngineNotUsableError as error:
+        print(f"genserve: {error}", file=sys.stderr)
+        return 1
+    flags = daemon_flags(wanted)
+    config = check_flags(flags, "genserve up")
+    return status if config is None else max(status, print_findings(config, flags, engine))
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -83,16 +83,18 @@ def may_run(engine: EngineCondition) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is refused in a phase. `metadata`: of the error, for programs."""
+    """Why a call is refused in a phase. `remedy`: what helps; `metadata`: of the error, for programs."""
 
     error: type[GenserveError]
     message: str
     retry_after_s: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    remedy: str = ""
 
     def __call__(self, detail: str = "") -> GenserveError:
         """A new error to raise. `detail`: what there is to add to the message."""
         message = f"{self.message}: {detail}" if detail else self.message
+        message = f"{message}; {self.remedy}" if self.remedy else message
         return self.error(message, retry_after_s=self.retry_after_s, metadata=self.metadata)
 
 
@@ -106,7 +108,13 @@ class Rules:
     control: Refusal | None = None
 
 
-STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0, metadata={"phase": "STARTING"})
+STARTING = Refusal(
+    DrainingError,
+    "the engine is starting",
+    retry_after_s=1.0,
+    metadata={"phase": "STARTING"},
+    remedy="wait until it serves (Client.wait_ready; genserve status --watch shows how far it is)",
+)
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
 DEAD = Refusal(EngineDeadError, "the engine has died")
 _ASLEEP = Refusal(EngineSleepingError, "the engine is asleep; wake it up first (WakeUp, genserve wake-up)")

@@ -20,6 +20,7 @@ from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption
 from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
+    DeadlineError,
     EngineDeadError,
     InvalidFieldError,
     PauseLeaseLostError,
@@ -105,7 +106,7 @@ class PauseController:
         check_text(holder, "holder")
         check_text(request_id, "request_id")
         check_text(fleet_lease_id, "fleet_lease_id")
-        async with self.turn.take(timeout_s) as deadline_s:
+        async with self.turn.take(timeout_s, by=_pause_of(holder)) as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
                 counts = self._counts[repeated.lease_id]
@@ -139,7 +140,7 @@ class PauseController:
         """
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        async with self.turn.take():
+        async with self.turn.take(by="a resume"):
             check_alive(self._board)
             lease_expired = False
             try:
@@ -159,10 +160,11 @@ class PauseController:
             self._pausing.cancel()
 
     @asynccontextmanager
-    async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
+    async def undisturbed(self, timeout_s: float, by: str = "another call") -> AsyncIterator[None]:
         """Excludes pauses, resumes and commits during a long call to the engine: a commit that waited for it would look
-        as if it hangs. Raises as `pause`, but accepts a sleeping engine whose weights are awake."""
-        async with self.turn.take(timeout_s, for_weights=True):
+        as if it hangs. `by`: the call, for those who wait. Raises as `pause`, but accepts a sleeping engine whose
+        weights are awake."""
+        async with self.turn.take(timeout_s, for_weights=True, by=by):
             yield
 
     @asynccontextmanager
@@ -175,7 +177,7 @@ class PauseController:
         Reset the board's phase, or enter TAINTED, before leaving. Raises as `pause`, but accepts a sleeping engine
         whose weights are awake, which stays asleep.
         """
-        async with self.turn.take(timeout_s, for_weights=True) as deadline_s:
+        async with self.turn.take(timeout_s, for_weights=True, by="a push") as deadline_s:
             if lease_id:
                 self._leases.require(lease_id)
             began_s = time.monotonic()
@@ -209,7 +211,7 @@ class PauseController:
                 async with asyncio.timeout(self._leases.next_expiry_s):
                     await self._changed.wait()
             except TimeoutError:
-                async with self.turn.take():
+                async with self.turn.take(by="the end of a pause"):
                     if self._leases.expire():
                         self._board.notify()
                         await self._run_if_free()
@@ -243,6 +245,8 @@ class PauseController:
             if self._pausing.cancelled():
                 check_control(self._board)
             return self._pausing.result()
+        except DeadlineError as error:
+            raise _still_running(error, mode, self._engine) from error
         finally:
             self._pausing.cancel()
             self._pausing = None
@@ -294,6 +298,20 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
+
+
+def _pause_of(holder: str) -> str:
+    return f"the pause of {holder}" if holder else "another pause"
+
+
+def _still_running(error: DeadlineError, mode: PauseMode, engine: Engine) -> DeadlineError:
+    """The error with what a pause that waits for requests has waited for."""
+    if mode is not PauseMode.WAIT:
+        return error.again()
+    running = engine.load().running
+    return DeadlineError(
+        f"{error.message}: {running} sequences still run; allow more time, or choose the mode keep, which freezes them"
+    )
 
 
 async def _told_soon(interruption: Interruption) -> None:

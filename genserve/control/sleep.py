@@ -62,7 +62,9 @@ class SleepController:
             if SleepTag.WEIGHTS in depth.tags:
                 # Taken before the turn, because the push needs the turn for its commit.
                 await between.enter_async_context(self._restores.between_pushes(timeout_s))
-            async with self._pauses.turn.take(remaining_s(ends_s, "sleep"), for_weights=True) as deadline_s:
+            async with self._pauses.turn.take(
+                remaining_s(ends_s, "sleep"), for_weights=True, by="a sleep"
+            ) as deadline_s:
                 check_sound(self._board.engine_condition)
                 before = self._board.asleep
                 if not before.takes(depth):  # another call did it meanwhile
@@ -103,7 +105,7 @@ class SleepController:
                     # Taken before the turn, because a push needs the turn for its commit; it may bring the missing
                     # weights.
                     await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
-                await stack.enter_async_context(self._pauses.turn.take())
+                await stack.enter_async_context(self._pauses.turn.take(by="a wake-up"))
                 if is_between or not self._restores_at(woken):
                     yield
                     return

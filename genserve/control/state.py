@@ -13,6 +13,7 @@ from genserve.control.conditions import RULES, DaemonCondition, EngineCondition,
 from genserve.control.leases import PauseLease
 from genserve.control.membership import Membership
 from genserve.control.startup import Startup
+from genserve.control.waits import LastPause
 from genserve.engine.protocol import Engine
 from genserve.engine.types import Load
 from genserve.errors import EngineDeadError, EngineTaintedError
@@ -120,6 +121,11 @@ class StateBoard:
     def cause_of_death(self) -> str:
         """Why the engine is dead, for people; "" while it lives, or where nobody knows."""
         return "" if self._engine is None else self._engine.cause_of_death
+
+    @property
+    def last_pause(self) -> LastPause | None:
+        """The pause that ends last, None if nobody pauses the engine."""
+        return LastPause.of(self._active_leases())
 
     def load(self) -> Load:
         """The load of the engine."""

@@ -52,12 +52,15 @@ class EngineTurn:
         self._engine = engine
         self._board = board
         self._lock = asyncio.Lock()
+        self._taken_by = ""
         self._undoing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def take(self, timeout_s: float | None = None, *, for_weights: bool = False) -> AsyncIterator[float]:
-        """Takes the turn and yields the deadline on the monotonic clock.
+    async def take(
+        self, timeout_s: float | None = None, *, for_weights: bool = False, by: str = "another call"
+    ) -> AsyncIterator[float]:
+        """Takes the turn and yields the deadline on the monotonic clock. `by`: what takes it, for those who wait.
 
         With `timeout_s`, raises InvalidFieldError ("timeout"), DeadlineError, and the refusal of the phase for a pause,
         or with `for_weights` for a push. With None it waits without a limit and checks nothing."""
@@ -68,7 +71,10 @@ class EngineTurn:
             async with asyncio.timeout(timeout_s):
                 await self._lock.acquire()
         except TimeoutError:
-            raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
+            raise DeadlineError(
+                f"{self._taken_by} kept the engine for {timeout_s:g} s, and nothing changed: allow more time"
+            ) from None
+        self._taken_by = by
         try:
             if timeout_s is not None and for_weights:
                 check_weights(self._board)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from genserve.client.forward.destinations import Destinations
+from genserve.client.forward.destinations import ANY_REQUEST, Destinations
 from genserve.errors import NoReplicaError
 from genserve.fleet.desired import Desired
 from genserve.fleet.lease_turns import LeaseTurns
@@ -16,7 +16,8 @@ from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version, newest
 from genserve.routing.chain import Chain
-from genserve.routing.replica import Replica, ReplicaState
+from genserve.routing.reasons import with_reasons
+from genserve.routing.replica import Replica, ReplicaState, Request
 from genserve.v1 import types_pb2
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Fleet(Destinations[Upstream]):
 
     `committed`: the version that the fleet serves, None until it is known; `previous`: the one before, if this router
     has seen it. `desired`: what else it should be. `router`: this one, as replicas know it. `states_changed`: the state
-    of a replica, or the committed version, has changed.
+    of a replica, or the committed version, has changed. `none_ready_since_s`: Unix time, None while a replica is ready.
     """
 
     def __init__(self, settings: FleetSettings, chain: Chain) -> None:
@@ -43,6 +44,7 @@ class Fleet(Destinations[Upstream]):
         self.lease_turns = LeaseTurns()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
+        self.none_ready_since_s: float | None = time.time()
 
     @property
     def upstreams(self) -> Mapping[str, Upstream]:
@@ -222,6 +224,10 @@ class Fleet(Destinations[Upstream]):
             if self._upstreams.get(each.address) is each:
                 changed = self._refreshed(each) or changed
         if changed or upstream is None:
+            if self.ready:
+                self.none_ready_since_s = None
+            elif self.none_ready_since_s is None:
+                self.none_ready_since_s = time.time()
             self.states_changed.tell()
 
     def _refreshed(self, upstream: Upstream) -> bool:
@@ -259,6 +265,12 @@ class Fleet(Destinations[Upstream]):
         """What policies know of the replicas."""
         where = self._where
         return [upstream.member.as_replica(where[address][0]) for address, upstream in self._upstreams.items()]
+
+    def why_none(self, request: Request = ANY_REQUEST) -> str:
+        """Also what each replica does instead."""
+        return with_reasons(
+            super().why_none(request), {address: reason for address, (_, reason) in self._where.items()}
+        )
 
     def none_ready(self) -> NoReplicaError:
         """The error for a call that no replica can serve now."""

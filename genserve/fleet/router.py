@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Final
 
 from genserve.addresses import check_replica
 from genserve.arguments import MAX_REPLICAS
@@ -22,6 +24,9 @@ from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 log = logging.getLogger(__name__)
+
+_READING_S: Final = 1.0
+"""In which a router reads what its replicas serve: they serve it meanwhile."""
 
 
 class Router:
@@ -58,7 +63,23 @@ class Router:
             [lease.message() for lease in self.fleet.leases.active],
             is_draining=self.is_draining,
             fleet_epoch=self.fleet.desired.epoch,
+            none_ready=self._none_ready(),
         )
+
+    def _none_ready(self) -> types_pb2.Startup | None:
+        """Why nobody serves, and since when; None while a replica is ready."""
+        since_s = self.fleet.none_ready_since_s
+        if since_s is None or (self._reads_versions() and time.time() < since_s + _READING_S):
+            return None
+        startup = types_pb2.Startup(step=self.fleet.why_none())
+        startup.step_begin_time.FromMilliseconds(round(1000 * since_s))
+        startup.begin_time.CopyFrom(startup.step_begin_time)
+        return startup
+
+    def _reads_versions(self) -> bool:
+        """Whether replicas have just told another version than before, as all do when a push is committed."""
+        syncing = self.fleet.in_state(ReplicaState.SYNCING)
+        return self.fleet.committed is not None and any(each.member.version is None for each in syncing)
 
     def load(self) -> control_pb2.Load:
         """The load of the fleet."""

@@ -18,6 +18,8 @@ _ORDER = (
     types_pb2.PHASE_DRAINING,
     types_pb2.PHASE_DEAD,
 )
+_SERVING = (types_pb2.PHASE_RUNNING, types_pb2.PHASE_APPLYING, types_pb2.PHASE_PAUSED, types_pb2.PHASE_DRAINING)
+"""What a replica may do that gets no requests, and the fleet does not."""
 
 
 def fleet_state(
@@ -28,12 +30,17 @@ def fleet_state(
     *,
     is_draining: bool,
     fleet_epoch: int = 0,
+    none_ready: types_pb2.Startup | None = None,
 ) -> types_pb2.EngineState:
     """The state of the fleet: the phase of the replica that is best off, sums of requests, the fleet's own leases.
-    `members`: those that count, which are the READY ones if there are any."""
+    `members`: those that count, which are the READY ones if there are any. `none_ready`: why there are none, and since
+    when: whatever they do, the fleet does not serve then."""
     engines = [member.engine for member in members if member.engine is not None]
     phases = {engine.phase for engine in engines}
     phase = next((phase for phase in _ORDER if phase in phases), types_pb2.PHASE_STARTING)
+    if none_ready is not None and phase in _SERVING:
+        phase = types_pb2.PHASE_STARTING
+    is_starting = phase == types_pb2.PHASE_STARTING and not is_draining
     return types_pb2.EngineState(
         instance_id=instance_id,
         weight_version=weight_version,
@@ -44,6 +51,7 @@ def fleet_state(
         waiting_requests=sum(engine.waiting_requests for engine in engines),
         asleep_tags=sorted({tag for engine in engines for tag in engine.asleep_tags}),
         weights_discarded=any(engine.weights_discarded for engine in engines),
+        startup=none_ready if is_starting else None,
     )
 
 

@@ -4,11 +4,13 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
 from genserve.launcher.output import words_of
+from genserve.notices import starting_at
 
 _READ_BYTES: Final = 64 << 10
 _LONGEST_LINE_BYTES: Final = 64 << 10
@@ -16,12 +18,16 @@ _NUM_LAST_LINES: Final = 200
 
 
 class PrefixedOutput:
-    """An Output of the launcher: a thread reads a pipe and writes whole lines. `to`: this process's stderr."""
+    """An Output of the launcher: a thread reads a pipe and writes whole lines. `to`: this process's stderr. `listens`
+    is called, in that thread, with the address of a daemon that has no engine yet."""
 
     path: Final = Path("/dev/stderr")
     hint: Final = ""
 
-    def __init__(self, prefix: str, to: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, prefix: str, to: IO[bytes] | None = None, listens: Callable[[str], object] | None = None
+    ) -> None:
+        self._listens = listens
         self._prefix = prefix.encode()
         self._to = sys.stderr.buffer if to is None else to
         self._last: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
@@ -70,7 +76,16 @@ class PrefixedOutput:
 
     def _show(self, lines: list[bytes]) -> None:
         self._last.extend(lines)
+        for line in lines if self._listens is not None else ():
+            if (address := starting_at(line.decode(errors="replace"))) is not None:
+                self._tell(address)
         if lines:
             with suppress(OSError, ValueError):  # nobody reads it any more, or this process ends
                 self._to.write(b"".join(self._prefix + line for line in lines))
                 self._to.flush()
+
+    def _tell(self, address: str) -> None:
+        if (listens := self._listens) is not None:
+            self._listens = None  # it says so once
+            with suppress(RuntimeError):  # the event loop is closed
+                listens(address)

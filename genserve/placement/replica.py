@@ -1,4 +1,4 @@
-"""One replica: a daemon that is started again when it ends, and known to the fleet while it serves."""
+"""One replica: a daemon that is started again when it ends, and known to the fleet while it listens."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class Daemon(Protocol):
 
 
 class Members(Protocol):
-    """The replicas that serve, by their addresses: a router, say."""
+    """The replicas that listen, by their addresses: a router, say."""
 
     def add(self, address: str, /) -> object: ...
 
@@ -52,7 +52,8 @@ DaemonT = TypeVar("DaemonT", bound=Daemon)
 
 
 class Replica(ABC, Generic[DaemonT]):
-    """Keeps one daemon running, and known to the members while it serves. `start_timeout_s`: a daemon that does not
+    """Keeps one daemon running, and known to the members while it serves, and before as soon as it is known where it
+    listens. `start_timeout_s`: a daemon that does not
     serve within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and
     then each time that it has taken twice as long."""
 
@@ -71,6 +72,7 @@ class Replica(ABC, Generic[DaemonT]):
         self._tell_after_s = tell_after_s
         self._backoff = RestartBackoff()
         self._process: DaemonT | None = None
+        self._address = ""
 
     @abstractmethod
     def _start(self) -> DaemonT:
@@ -92,6 +94,7 @@ class Replica(ABC, Generic[DaemonT]):
             except DaemonFailedError as error:
                 failure = error
                 num_failed += 1
+                await self._leave()
             else:
                 num_failed = 0
                 self._starts.has_served = True
@@ -162,11 +165,21 @@ class Replica(ABC, Generic[DaemonT]):
 
     async def _serving(self, process: DaemonT, address: str) -> DaemonFailedError:
         """From when it serves to its end, of which the error tells."""
-        self._members.add(address)
+        self._join(address)
         await _ended(process)
-        with suppress(ReplicaNotFoundError):  # somebody has removed it
-            await self._members.remove(address)
+        await self._leave()
         return process.failure()
+
+    def _join(self, address: str) -> None:
+        if address != self._address:  # otherwise it is known, or somebody has removed it
+            self._address = address
+            self._members.add(address)
+
+    async def _leave(self) -> None:
+        address, self._address = self._address, ""
+        if address:
+            with suppress(ReplicaNotFoundError):  # somebody has removed it
+                await self._members.remove(address)
 
 
 class LocalReplica(Replica[DaemonProcess]):
@@ -188,12 +201,23 @@ class LocalReplica(Replica[DaemonProcess]):
         self._output: PrefixedOutput | None = None
 
     def _start(self) -> DaemonProcess:
-        self._output = output = PrefixedOutput(f"[{self.number}] ")
+        loop = asyncio.get_running_loop()
+
+        def listens(address: str) -> None:
+            loop.call_soon_threadsafe(self._listens, output, address)
+
+        self._output = output = PrefixedOutput(f"[{self.number}] ", listens=listens)
         try:
             return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
         except BaseException:
             output.close()
             raise
+
+    def _listens(self, output: PrefixedOutput, address: str) -> None:
+        """A daemon has no engine yet, and tells how far it is."""
+        process = self._process
+        if output is self._output and process is not None and not process.ended.done() and not self._address:
+            self._join(address)
 
     @property
     def _last_line(self) -> str:

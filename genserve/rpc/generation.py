@@ -4,10 +4,11 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
+from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.log_context import note
 from genserve.rpc.answers import Answers
@@ -16,6 +17,7 @@ from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
+from genserve.rpc.streams.last_look import last_look
 from genserve.rpc.streams.parts import parts_of
 from genserve.rpc.streams.turns import Turns, Writer
 from genserve.rpc.streams.write_deadline import WriteDeadline
@@ -25,6 +27,10 @@ from genserve.words import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
+
+
+class EngineBoard(HasPhase, CanWait, Protocol):
+    """The daemon's state board, or what a front end sees of it."""
 
 
 Abort = Callable[[Sequence[str] | None], Awaitable[generation_pb2.AbortResponse]]
@@ -59,7 +65,7 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(
         self,
         engine: GeneratingEngine,
-        board: HasPhase,
+        board: EngineBoard,
         abort: Abort,
         frontend_ports: Callable[[], Sequence[int]],
         deadline: WriteDeadline,
@@ -83,19 +89,20 @@ class GenerationServicer(GenerationServiceServicer):
         info, minted_id = self._engine.info, uuid.uuid4().hex
         asked = await request.read(lambda m: generation_request(m, info, minted_id))
         note(request_id=asked.request_id)
-        stream = await self._engine.submit(asked)
-        try:
-            # Admitted: from here on a client must not replay the call, and these metadata tell it so.
-            await context.send_initial_metadata(self._initial_metadata)
-            writer = Writer(stream, self._turns)
-            while not stream.is_finished:
-                await writer.turn()
-                if (update := stream.take()) is not None:
-                    for part in parts_of(update):
-                        await self._deadline.write(context.write, to_response(part, stream.request_id))
-        finally:
-            # Shielded, because a second cancellation would leave the request running.
-            await asyncio.shield(stream.close())
+        async with last_look(self._board, context.time_remaining()):
+            stream = await self._engine.submit(asked)
+            try:
+                # Admitted: from here on a client must not replay the call, and these metadata tell it so.
+                await context.send_initial_metadata(self._initial_metadata)
+                writer = Writer(stream, self._turns)
+                while not stream.is_finished:
+                    await writer.turn()
+                    if (update := stream.take()) is not None:
+                        for part in parts_of(update):
+                            await self._deadline.write(context.write, to_response(part, stream.request_id))
+            finally:
+                # Shielded, because a second cancellation would leave the request running.
+                await asyncio.shield(stream.close())
 
     async def GenerateMany(  # type: ignore[override]
         self,
@@ -106,7 +113,8 @@ class GenerationServicer(GenerationServiceServicer):
         slots = Slots(first_slot(context.invocation_metadata() or ()))
         await context.send_initial_metadata(self._initial_metadata)
         write = partial(self._deadline.write, context.write)
-        await GenerateMany(self._engine, self._board, write, slots).run(request_iterator)
+        async with last_look(self._board, context.time_remaining()):
+            await GenerateMany(self._engine, self._board, write, slots).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
         self, request: Received[generation_pb2.AbortRequest], context: "ServicerContext[Any, Any]"

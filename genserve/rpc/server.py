@@ -14,7 +14,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import HasPhase
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, GeneratingEngine
@@ -29,7 +28,7 @@ from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.frames.push import Frame, frame_parser
-from genserve.rpc.generation import Abort, GenerationServicer, abort_with
+from genserve.rpc.generation import Abort, EngineBoard, GenerationServicer, abort_with
 from genserve.rpc.grpc_services import add_grpc_services
 from genserve.rpc.handlers import method_handler
 from genserve.rpc.health import Serving
@@ -153,7 +152,7 @@ class DaemonServer:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
 
-class FrontendState(HasPhase, Serving, Protocol):
+class FrontendState(EngineBoard, Serving, Protocol):
     """What a front end sees of the daemon's state."""
 
 

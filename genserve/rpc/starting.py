@@ -1,5 +1,6 @@
 """What a daemon answers before its engine is there: how far it has come, and nothing else."""
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn
 
@@ -33,6 +34,6 @@ def add_starting(table: ServiceTable, services: Iterable[ServiceDescriptor], boa
 def _refusing(board: StateBoard) -> Callable[[Any, Any], Awaitable[NoReturn]]:
     async def refuse(request: Any, context: Any) -> NoReturn:
         refusal = RULES[board.phase].control or STARTING  # a call that came just before the daemon serves
-        raise refusal(board.startup.step if board.startup is not None else "")
+        raise refusal(board.startup.described(time.time()) if board.startup is not None else "")
 
     return refuse

@@ -214,7 +214,9 @@ class EngineState(_message.Message):
 
     @_builtins.property
     def startup(self) -> Global___Startup:
-        """What the daemon does before it serves; only in PHASE_STARTING."""
+        """What the daemon does before it serves; only in PHASE_STARTING. A router is in that phase while no replica is ready,
+        whatever the replicas do; the step then says why none is, and the times since when.
+        """
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class LiveDigests:
                 await asyncio.sleep(wait_s)
             # A commit that waited for it for long would look as if it hangs; nothing that changes weights may come
             # between the last part and the version.
-            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
+            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S, "the reading of digests"):
                 check_whole(self._board.asleep.weights_lost)
                 part = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 if part.digests is not None:

@@ -110,7 +110,7 @@ class TransferUpdates:
         async def init() -> None:
             await self._pushes.reserve("init")
             try:
-                async with self._pauses.undisturbed(timeout_s):
+                async with self._pauses.undisturbed(timeout_s, "a weight update"):
                     await self._engine.transfer.init(info, timeout_s)
             except (DeadlineError, EngineDeadError):
                 raise

@@ -8,10 +8,11 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, PauseLeaseLostError, WeightVersionMismatchError
-from tests.support.patience import STEP_S, until
+from tests.support.patience import SCALE, STEP_S, until
 from tests.support.plain_vllm import PROMPTS
 from tests.support.unchanging import unchanging
 
+PAUSED_S = 3.0 * SCALE
 LONG: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1900, "ignore_eos": True}
 
 
@@ -65,6 +66,21 @@ async def test_wait_lets_running_requests_finish_and_holds_back_new_ones(client:
                 await asyncio.sleep(0.01)
         assert not held.done()
     assert len((await asyncio.wait_for(held, 60)).token_ids) == 1
+
+
+async def test_who_waits_for_a_paused_engine_learns_who_has_paused_it(client: AsyncClient) -> None:
+    """A request that ran, and one that came later: before their own deadline. The engine has neither any more."""
+    async with client.stream(PROMPTS[0], timeout_s=PAUSED_S, **LONG) as stream:
+        await anext(stream)
+        async with client.paused(holder="alice@host", ttl_s=600):
+            late = client.generate(PROMPTS[0], max_tokens=1, timeout_s=PAUSED_S)
+            for error in await asyncio.gather(late, _collect(stream, []), return_exceptions=True):
+                assert isinstance(error, DeadlineError), error
+                assert "paused by alice@host, " in error.message
+                assert (error.metadata["phase"], error.metadata["holder"]) == ("PAUSED", "alice@host")
+    async with asyncio.timeout(STEP_S):
+        while (load := (await client.status()).load).running + load.waiting > 0:
+            await asyncio.sleep(0.01)
 
 
 async def test_wait_that_runs_out_of_time_leaves_the_engine_running(client: AsyncClient) -> None:

@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 from genserve.client import AsyncClient, PauseMode, PauseResult
-from genserve.errors import GenserveError, UnavailableError, WeightVersionMismatchError
+from genserve.errors import DeadlineError, GenserveError, UnavailableError, WeightVersionMismatchError
 from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import FOREVER, everywhere_of, frontends_of, on_port, port_of, reasons, running
 from tests.support.interrupted import computed_before, settled
 from tests.support.labelled_streams import TOLERANCE, LiveStreams, behind, labels_of
+from tests.support.patience import SCALE
 
 NUM_FRONTENDS = 3
 MAX_NUM_SEQS = 16
@@ -146,6 +147,18 @@ async def test_a_pause_holds_for_the_requests_of_all(
         if mode == "keep":
             assert len((await client.abort(all=True)).aborted_ids) == len(everywhere)
             assert await reasons(tasks) == [reason] * len(everywhere)
+
+
+async def test_every_port_says_who_has_paused_the_engine(
+    client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """To a request whose time is over: the daemon alone has the leases."""
+    async with client.paused(holder="alice@host", ttl_s=600):
+        waiting = [each.generate([1], max_tokens=1, timeout_s=3.0 * SCALE) for each in everywhere]
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, DeadlineError), error
+            assert "paused by alice@host, " in error.message
+            assert error.metadata["holder"] == "alice@host"
 
 
 async def test_pushes_into_streams_of_all_front_ends_label_every_token(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import models
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
+from tests.support.ports import free_port
 from tests.support.warm.process import WarmPopen
 
 
@@ -23,6 +24,11 @@ def truncated(checkpoint: Path) -> None:
 def unserved(checkpoint: Path) -> None:
     """Heads of a size that vLLM loads, warms up with, and has no kernel for on the CPU."""
     models.tiny_qwen2(checkpoint, num_heads=8, head_dim=16)
+
+
+def unknown(checkpoint: Path) -> None:
+    """A kind of model that nobody knows."""
+    (checkpoint / "config.json").write_text('{"model_type": "no-such-model"}')
 
 
 def whole(checkpoint: Path) -> None:
@@ -42,11 +48,15 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),
     "workers that cannot reach the daemon": (
         whole,
-        ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "10.99.0.1", "--port", "50051"],
+        ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "10.99.0.1", "--port", str(free_port())],
         "--host 127.0.0.1",
     ),
+    "no model": (unknown, [], "no-such-model"),
     "a flag that vLLM refuses": (whole, ["--max-model-len", "100000000"], "max_model_len"),
 }
+
+REFUSED = ("weights in host memory", "workers that cannot reach the daemon", "a flag that vLLM refuses", "no model")
+"""No start would end otherwise: `genserve up` does not try another one."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +88,7 @@ def started(
 def test_the_last_line_is_the_root_cause(started: dict[str, "subprocess.Popen[str]"], name: str) -> None:
     """And not that there is one above it."""
     _, stderr = started[name].communicate(timeout=280)
-    assert started[name].returncode == 1
+    assert started[name].returncode == (2 if name in REFUSED else 1)
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("genserve: "), stderr[-3000:]
     assert STARTS[name][2] in last, stderr[-3000:]

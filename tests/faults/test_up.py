@@ -123,6 +123,29 @@ def test_no_daemon_outlives_an_up_that_is_killed(starts: Starts, said: str, *, c
     assert up.left() == []
 
 
+def test_replicas_that_start_are_listed_with_their_step(starts: Starts) -> None:
+    """By the router, which does not say that it runs, nor what it would serve."""
+    up = starts(1)
+    with Client(up.address()) as client:
+        up.until(lambda: "its engine is starting: " in "".join(each.reason for each in client.list_replicas().replicas))
+        (replica,) = client.list_replicas().replicas
+        status = client.status()
+        assert (replica.state, status.state.phase) == ("connecting", "starting")
+        assert status.state.startup is not None and replica.address in status.state.startup.step
+        up.until_ready(client, 1)
+        assert client.status().state.startup is None
+
+
+def test_a_model_that_no_start_accepts_ends_it_at_the_first_one(starts: Starts, tmp_path: Path) -> None:
+    """Of which the engine alone knows: a kind of model that does not exist."""
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    up = starts(1, "--model", str(tmp_path))
+    assert up.process.wait(120) == 2
+    assert "no replica can be started: the daemon ended with status 2: " in up.stderr
+    assert "no-such-model" in up.stderr
+    assert "started again" not in up.stderr
+
+
 def test_flags_that_only_the_engine_can_read_end_it_with_the_engines_words(starts: Starts) -> None:
     """No second start is tried."""
     up = starts(1, "--max-model-len", "many")

@@ -1,6 +1,7 @@
 """A daemon that has no engine yet: it says how far it is, refuses the rest, and serves without a new connection."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -79,6 +80,8 @@ async def test_the_client_and_the_command_line_show_what_a_start_does(starting: 
         with pytest.raises(DrainingError) as caught:
             await client.server_info()
     assert (caught.value.metadata, caught.value.retry_after_s) == ({"phase": "STARTING"}, 1.0)
+    assert re.search(r"loading weights, for \d+ s \(\d+ s since the start\)", caught.value.message)
+    assert "wait_ready" in caught.value.message, "what helps"
     assert status.state.instance_id == "the first"
     then = replace(status, time=datetime.fromtimestamp(BEGAN_S + 12, UTC))
     assert status_table(then, None, datetime.now(UTC)).splitlines() == [
@@ -113,7 +116,7 @@ async def test_watches_go_on_when_the_daemon_serves(starting: Starting) -> None:
         waiting = asyncio.create_task(client.wait_ready(30))
         async with serving(CONFIG, opened=starting.server, board=board) as daemon:
             assert not waiting.done()
-            with pytest.raises(DrainingError, match=r"^the engine is starting$"):
+            with pytest.raises(DrainingError, match=r"^the engine is starting; wait until it serves"):
                 await client.generate([1])
             board.become(DaemonCondition.SERVING)
             await waiting

@@ -26,7 +26,12 @@ def serve():
 
 
 model = sys.argv[sys.argv.index("--model") + 1]
-say("starting the engine for " + model)
+listens = "; 127.0.0.1:9 tells how far it is" if model.startswith("that listens") else ""
+say("starting the engine for " + model + listens)
+if model == "that listens and exits":
+    time.sleep(0.5)
+    say("no memory")
+    sys.exit(1)
 if model == "that exits":
     say("no such model")
     sys.exit(1)

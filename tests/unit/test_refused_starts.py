@@ -38,8 +38,8 @@ def nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refused_flag_is_told_before_a_model_is_looked_for(
     nothing_is_looked_for: None, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, with status 1."""
-    assert daemon.main(flags) == daemon.EXIT_FAILED
+    """In one line, with the status of wrong usage: another start would end in the same way."""
+    assert daemon.main(flags) == daemon.EXIT_REFUSED
     errors = capsys.readouterr().err
     assert errors.startswith("genserve: ")
     assert says in errors
@@ -48,7 +48,7 @@ def test_a_refused_flag_is_told_before_a_model_is_looked_for(
 
 def test_a_model_that_is_not_in_the_cache_is_named_when_there_is_no_network(capsys: pytest.CaptureFixture[str]) -> None:
     """With the variable that says so: tests are run with it."""
-    assert daemon.main(["--model", "genserve/not-there"]) == daemon.EXIT_FAILED
+    assert daemon.main(["--model", "genserve/not-there"]) == daemon.EXIT_REFUSED
     assert capsys.readouterr().err == (
         "genserve: --model genserve/not-there is not in the Hugging Face cache, and the network is off "
         "(HF_HUB_OFFLINE): unset it, or name a directory\n"

@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import (
@@ -31,7 +34,9 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     lifetime.add_argument("--no-expiry", action="store_true", help="the pause never expires")
     parser.add_argument(
-        "--hold", action="store_true", help="renew until Ctrl-C, then resume; ends with an error if the lease is lost"
+        "--hold",
+        action="store_true",
+        help="renew until Ctrl-C or SIGTERM, then resume; ends with an error if the lease is lost",
     )
     parser.add_argument("--holder", help="name of the holder, shown in the status (default: user@host)")
     parser.add_argument(
@@ -49,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
     holder = args.holder if args.holder is not None else default_holder()
     with open_client(args) as client:
         if args.hold:
-            with client.paused(
-                args.mode, args.kv_policy, holder=holder, ttl_s=args.ttl, timeout_s=args.timeout
-            ) as lease:
+            with (
+                _terminated() as terminated,
+                client.paused(
+                    args.mode, args.kv_policy, holder=holder, ttl_s=args.ttl, timeout_s=args.timeout
+                ) as lease,
+            ):
                 print(f"paused: lease {lease.lease_id}; Ctrl-C resumes", flush=True)
                 with contextlib.suppress(KeyboardInterrupt):
-                    while not lease.is_lost:
+                    while not lease.is_lost and not terminated:
                         time.sleep(_LOOKS_S)  # a signal that comes just before a wait does not wake it
             print("resumed")
             return 0
@@ -70,6 +78,21 @@ def run(args: argparse.Namespace) -> int:
     print(f"requests kept: {paused.requests_kept}, ended: {paused.requests_aborted}")
     print(f"resume with: genserve resume {paused.lease.lease_id}")
     return 0
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[list[int]]:
+    """Gets a number when somebody asks this process to end, which would otherwise end it at once, and leave the pause
+    until it expires."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(lease: "PauseLease") -> str:

@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
 from genserve.cli.quantities import mean_rate, rate_text, share_text, sizes_text
+from genserve.cli.replicas import remark, version_row
 from genserve.cli.streams import print_json
-from genserve.errors import DrainingError, EngineDeadError, GenserveError
+from genserve.errors import DrainingError, EngineDeadError, GenserveError, NoReplicaError
 
 if TYPE_CHECKING:
-    from genserve.client import Client, EngineState, PauseLease, PushInFlight, ServerInfo, Status
+    from genserve.client import (
+        Client,
+        EngineState,
+        FleetReplica,
+        PauseLease,
+        PushInFlight,
+        Replicas,
+        ServerInfo,
+        Status,
+    )
 
 _OF_THE_DAEMON: Final = {
     "weightUpdate": "weight_update",
@@ -55,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
-            print(status_table(status, info, datetime.now(UTC), _failures(client, status)), flush=True)
+            replicas = _replicas(client, info)
+            print(status_table(status, info, datetime.now(UTC), _failures(client, status), replicas), flush=True)
     return 0
 
 
@@ -72,10 +83,20 @@ def _failures(client: "Client", status: "Status") -> dict[str, str]:
 
 
 def _server_info(client: "Client") -> "ServerInfo | None":
-    """None while the engine starts, and if it never will have started."""
+    """None while the engine starts, or no replica of a router answers, and if it never will have started."""
     try:
         return client.server_info()
-    except (DrainingError, EngineDeadError):
+    except (DrainingError, EngineDeadError, NoReplicaError):
+        return None
+
+
+def _replicas(client: "Client", info: "ServerInfo | None") -> "Replicas | None":
+    """Those of a router; None of a daemon."""
+    if info is not None and "fleet" not in info.features:
+        return None
+    try:
+        return client.list_replicas()
+    except GenserveError:
         return None
 
 
@@ -85,20 +106,27 @@ def state_line(state: "EngineState") -> str:
 
 
 def status_table(
-    status: "Status", info: "ServerInfo | None", now: datetime, failures: Mapping[str, str] = _NO_FAILURES
+    status: "Status",
+    info: "ServerInfo | None",
+    now: datetime,
+    failures: Mapping[str, str] = _NO_FAILURES,
+    replicas: "Replicas | None" = None,
 ) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for vLLM's model runner if the daemon
     tells it, one for front ends, for the OpenAI server and for what is asleep if there are any, one for each pause and
     each push in flight. `now` counts if the daemon does not tell its own time. `failures`: the ends of the rows
-    of failed pushes, by their ids."""
+    of failed pushes, by their ids. `replicas`: of a router; those that are not ready have a line each."""
     now = now if status.time is None else status.time
     state, load = status.state, status.load
+    doing = [("doing", state.startup.described(now))] if state.startup is not None else []
+    idle = [("replica", _replica_row(each)) for each in replicas.replicas if each.state != "ready"] if replicas else []
     if info is None:
-        doing = [("doing", state.startup.described(now))] if state.startup is not None else []
-        return _table([("phase", state.phase), *doing])
+        return _table([("phase", state.phase), *doing, *idle])
+    version = str(state.weight_version) if replicas is None else version_row(replicas).removeprefix("version ")
     rows = [
         ("phase", state.phase),
-        ("version", str(state.weight_version)),
+        *doing,
+        ("version", version),
         ("model", info.model),
         *([("runner", f"{info.model_runner}, of vLLM's model runners")] if info.model_runner else []),
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
@@ -107,6 +135,7 @@ def status_table(
         *([("serving", _frontends_row(info))] if info.frontend_ports or info.num_frontends_down else []),
         *([("openai", f"HTTP on port {info.openai_port}")] if info.openai_port else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
+        *idle,
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
         *(("push", _push_row(push, now) + failures.get(push.push_id, "")) for push in status.pushes),
     ]
@@ -133,6 +162,10 @@ def _asleep_row(state: "EngineState") -> str:
     return f"{parts}; the weights were discarded: {push}, or {restored}"
 
 
+def _replica_row(replica: "FleetReplica") -> str:
+    return "  ".join(part for part in (replica.address, replica.state, remark(replica)) if part)
+
+
 def _frontends_row(info: "ServerInfo") -> str:
     ports = ", ".join(map(str, info.frontend_ports))
     down = f"; {info.num_frontends_down} ended again and again, and stay down" if info.num_frontends_down else ""
@@ -140,10 +173,9 @@ def _frontends_row(info: "ServerInfo") -> str:
 
 
 def _lease_row(lease: "PauseLease", now: datetime) -> str:
-    if lease.expire_time is None:
-        left = "no expiry"
-    else:
-        left = f"{max((lease.expire_time - now).total_seconds(), 0):.0f} s left"
+    from genserve.client.control.waits import time_left
+
+    left = time_left(lease, now)
     return "  ".join(part for part in (lease.lease_id, lease.mode, left, lease.holder) if part != "")
 
 

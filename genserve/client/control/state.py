@@ -44,9 +44,10 @@ class Startup:
         return cls(message.step, as_utc(message.step_begin_time), as_utc(message.begin_time))
 
     def described(self, now: datetime) -> str:
-        """The step and how long it and the start have taken, for people."""
+        """The step, and how long it and the steps before have taken, for people."""
         step_s, all_s = (max((now - each).total_seconds(), 0.0) for each in (self.step_begin_time, self.begin_time))
-        return f"{self.step}, for {step_s:.0f} s ({all_s:.0f} s since the start)"
+        since = f" ({all_s:.0f} s since the start)" if self.begin_time != self.step_begin_time else ""
+        return f"{self.step}, for {step_s:.0f} s{since}"
 
 
 @dataclass(frozen=True, slots=True)

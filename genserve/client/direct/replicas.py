@@ -17,6 +17,7 @@ from genserve.client.transport.connection import Connection
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import GenserveError, UnavailableError
 from genserve.routing.names import make_chain, parse_policies
+from genserve.routing.reasons import with_reasons
 from genserve.routing.replica import Replica, Request
 from genserve.v1 import fleet_pb2
 
@@ -217,9 +218,8 @@ class DirectReplicas(Destinations[DirectUpstream]):
         if self._heard_at_s is None or not self.is_known:
             failure = "" if self._failure is None else f": {self._failure.message}"
             return f"the router at {self._connection.target} has told nothing for {self._settings.keep_s:g} s{failure}"
-        failures = [_failure(each.known) for each in self._upstreams.values() if each.known.is_told_ready]
-        told = _first(each for each in failures if each)
-        return super().why_none(request) + (f"; {told}" if told else "")
+        reasons = {address: each.known.where[1] for address, each in self._upstreams.items()}
+        return with_reasons(super().why_none(request), reasons)
 
     def _sent(self, upstream: DirectUpstream, num_sequences: int) -> Replica:
         known = upstream.known.as_replica()

@@ -11,7 +11,7 @@ from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import Clients
-from genserve.engine.vllm.start.failure import Report
+from genserve.engine.vllm.start.failure import EngineConfigError, EngineStartError, Report
 
 _DESCRIPTION = (
     "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
@@ -28,17 +28,21 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
     try:
         config = ServeConfig.from_flags(vars(flags))
         if flags.model is not None:
-            check_model(flags.model)
+            elsewhere = flags.hf_config_path is not None or flags.config_format != "auto"
+            check_model(flags.model, has_config_elsewhere=elsewhere)
     except ValueError as error:
         parser.error(str(error))
     return config, flags
 
 
 def check_refused(config: ServeConfig, flags: argparse.Namespace) -> None:
-    """Raises ValueError or EngineStartError for flags that are refused whatever the model is."""
-    # The daemon on the first host decides whether there is HTTP, and not the workers of another one.
-    vllm_config.check_flags(flags, config.weight_update, with_openai=config.with_openai or config.headless)
-    openai_flags.check_flags(flags, config)
+    """Raises EngineConfigError for flags that are refused whatever the model is."""
+    try:
+        # The daemon on the first host decides whether there is HTTP, and not the workers of another one.
+        vllm_config.check_flags(flags, config.weight_update, with_openai=config.with_openai or config.headless)
+        openai_flags.check_flags(flags, config)
+    except (ValueError, EngineStartError) as error:
+        raise EngineConfigError(str(error)) from error
 
 
 def check(argv: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from genserve.engine.vllm.start import progress as steps
 from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.daemon_address import daemon_address
-from genserve.engine.vllm.start.failure import Report
+from genserve.engine.vllm.start.failure import Report, configuring
 from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.start.series import stat_loggers
 from genserve.security.files import PLAINTEXT, CallerFiles
@@ -65,10 +65,12 @@ class Configured:
 
 def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:
     """As AsyncLLM.from_engine_args begins, with a look at the configuration before any process starts. Raises
-    EngineStartError, or what vLLM raises."""
-    config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
-    warnings = refusals.check(config, with_openai=options.clients.with_openai)
-    return Configured(config, daemon_address(config.parallel_config, options.host, options.port, get_ip), warnings)
+    EngineConfigError, or what vLLM raises."""
+    with configuring(args.model):
+        config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
+        warnings = refusals.check(config, with_openai=options.clients.with_openai)
+        address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
+    return Configured(config, address, warnings)
 
 
 def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) -> Launched:

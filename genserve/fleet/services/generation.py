@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,12 +16,13 @@ from genserve.client.forward.generate import Generate
 from genserve.client.forward.generate_many import GenerateMany
 from genserve.client.forward.loss import is_lost
 from genserve.client.forward.waiting import Waiting
-from genserve.errors import EngineDeadError, GenserveError, UnavailableError
+from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, UnavailableError
 from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
 from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
+from genserve.rpc.status import to_status
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 T = TypeVar("T")
+
+_NO_RETRY: Final = ("grpc-retry-pushback-ms", "-1")
+"""gRPC's own word for it: https://github.com/grpc/proposal/blob/master/A6-client-retries.md"""
 
 
 class FleetGeneration:
@@ -44,7 +49,8 @@ class FleetGeneration:
         """Writes what one replica answers, or another one if that does not begin to."""
         forwarded, data = await parsed(generation_pb2.GenerateRequest, request, lambda each: _as_sent(each, request))
         caller = RemoteCaller(context, self._deadline)
-        await Generate(self._fleet, self._waiting, self._tokenize, caller).run(forwarded, data)
+        async with _waited_in_vain(context):
+            await Generate(self._fleet, self._waiting, self._tokenize, caller).run(forwarded, data)
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[bytes], context: "ServicerContext[bytes, bytes]"
@@ -77,13 +83,15 @@ class FleetGeneration:
     async def Tokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Token ids of text or a chat, from any replica."""
         message = read(generation_pb2.TokenizeRequest, request)
-        answer = await self._ask_any(lambda up: up.generation.Tokenize, message, remaining_s(context))
+        async with _waited_in_vain(context):
+            answer = await self._ask_any(lambda up: up.generation.Tokenize, message, remaining_s(context))
         return bytes(answer.SerializeToString())
 
     async def Detokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Text of token ids, from any replica."""
         message = read(generation_pb2.DetokenizeRequest, request)
-        answer = await self._ask_any(lambda up: up.generation.Detokenize, message, remaining_s(context))
+        async with _waited_in_vain(context):
+            answer = await self._ask_any(lambda up: up.generation.Detokenize, message, remaining_s(context))
         return bytes(answer.SerializeToString())
 
     async def _tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
@@ -122,6 +130,17 @@ def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     server.add_registered_method_handlers(service.full_name, handlers)
+
+
+@asynccontextmanager
+async def _waited_in_vain(context: "ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
+    """Has gRPC not try the call again when no replica has served it in time: the caller's time would end without the
+    reason, or the wait begin anew."""
+    try:
+        yield
+    except NoReplicaError as error:
+        status = to_status(error)
+        await context.abort(status.code, status.details, (*status.trailing_metadata, _NO_RETRY))
 
 
 def _as_sent(message: generation_pb2.GenerateRequest, data: bytes) -> tuple[Forwarded, bytes]:

@@ -114,7 +114,9 @@ class LoraLoader:
         is_loading = False
         try:
             # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
-            async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
+            async with self._pauses.undisturbed(
+                max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
+            ):
                 number = version()
                 self._check_next(name, number)
                 is_loading = True

@@ -58,6 +58,17 @@ async def test_generate_reads_standard_input(
     assert daemon.requests[0].text == "from a pipe"
 
 
+async def test_generate_without_a_prompt_says_how_to_give_one(
+    daemon: ScriptedDaemon, genserve: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And asks the daemon for nothing."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    status, output, errors = await genserve("generate")
+    assert (status, output, daemon.requests) == (1, "", [])
+    assert errors.startswith("genserve: INVALID_FIELD: prompt: ")
+    assert "standard input" in errors
+
+
 async def test_generate_as_json_prints_each_message(genserve: Command) -> None:
     """One line each, which protobuf reads back."""
     _, output, _ = await genserve("generate", "x", "--json")
@@ -206,12 +217,15 @@ async def test_pause_prints_the_lease_and_how_to_resume(daemon: ScriptedDaemon, 
     assert (status, output, daemon.leases) == (0, "running\n", {})
 
 
-async def test_pause_with_hold_renews_until_interrupted_and_resumes(daemon: ScriptedDaemon) -> None:
-    """Ctrl-C is how a held pause ends: exit 0."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_pause_with_hold_renews_until_interrupted_and_resumes(
+    daemon: ScriptedDaemon, number: signal.Signals
+) -> None:
+    """Ctrl-C is how a held pause ends, and SIGTERM where there is no terminal: exit 0."""
     process = await start(daemon, "pause", "--hold", "--ttl", "150ms")
     assert b"lease-1" in await process.stdout.readline()
     await asyncio.wait_for(daemon.renewed.wait(), 60)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = await process.communicate()
     assert (process.returncode, output, errors) == (0, b"resumed\n", b"")
     assert daemon.resumed == ["lease-1"]

@@ -80,7 +80,8 @@ def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
         done = serve_without_vllm(*flags)
         told = f"127.0.0.1:{port}{' (--openai-port)' if flag != '--port' else ''}"
         assert (done.returncode, done.stdout) == (1, "False\n")
-        assert done.stderr == f"genserve: cannot listen on {told}: Address already in use\n"
+        assert done.stderr.startswith(f"genserve: cannot listen on {told}: Address already in use: ")
+        assert f"choose another port with {flag} " in done.stderr
         for more in ("--help", "--help=openai", "--headless"):
             assert serve_without_vllm(*flags, more, daemon=_BEGINS).stdout == "begins\nFalse\n"
 
@@ -111,7 +112,6 @@ def serve_without_vllm(*flags: str, daemon: str = "") -> "subprocess.CompletedPr
     [
         ["--allow_insecure", "--host=0.0.0.0"],
         ["--model", "Qwen/Qwen3-8B"],
-        ["--model", "/"],
         ["--max_model_len", "7", "--tensor-par=2", "-tp", "2"],
         ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
         ["--help"],
@@ -123,6 +123,37 @@ def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
     """With underscores, shortened if they are vLLM's, or by the key of an object; a
     model may be a repository's name."""
     serve.check_flags(flags, "genserve serve")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (None, "has no config.json"),
+        ("{", "config.json cannot be read: "),
+        ("[]", "config.json is not a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_a_directory_that_is_no_model_is_told_before_vllm_is_imported(
+    check: list[str], config: str | None, says: str, tmp_path: Path
+) -> None:
+    """vLLM finds it a minute later."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    done = serve_without_vllm(*check, "--model", str(tmp_path))
+    assert done.stdout.splitlines()[-1] == "False"
+    said = done.stdout if check else done.stderr
+    assert f"--model: the directory {tmp_path}" in said or f"--model: {tmp_path}" in said
+    assert says in said
+    assert done.returncode == (1 if check else 2)
+
+
+@pytest.mark.parametrize("flags", [["--hf-config-path", "Qwen/Qwen3-8B"], ["--config_format=mistral"]])
+def test_a_configuration_may_be_elsewhere(flags: list[str], tmp_path: Path) -> None:
+    """vLLM looks where these flags say; and Mistral's own is called otherwise."""
+    serve.check_flags(["--model", str(tmp_path), *flags], "genserve serve")
+    (tmp_path / "params.json").write_text("{}")
+    serve.check_flags(["--model", str(tmp_path)], "genserve serve")
 
 
 def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
 """What `genserve up` refuses before it starts anything. tests/faults/test_up.py starts daemons."""
 
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from genserve.cli import main
+from genserve.doctor import start_checks
 from genserve.placement import up
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
 
@@ -20,6 +23,7 @@ from genserve.placement.config import START_TIMEOUT_S, UpConfig
         (["--replicas", "2", "--frontends", "65"], "--frontends must be in [-1, 64], is 65"),
         (["--replicas", "2", "--host", "0.0.0.0"], "pass --allow-insecure"),
         (["--replicas", "2", "--policy", "nope"], "nope"),
+        (["--replicas", "2", "--check", "--ray"], "--check: looks at this host"),
         (["--replicas", "2", "--headless"], "--headless: "),
         (["--replicas", "2", "--openai_port=8000"], "--openai-port: every replica would listen there"),
         (["--replicas", "2", "--drain_timeout_s=3"], "--drain-timeout-s: say --drain-timeout"),
@@ -71,3 +75,25 @@ def test_help_names_the_flags_of_both(capsys: pytest.CaptureFixture[str]) -> Non
         main(["up", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "--replicas N" in said and "--policy" in said and "genserve serve --help shows them" in said
+
+
+def test_a_check_looks_at_the_router_and_at_one_replica_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a start would find after a minute. tests/engine/test_start_checks.py has the checks that take vLLM."""
+    (tmp_path / "config.json").write_text("{}")
+    quick = tuple(each for each in start_checks.CHECKS if each[0] in ("addresses", "files"))
+    monkeypatch.setattr(start_checks, "CHECKS", quick)
+    monkeypatch.setattr(up, "LocalReplica", None)
+    flags = ["up", "--check", "--replicas", "2", "--model", str(tmp_path)]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main([*flags, "--port", port]) == 1
+    said = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert list(said) == ["router", "replicas", "addresses", "files"]
+    assert said["router"].startswith("failed ") and "choose another port with --port" in said["router"]
+    assert said["replicas"].startswith("ok ") and " 2" in said["replicas"]
+    assert said["addresses"].startswith("ok "), "a replica listens on a free port"
+    assert said["files"].startswith("failed "), "there are no weights"

@@ -168,7 +168,7 @@ async def test_an_output_that_knows_ascii_only_gets_escapes(daemon: ScriptedDaem
         ("generate x >&-", 0),
         ("generate x 2>&-", 0),
         ("generate x <&- >&- 2>&-", 0),
-        ("generate <&-", 0),
+        ("generate <&-", 1),
         ("generate --help | head -c 0", 141),
         ("generate --temperature hot 2>&1 | head -c 0", 141),
     ],

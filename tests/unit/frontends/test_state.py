@@ -4,7 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
+from genserve.control.leases import PauseLease
 from genserve.control.state import StateBoard
+from genserve.control.waits import LastPause
+from genserve.engine.types import PauseMode
 from genserve.frontends.state import NUM_WORDS, SharedState, StateWriter
 from genserve.memory.words import SharedWords
 
@@ -34,3 +37,25 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     board.enter(EngineCondition.DEAD)
     assert seen.cause_of_death == "ended by SIGKILL: " + "é" * 247, "as much as there is room for"
     assert (seen.phase, seen.is_over) == (Phase.DEAD, True)
+
+
+def test_front_ends_know_who_pauses_the_engine_and_until_when() -> None:
+    """They serve the calls that wait for it. A name may be longer than there is room for."""
+    leases: list[PauseLease] = []
+    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
+    board = StateBoard(engine, lambda: leases, "id", DaemonCondition.SERVING)
+    words = SharedWords.create(NUM_WORDS, "state")
+    StateWriter(board, words)
+    seen = SharedState(words)
+    assert seen.last_pause is None
+    for expire_time_s in (1234.5, None):
+        leases.append(PauseLease(f"lease {len(leases)}", "é" * 300, PauseMode.KEEP, None, expire_time_s))
+        board.notify()
+        told = LastPause(leases[-1].lease_id, "é" * 256, expire_time_s, len(leases) - 1)
+        assert (seen.phase, seen.last_pause) == (Phase.PAUSED, told)
+    leases[:] = [PauseLease("l", "me", PauseMode.KEEP, None, 9.0)]
+    board.notify()
+    assert seen.last_pause == LastPause("l", "me", 9.0, 0), "nothing is left of a longer name"
+    leases.clear()
+    board.notify()
+    assert (seen.phase, seen.last_pause) == (Phase.RUNNING, None)

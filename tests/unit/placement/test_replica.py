@@ -96,6 +96,27 @@ async def test_a_replica_is_known_to_the_router_while_it_serves(router: Router, 
     assert await served.stop(STEP_S)
 
 
+async def test_a_replica_that_starts_is_known_to_the_router(router: Router, replica: Makes) -> None:
+    """Which shows its steps, for minutes perhaps."""
+    starts = Starts()
+    starting = replica("that listens and that never serves", starts)
+    running = asyncio.create_task(starting.run())
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    assert not starts.has_served
+    running.cancel()
+    await asyncio.wait({running})
+    await starting.stop(STEP_S)
+
+
+async def test_a_replica_whose_start_fails_is_not_known_any_more(router: Router, replica: Makes, said: Said) -> None:
+    """Until the next start listens, elsewhere perhaps."""
+    failing = replica("that listens and exits", Starts(max_failed=2))
+    with pytest.raises(DaemonFailedError, match="no memory"):
+        await failing.run()
+    assert ADDRESS not in router.fleet.upstreams
+    assert said.count("started again") == 1
+
+
 async def test_a_replica_that_ends_is_removed_and_started_again(
     router: Router, replica: Makes, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,9 +78,12 @@ def check_flags(flags: argparse.Namespace, weight_update: str, *, with_openai: b
 def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
     """The engine's arguments. `flags.model` must be set. Raises EngineStartError."""
     try:
-        args = AsyncEngineArgs.from_cli_args(flags)
+        with start_failure.configuring(flags.model):
+            args = AsyncEngineArgs.from_cli_args(flags)
+    except start_failure.EngineStartError:
+        raise
     except LocalEntryNotFoundError as error:  # without a network vLLM looks for both here
-        raise start_failure.EngineStartError(_not_in_cache(flags)) from error
+        raise start_failure.EngineConfigError(_not_in_cache(flags)) from error
     except Exception as error:
         raise start_failure.EngineStartError(
             start_failure.naming(flags.model, start_failure.in_one_line(error))

@@ -37,6 +37,24 @@ class EngineStartError(RuntimeError):
     """The engine could not start. The text is one line with the reason."""
 
 
+class EngineConfigError(EngineStartError):
+    """It never will with these flags and this model."""
+
+
+@contextmanager
+def configuring(model: str) -> Iterator[None]:
+    """Turns what is refused within the block into an EngineConfigError: before any process of the engine starts.
+    `model` is what --model says. What a hub says of it may be otherwise the next time."""
+    try:
+        yield
+    except EngineStartError as error:
+        raise EngineConfigError(str(error)) from error
+    except ValueError as error:
+        if not os.path.exists(model):
+            raise
+        raise EngineConfigError(naming(model, in_one_line(error))) from error
+
+
 class ReportHandler(logging.Handler):
     """Writes to the file `path` what ends an engine: a line for each record, "+" before the words of a process that
     ends and "-" before those of one that does not."""

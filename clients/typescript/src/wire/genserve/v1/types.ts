@@ -85,7 +85,10 @@ export interface EngineState {
   asleepTags: string[];
   /** Whether a sleep of level 2 has dropped the weights, and no version was applied since. */
   weightsDiscarded: boolean;
-  /** What the daemon does before it serves; only in PHASE_STARTING. */
+  /**
+   * What the daemon does before it serves; only in PHASE_STARTING. A router is in that phase while no replica is ready,
+   * whatever the replicas do; the step then says why none is, and the times since when.
+   */
   startup?:
     | Startup
     | undefined;

@@ -1,0 +1,66 @@
+"""A call whose time is over while the engine is paused: over the wire, and in the client."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from genserve.client import AsyncClient
+from genserve.errors import DeadlineError
+from genserve.v1 import generation_pb2
+from tests.support.patience import SCALE
+from tests.support.refusals import refuses
+from tests.support.scripted_daemon import Daemon, detail_of, reason_of, update
+
+TIMEOUT_S = 3.0 * SCALE
+SHORT_S = 0.3
+
+
+async def test_who_waits_for_a_paused_engine_learns_who_has_paused_it(daemon: Daemon) -> None:
+    """With one request, and with many on one stream; and whether or not it had tokens before."""
+    async with AsyncClient(daemon.address) as client:
+        begun = asyncio.create_task(client.generate("begun", timeout_s=TIMEOUT_S, stream_interval=1))
+        (await daemon.stream()).put(update(7, first=True))
+        lease = (await client.pause(holder="alice@host", ttl_s=600)).lease
+        waiting = [client.generate("a", timeout_s=TIMEOUT_S), client.generate_many(["b", "c"], timeout_s=TIMEOUT_S)]
+        for error in await asyncio.gather(begun, *waiting, return_exceptions=True):
+            assert isinstance(error, DeadlineError), error
+            assert "paused by alice@host" in error.message and "s left" in error.message
+            assert f"genserve resume {lease.lease_id}" in error.message
+            assert error.metadata.keys() == {"phase", "holder", "lease_id", "left_s"}
+            assert 500 < int(error.metadata["left_s"]) <= 600
+        await asyncio.gather(*(stream.closed.wait() for stream in daemon.engine.streams))
+
+
+async def test_the_wire_tells_it_as_details(daemon: Daemon) -> None:
+    """For clients of any language: the code of gRPC, and the reason with its metadata."""
+    async with AsyncClient(daemon.address) as client:
+        await client.pause(holder="alice@host", no_expiry=True)
+        call = daemon.generation.Generate(generation_pb2.GenerateRequest(text="x"), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert (caught.value.code(), reason_of(caught.value)) == (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        DeadlineError.reason,
+    )
+    info = detail_of(caught.value, error_details_pb2.ErrorInfo)
+    assert (info.metadata["phase"], info.metadata["holder"]) == ("PAUSED", "alice@host")
+    assert "left_s" not in info.metadata
+
+
+async def test_a_request_that_is_still_being_admitted_learns_it_too(daemon: Daemon) -> None:
+    """A constraint that is compiled takes seconds."""
+    daemon.engine.admission.clear()
+    async with AsyncClient(daemon.address) as client:
+        await client.pause(holder="alice@host")
+        with refuses(DeadlineError, says="paused by alice@host"):
+            await client.generate("x", timeout_s=TIMEOUT_S)
+
+
+async def test_an_engine_that_runs_is_no_reason(daemon: Daemon) -> None:
+    """The request was slow, or its time short."""
+    async with AsyncClient(daemon.address) as client:
+        with refuses(DeadlineError, says="did not finish within its timeout") as caught:
+            await client.generate("x", timeout_s=SHORT_S)
+    assert caught.value.metadata == {}
