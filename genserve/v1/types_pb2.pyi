@@ -289,7 +289,9 @@ class FleetState(_message.Message):
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """Grows with each change. A router that starts goes on above what replicas tell: at the next multiple of 2^32."""
+    """Grows with each change. The upper half is the second in which the router has started, in Unix time, or more if
+    replicas tell more; the lower half numbers its changes.
+    """
     weight_version: _builtins.int
     """The version that all replicas serve, and the push that brought it, as in EngineState."""
     push_id: _builtins.str

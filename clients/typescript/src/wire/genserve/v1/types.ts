@@ -121,7 +121,10 @@ export interface Router {
  * has it answers.
  */
 export interface FleetState {
-  /** Grows with each change. A router that starts goes on above what replicas tell: at the next multiple of 2^32. */
+  /**
+   * Grows with each change. The upper half is the second in which the router has started, in Unix time, or more if
+   * replicas tell more; the lower half numbers its changes.
+   */
   epoch: bigint;
   /** The version that all replicas serve, and the push that brought it, as in EngineState. */
   weightVersion: number;
