@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 
 def is_cancelled() -> bool:
@@ -14,7 +15,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def cancel_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
+async def cancel_all(tasks: Sequence["asyncio.Task[Any]"]) -> None:
     """Asks tasks to end, and returns when they have, however."""
     for task in tasks:
         task.cancel()

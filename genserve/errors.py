@@ -236,7 +236,7 @@ class NoReplicaError(GenserveError):
 
 
 class FleetHeldError(GenserveError):
-    """Another router looks after the replica. The metadata has its `router_address`."""
+    """Another router looks after the replica, which the metadata names as `router_address`; or none does."""
 
     reason = "FLEET_HELD"
 

@@ -23,6 +23,9 @@ FRONTEND_PORTS_KEY = "genserve-frontend-ports"
 """Initial metadata of a call of GenerationService that the daemon itself serves: the ports of its front ends, joined by
 commas. Absent if there are none."""
 
+ROUTER_ID_KEY = "genserve-router-id"
+"""Metadata of all calls of a router to its replicas: which run of a router they come from."""
+
 FIRST_SLOT_KEY = "genserve-first-slot"
 """Metadata of a call of GenerateMany: where the numbers of its sequences in columns begin; default 0. Whoever joins the
 answers of several daemons into one stream gives each of them its own SLOTS_PER_CALL numbers."""

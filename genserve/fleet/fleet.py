@@ -106,7 +106,7 @@ class Fleet(Destinations[Upstream]):
         self.desired.change(epoch)
         self.refresh()
 
-    def is_committing(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
+    def begin_commit(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
         """Replicas are told to commit a push, and to keep this record of the fleet with it. The first one of `deciding`
         that turns out to serve it decides, also if all answers are lost."""
         self._undecided = record

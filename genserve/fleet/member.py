@@ -219,7 +219,7 @@ class Member:
 
 
 def _difference(version: Version, committed: Version, *, is_ahead: bool) -> str:
-    if version.push_id == committed.push_id == "" and version.number == committed.number:
+    if version.is_checkpoint and committed.is_checkpoint:
         return "it has started with another checkpoint than the fleet: start it with the same one, or push a version"
     if version.number == committed.number:
         return f"it serves other weights under version {version.number}: push {version.push_id!r}"

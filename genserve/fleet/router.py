@@ -10,6 +10,7 @@ from typing import Final
 
 from genserve.addresses import check_replica
 from genserve.arguments import MAX_REPLICAS
+from genserve.cancellation import cancel_all
 from genserve.errors import InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
@@ -17,7 +18,6 @@ from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
 from genserve.fleet.watch import Watch
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
@@ -136,11 +136,8 @@ class Router:
         upstream = self.find(address)
         self._draining.pop(address, None)
         self.fleet.remove(upstream)
-        tasks = self._looking_after.pop(upstream, [])
-        for task in tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(self._looking_after.pop(upstream, []))
         finally:
             await upstream.close()
 
@@ -198,8 +195,8 @@ class Router:
         member, committed = self.find(address).member, self.fleet.committed
         if committed is None or member.version is None or not member.version.is_same(committed):
             return
-        if committed == Version(0, base_digest=committed.base_digest):
-            return  # a replica that starts has it
+        if committed.is_checkpoint:
+            return
         others = (each.version for each in self.fleet.members if each is not member and not each.is_draining)
         if not any(version is not None and version.is_same(committed) for version in others):
             raise LastReplicaError(

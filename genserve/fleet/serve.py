@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import random
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc.aio
 
+from genserve.cancellation import cancel_all
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
@@ -90,7 +92,7 @@ class RunningRouter:
                 await self.server.stop(None)  # ends the calls
                 await asyncio.wait({ending}, timeout=_CLOSE_GRACE_S)  # for what the calls have to undo
         finally:
-            await _cancel([ending])
+            await cancel_all([ending])
 
     async def _end(self) -> None:
         await self.server.stop(_NO_LIMIT_S)
@@ -143,7 +145,7 @@ async def start_router(
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
-    fleet.router.address = address
+    fleet.router.address = f"{address} on {socket.gethostname()}"  # which may be one of the host alone
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     background = [asyncio.create_task(router.follow(), name="follow")]
@@ -154,7 +156,7 @@ async def start_router(
         metrics_url = await metrics.serve(config.host, config.metrics_port, read, stack, access_of(config, callers))
         say(f"metrics: {metrics_url}")
         background.append(asyncio.create_task(metrics.run(), name="measuring the event loop"))
-    stack.push_async_callback(_cancel, background)
+    stack.push_async_callback(cancel_all, background)
     return RunningRouter(address, router, pushes, server, metrics_url)
 
 
@@ -183,9 +185,3 @@ def _named(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None) ->
     names = [*config.dns, *({} if finding is None else finding)]
     parts = [f"{count} replica{'s' if count != 1 else ''}"] if count or not names else []
     return " and ".join([*parts, *names])
-
-
-async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

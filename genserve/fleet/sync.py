@@ -86,8 +86,8 @@ class Sync:
         """Whether the version of the fleet may take the place of what it serves. A newer one that somebody has brought
         to this replica alone, as vLLM's own transfer does to one after the other, is left to him."""
         member = self._member
-        if committed.number == 0 and not committed.push_id:
-            return False  # nobody can bring it another checkpoint
+        if committed.is_checkpoint:
+            return False  # nobody can bring it another one
         return self._is_tainted or not member.is_ahead_of(committed)
 
     @property

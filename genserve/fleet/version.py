@@ -24,11 +24,16 @@ class Version:
         """As a replica, or the record of a fleet, tells it."""
         return cls(message.weight_version, message.push_id, message.content_digest, message.base_digest)
 
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether a replica that starts has it: nobody has pushed it."""
+        return self.number == 0 and not self.push_id
+
     def is_same(self, other: "Version") -> bool:
         """Whether both have the same number and the same bytes, as far as anybody can tell."""
         if self.number != other.number:
             return False
-        if self.push_id == other.push_id == "" and self.base_digest and other.base_digest:
+        if self.is_checkpoint and other.is_checkpoint and self.base_digest and other.base_digest:
             return self.base_digest == other.base_digest
         return self.push_id == other.push_id or self.content_digest == other.content_digest != ""
 

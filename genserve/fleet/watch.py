@@ -55,7 +55,7 @@ class Watch:
                 await self._upstream.renew()
                 await self._watch()
             except GenserveError as error:
-                self._member.is_held = isinstance(error, FleetHeldError) and "router_address" in error.metadata
+                self._member.is_held = isinstance(error, FleetHeldError)
                 if self._member.engine is not None:
                     backoff.reset()  # it was there
                 self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
@@ -173,13 +173,13 @@ class Watch:
             raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
 
     def _check_free(self) -> None:
-        """Raises FleetHeldError if this router stands by, and has just got a replica: one that starts anew belongs to
+        """Raises UnavailableError if this router stands by, and has just got a replica: one that starts anew belongs to
         who looks after the others."""
         if self._fleet.committed is not None or self._member.engine is not None:
             return
         for other in self._fleet.members:
             if other is not self._member and other.is_held:
-                raise FleetHeldError(f"it is left to the router of {other.address}: {other.failure}")
+                raise UnavailableError(f"it is left to the router of {other.address}: {other.failure}")
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and

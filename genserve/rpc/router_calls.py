@@ -9,8 +9,8 @@ import grpc.aio
 from genserve.control.membership import Membership
 from genserve.errors import FleetHeldError
 from genserve.rpc.handlers import Context, Continuation, Handler, refusing
+from genserve.words import ROUTER_ID_KEY
 
-ROUTER_ID_KEY: Final = "genserve-router-id"
 _WATCH: Final = "/genserve.v1.ControlService/WatchStatus"
 _BEFORE_WATCHING: Final = frozenset({_WATCH, "/genserve.v1.ControlService/GetServerInfo"})
 

@@ -203,7 +203,7 @@ class EngineState(_message.Message):
     fleet_epoch: _builtins.int
     """The epoch of the FleetState that the daemon keeps, 0 if it keeps none; of a router, that of its fleet."""
     router_address: _builtins.str
-    """Address of the router that looks after the daemon; empty if none does."""
+    """Where the router that looks after the daemon listens, and on which host, for people; empty if none does."""
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
         """Pause leases that are held now."""
@@ -255,7 +255,7 @@ class Router(_message.Message):
     router_id: _builtins.str
     """Names this run of it. A secret of the router and its replicas."""
     address: _builtins.str
-    """Where it listens, for people."""
+    """Where it listens, and on which host, for people."""
     def __init__(
         self,
         *,
@@ -272,8 +272,8 @@ Global___Router: _TypeAlias = Router  # noqa: Y015
 
 @_typing.final
 class FleetState(_message.Message):
-    """What a fleet should be. The router writes it to every replica whenever it changes, and replicas keep it for as long as
-    they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
+    """What a fleet should be. The router writes it to every replica that serves the version whenever it changes, and to the
+    others when they do; replicas keep it for as long as they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
     has it answers.
     """
 

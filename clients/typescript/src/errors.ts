@@ -212,7 +212,7 @@ export class ReplicaNotFoundError extends GenserveError {
   static override readonly reason = "REPLICA_NOT_FOUND";
 }
 
-/** Another router looks after the replica. The metadata has its ``router_address``. */
+/** Another router looks after the replica, which the metadata names as ``router_address``; or none does. */
 export class FleetHeldError extends GenserveError {
   static override readonly reason = "FLEET_HELD";
 }

@@ -30,9 +30,10 @@ async def commit_everywhere(
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
     request.ClearField("fleet")
     if not is_lora:  # which may come while weights are committed
-        version = Version(push.weight_version, push.push_id, push.content_digest)
+        base_digest = "" if fleet.committed is None else fleet.committed.base_digest
+        version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
         request.fleet.CopyFrom(fleet.record_with(version))
-        fleet.is_committing(request.fleet, deciding)
+        fleet.begin_commit(request.fleet, deciding)
 
     async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
         answer = await _commit(fleet, upstream, request, decides=upstream in deciding)

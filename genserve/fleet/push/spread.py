@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from genserve.cancellation import cancel_all
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S
 from genserve.fleet.push.tree import sources
@@ -65,7 +66,4 @@ class Spread:
 
     async def end(self) -> None:
         """Ends what still runs."""
-        tasks = [*self._asking, *self.tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([*self._asking, *self.tasks.values()])

@@ -56,6 +56,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.RenewPauseRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.RenewPauseResponse:
         """Extends a lease."""
+        await self._fleet.until_known()
         return self._with_state(await self._pauses.renew(request))
 
     async def Resume(

@@ -134,7 +134,7 @@ class World:
         # The second push is a rollback: numbers say nothing.
         version = Version(10 - self.num_pushes, f"push {self.num_pushes}")
         self.pushing = self.fleet.record_with(version)
-        self.fleet.is_committing(self.pushing, self.fleet.ready)
+        self.fleet.begin_commit(self.pushing, self.fleet.ready)
         for upstream in self.fleet.ready:
             self.replicas[int(upstream.address[2:])].pending = self.pushing
 

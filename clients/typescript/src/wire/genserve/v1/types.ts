@@ -103,7 +103,7 @@ export interface EngineState {
   baseDigest: string;
   /** The epoch of the FleetState that the daemon keeps, 0 if it keeps none; of a router, that of its fleet. */
   fleetEpoch: bigint;
-  /** Address of the router that looks after the daemon; empty if none does. */
+  /** Where the router that looks after the daemon listens, and on which host, for people; empty if none does. */
   routerAddress: string;
 }
 
@@ -111,13 +111,13 @@ export interface EngineState {
 export interface Router {
   /** Names this run of it. A secret of the router and its replicas. */
   routerId: string;
-  /** Where it listens, for people. */
+  /** Where it listens, and on which host, for people. */
   address: string;
 }
 
 /**
- * What a fleet should be. The router writes it to every replica whenever it changes, and replicas keep it for as long as
- * they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
+ * What a fleet should be. The router writes it to every replica that serves the version whenever it changes, and to the
+ * others when they do; replicas keep it for as long as they run. A router that starts takes the one with the highest epoch, so nothing is lost as long as one replica that
  * has it answers.
  */
 export interface FleetState {
