@@ -188,7 +188,8 @@ class Member:
         if not self.holds_leases:
             return ReplicaState.SYNCING, "it is being paused, as the fleet is"
         if holder := next((f"{lease.holder!r}" for lease in engine.pauses if not lease.fleet_lease_id), ""):
-            return ReplicaState.SYNCING, f"it is paused by {holder}, and the fleet is not: resume it"
+            command = f"genserve resume --force --target {self.address}"
+            return ReplicaState.SYNCING, f"it is paused by {holder}, and the fleet is not: {command}"
         if asleep_tags is not None and set(engine.asleep_tags) != set(asleep_tags):
             why = "it is put to sleep, as the fleet is" if asleep_tags else "it is woken up: the fleet is awake"
             return ReplicaState.SYNCING, self.sync_failure or why

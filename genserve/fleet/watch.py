@@ -68,6 +68,8 @@ class Watch:
         info = await self._info()
         self._check_kind(info)
         self._check_alone(info.state.instance_id)
+        self._check_held(info.state.router_address)
+        self._check_free()
         await self._upstream.connect(self._fleet.settings.connect_timeout_s)
         self._member.connected(info)
         self._found(info)
@@ -171,6 +173,14 @@ class Watch:
                 return await self._upstream.ask(call, request, silence_s + _STANDSTILL_S)
         except (TimeoutError, DeadlineError):
             raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
+
+    def _check_held(self, router_address: str) -> None:
+        """Raises FleetHeldError for a replica that another router looks after, before it is asked to let this one in:
+        a router that stands by asks often."""
+        if router_address not in ("", self._fleet.router.address):
+            raise FleetHeldError(
+                f"the router at {router_address} looks after this daemon", metadata={"router_address": router_address}
+            )
 
     def _check_free(self) -> None:
         """Raises UnavailableError if this router stands by, and has just got a replica: one that starts anew belongs to

@@ -174,6 +174,22 @@ async def test_a_replica_that_is_drained_as_well_is_no_other_copy() -> None:
         await draining
 
 
+async def test_a_router_that_stands_by_does_not_even_ask_for_a_replica_that_was_drained() -> None:
+    """Its own router would have to wait for it when somebody adds it again."""
+    async with routed(2) as fleet, over(fleet.daemons) as standby:
+        members = standby.running.router.fleet.members
+        await until(lambda: all("looks after this daemon" in member.failure for member in members))
+        drained, seen = fleet.daemons[1], [""]
+        membership = drained.board.membership
+        drained.board.call_on_change(lambda: seen.append(membership.router_address))
+        await fleet.client.drain_replica(drained.address)
+        left = standby.running.router.find(drained.address).member
+        await until(lambda: "left to the router" in left.failure)
+        await fleet.client.add_replica(drained.address)
+        await fleet.until_ready()
+        assert set(seen) == {"", fleet.running.router.fleet.router.address}
+
+
 async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:
     """As soon as it is reached again, it belongs to its fleet."""
     async with AsyncExitStack() as stack:

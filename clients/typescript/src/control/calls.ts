@@ -108,6 +108,7 @@ export class ControlCalls {
       ttl: optionalDuration(options.ttlMs, "ttlMs"),
       noExpiry: false,
       requestId: randomUUID(),
+      fleetLeaseId: "",
       timeout: waitOf(timeoutMs),
     };
     options.signal?.throwIfAborted();
