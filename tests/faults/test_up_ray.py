@@ -121,9 +121,10 @@ def test_a_replica_whose_actor_is_killed_comes_back_with_the_weights_of_the_othe
     fleet: tuple[RayUpProcess, Client], finder: Client, cluster: RayCluster, how: str
 ) -> None:
     """Ray starts an actor again that has crashed, and `up` makes one anew that somebody has killed for good. Meanwhile
-    every token is of the version of the fleet. A router that looks for the actors finds the new address too."""
+    every token is of the version of the fleet. A router that looks for the actors, and stands by, finds the new address
+    too."""
     up, client = fleet
-    up.until(lambda: [each.state for each in finder.list_replicas().replicas] == ["ready"] * 2)
+    up.until(lambda: [each.reason.count("looks after") for each in finder.list_replicas().replicas] == [1] * 2)
     known = addresses(client)
     assert addresses(finder) == known
     versions: set[int] = set()
