@@ -42,7 +42,9 @@ def test_a_logged_line_has_the_form_of_the_daemons_others(configured: str, first
 def json_lines(program: str) -> list[dict[str, str]]:
     """What a program writes to stderr, each line of which is an object."""
     begin = "import logging, warnings\nfrom genserve.log_lines import write_log_lines\nwrite_log_lines('json')\n"
-    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=True)
+    # Whatever a library has put into PYTHONWARNINGS of this process.
+    python = [sys.executable, "-W", "default::UserWarning", "-c"]
+    done = subprocess.run([*python, begin + program], capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
