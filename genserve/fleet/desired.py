@@ -1,4 +1,4 @@
-"""What a fleet should be besides its leases, and the epoch of it. Pure.
+"""What a fleet should be besides its version and its leases, and the epoch of it. Pure.
 
 Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
 that starts takes what the replica with the highest epoch has. It numbers its own changes from the second on in which it
@@ -18,46 +18,41 @@ _LIFE: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Asleep:
+class FleetSleep:
     """What sleeps on all replicas. `level`: of the Sleep that did it, None = none did, or only parts sleep."""
 
     tags: frozenset[str] = frozenset()
     level: int | None = None
 
-    def after_sleep(self, depth: asleep.SleepDepth) -> "Asleep":
+    def after_sleep(self, depth: asleep.SleepDepth) -> "FleetSleep":
         """What sleeps on a replica that was as the fleet, after this Sleep."""
         before = asleep.Asleep(asleep.tags_of(sorted(self.tags)))
         if not before.takes(depth):
             return self
         tags = before.after_sleep(depth).names
-        return Asleep(frozenset(tags), depth.level if "weights" in tags else None)
+        return FleetSleep(frozenset(tags), depth.level if "weights" in tags else None)
 
-    def after_wake_up(self, tags: Collection[str]) -> "Asleep":
+    def after_wake_up(self, tags: Collection[str]) -> "FleetSleep":
         """The same after a WakeUp of these parts; none = all."""
         left = asleep.Asleep(asleep.tags_of(sorted(self.tags))).after_wake_up(asleep.tags_of(list(tags))).names
-        return Asleep(frozenset(left), self.level if "weights" in left else None)
+        return FleetSleep(frozenset(left), self.level if "weights" in left else None)
 
 
 class Desired:
     """What a fleet should be. `epoch`: of what it is now, 0 = nobody has written anything down yet. `issued`: the
-    highest that was given to a change, which may yet fail. `loras`: the directories of adapters that all have loaded
-    from one, by their names."""
+    highest that was given to a change, which may yet fail. `is_own`: this router has changed it. `loras`: the
+    directories of adapters that all have loaded from one, by their names."""
 
     def __init__(self, started_s: float) -> None:
         """`started_s`: when the router has started, in Unix seconds."""
         self._life = 0
         self._started_s = int(started_s)
         self.epoch = 0
-        self.asleep = Asleep()
+        self.asleep = FleetSleep()
         self.loras: dict[str, str] = {}
         self.issued = 0
-        self._is_own = False
+        self.is_own = False
         self._num_changing = 0
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this router has changed it."""
-        return self._is_own
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
@@ -88,7 +83,7 @@ class Desired:
         """It has changed, by what this epoch was issued for; 0 = none was. If another change came between, what holds
         now is that one and this one."""
         self.epoch = epoch if epoch > self.epoch else self.issue()
-        self._is_own = True
+        self.is_own = True
 
     def begin(self) -> None:
         """Nobody has written anything down yet. Whatever a router has written comes before what this one has found."""
@@ -97,9 +92,9 @@ class Desired:
     def adopt(self, record: types_pb2.FleetState) -> None:
         """It is what another router has written down."""
         self.epoch = record.epoch
-        self._is_own = False
+        self.is_own = False
         self.issued = max(self.issued, record.epoch)
-        self.asleep = Asleep(
+        self.asleep = FleetSleep(
             frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None
         )
         self.loras = {lora.lora_name: lora.path for lora in record.loras}

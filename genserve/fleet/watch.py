@@ -87,6 +87,7 @@ class Watch:
             except DrainingError as error:
                 if error.metadata.get("phase") != "STARTING":
                     raise
+            self._check_free()
             await self._until_started()
 
     async def _until_started(self) -> None:

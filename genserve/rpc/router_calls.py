@@ -11,8 +11,9 @@ from genserve.errors import FleetHeldError
 from genserve.rpc.handlers import Context, Continuation, Handler, refusing
 from genserve.words import ROUTER_ID_KEY
 
-_WATCH: Final = "/genserve.v1.ControlService/WatchStatus"
-_BEFORE_WATCHING: Final = frozenset({_WATCH, "/genserve.v1.ControlService/GetServerInfo"})
+_BEFORE_WATCHING: Final = frozenset(
+    {"/genserve.v1.ControlService/WatchStatus", "/genserve.v1.ControlService/GetServerInfo"}
+)
 
 
 class RouterCalls(grpc.aio.ServerInterceptor):

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from genserve.config import ServeConfig
+from genserve.control.conditions import DaemonCondition
+from genserve.control.state import StateBoard
 from genserve.errors import LastReplicaError, PushRolledBackError
+from genserve.rpc.server import DaemonServer
 from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import slow, turns, until
@@ -188,6 +192,27 @@ async def test_a_router_that_stands_by_does_not_even_ask_for_a_replica_that_was_
         await fleet.client.add_replica(drained.address)
         await fleet.until_ready()
         assert set(seen) == {"", fleet.running.router.fleet.router.address}
+
+
+async def test_a_router_that_stands_by_does_not_ask_for_a_replica_that_starts() -> None:
+    """Its own router lists it with its step meanwhile."""
+    board = StateBoard(None, tuple, "late", DaemonCondition.STARTING)
+    board.tell_step("loading weights", 0.0)
+    opened = await DaemonServer.open(ServeConfig(port=0), board)
+    try:
+        async with routed(1) as fleet, over(fleet.daemons) as standby:
+            (member,) = standby.running.router.fleet.members
+            await until(lambda: "looks after this daemon" in member.failure)
+            seen = [""]
+            board.call_on_change(lambda: seen.append(board.membership.router_address))
+            late = standby.running.router.add(opened.address).member
+            await until(lambda: "left to the router" in late.failure)
+            await fleet.client.add_replica(opened.address)
+            mine = fleet.running.router.fleet
+            await until(lambda: "loading weights" in mine.where(mine.upstreams[opened.address].member)[1])
+            assert set(seen) == {"", mine.router.address}
+    finally:
+        await opened.stop(0)
 
 
 async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:

@@ -1,6 +1,6 @@
 """The epochs of a fleet."""
 
-from genserve.fleet.desired import Asleep, Desired
+from genserve.fleet.desired import Desired, FleetSleep
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
 
@@ -53,7 +53,7 @@ def test_what_was_found_comes_before_what_was_written_down() -> None:
 def test_a_record_says_all_of_it() -> None:
     """And is read again."""
     desired = Desired(0)
-    desired.asleep = Asleep(frozenset({"scheduling", "weights", "kv_cache"}), 2)
+    desired.asleep = FleetSleep(frozenset({"scheduling", "weights", "kv_cache"}), 2)
     desired.loras = {"poet": "/adapters/poet"}
     lease = types_pb2.PauseLease(lease_id="l", holder="trainer")
     record = desired.record(9, Version(3, "p", "d", "b"), [lease])
