@@ -136,6 +136,20 @@ async def test_a_lease_that_expires_ends_everywhere() -> None:
         assert [sum(call.startswith("pause") for call in daemon.engine.calls) for daemon in fleet.daemons] == [1] * 3
 
 
+async def test_a_lease_that_the_replicas_lost_just_now_is_told_as_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router holds it until it asks."""
+
+    async def lost(lease_id: str, *, force: bool) -> None:
+        raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known")
+
+    async with routed(2) as fleet:
+        lease_id = await paused(fleet.client)
+        for daemon in fleet.daemons:
+            monkeypatch.setattr(daemon.pauses, "resume", lost)
+        assert (await fleet.client.resume(lease_id)).lease_expired
+        assert not fleet.running.router.fleet.leases.active
+
+
 async def test_force_ends_every_lease() -> None:
     """Also those that the fleet does not know."""
     async with routed(2) as fleet:

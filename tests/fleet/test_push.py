@@ -21,7 +21,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.routing.replica import ReplicaState
-from genserve.v1 import weights_pb2
+from genserve.v1 import weights_pb2, weights_pb2_grpc
 from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
@@ -29,7 +29,7 @@ from tests.support.paced_push import PacedPush
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.refusals import refuses
-from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_daemon import Daemon, field_of
 from tests.support.scripted_engine import Gate
 
 
@@ -298,6 +298,17 @@ async def test_wrong_pushes_are_refused_as_by_a_daemon() -> None:
         with refuses(ManifestMismatchError, field='header.manifest.tensors["a"]'):
             await fleet.client.push_weights(wrong, version=1, timeout_s=30, push_id=uuid.uuid4().hex)
         assert served(fleet) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [weights_pb2.PushWeightsRequest(chunk={"data": b"x"})]], ids=["none", "a chunk"]
+)
+async def test_a_stream_begins_with_a_header(frames: list[weights_pb2.PushWeightsRequest]) -> None:
+    """As a daemon's does."""
+    async with routed(1) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(iter(frames), timeout=30)
+        assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "frame")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

@@ -21,6 +21,10 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 # Raised by nothing: who handles this handles nothing.
 _NEVER_RAISED = "StopAsyncIteration"
 _LOGGERS = ("log", "logger", "logging", "warnings")
+# Their arguments may come in any order.
+_COMMUTATIVE = ("max", "min", "gather")
+# Without these a call waits longer than it should: what a test cannot see in its time.
+_PATIENCE = ("timeout", "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class _Sites:
                 yield "arithmetic", [self._put(node, ast.BinOp(left, _ARITHMETIC[type(op)](), right))]
             case ast.Constant(bool() as value):
                 yield "constant", [self._put(node, ast.Constant(not value))]
-            case ast.Constant(int() | float() as value):
+            case ast.Constant(int() as value):  # how many seconds, or what share, is a choice: there is no wrong one
                 yield "constant", [self._put(node, ast.Constant(value + 1))]
                 yield "constant", [self._put(node, ast.Constant(value - 1))]
             case ast.If(test) | ast.IfExp(test) | ast.While(test):
@@ -175,13 +179,16 @@ class _Sites:
                 yield "except", [self._put(arg, ast.Name(_NEVER_RAISED))]
             return
         for keyword in call.keywords:
+            if keyword.arg in _PATIENCE:
+                continue
             start, end = self._span(keyword)
             after = self._source[end:].lstrip()
             if after.startswith(b","):
                 end = len(self._source) - len(after) + 1
             yield "argument dropped", [Edit(start, end, "")]
-        swappable = (call.args, [keyword.value for keyword in call.keywords])
-        for values in swappable:
+        if _name_of(call.func) in _COMMUTATIVE:
+            return
+        for values in (call.args, [keyword.value for keyword in call.keywords]):
             for one, other in pairwise(values):
                 if not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred):
                     yield "arguments swapped", [self._put(one, other), self._put(other, one)]
@@ -195,6 +202,14 @@ class _Sites:
         if isinstance(new, ast.BoolOp | ast.BinOp | ast.Compare):
             text = f"({text})"
         return Edit(*self._span(old), text)
+
+
+def _name_of(function: ast.expr) -> str:
+    """The last part of its name."""
+    match function:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def _is_text(node: ast.AST) -> bool:

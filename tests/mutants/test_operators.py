@@ -27,6 +27,8 @@ def bugs(tmp_path: Path, source: str) -> set[str]:
         ("x = 3", {"x = 4", "x = 2"}),
         ("x = True", {"x = False"}),
         ("f(a, b)", {"f(b, a)", "pass"}),
+        ("g(max(a, b))", {"pass"}),
+        ("f(timeout_s=a)", {"pass"}),
         ("x = f(k=a, l=b)", {"x = f( l=b)", "x = f(k=a, )", "x = f(k=b, l=a)"}),
         ("x.y = a", {"pass"}),
         ("x = a if b else c", {"x = a if True else c", "x = a if False else c"}),
@@ -66,6 +68,7 @@ def test_bugs_in_blocks(tmp_path: Path) -> None:
         'log.error("%s", a + 1)\n',
         'x = f"{a + 1}"\n',
         "Kind = A | B\n",
+        "LIMIT_S = 1.5\n",
     ],
 )
 def test_what_no_test_can_notice_is_left_alone(tmp_path: Path, source: str) -> None:

@@ -19,6 +19,7 @@ from genserve.v1 import types_pb2, weights_pb2
 from genserve.weights.push.types import (
     Applied,
     ApplyOptions,
+    PrepareMode,
     PushAction,
     PushHeader,
     PushReport,
@@ -70,6 +71,11 @@ def test_everything_in_a_header_arrives() -> None:
 def test_every_action_has_its_number(action: PushAction) -> None:
     """By its name."""
     assert header(action=f"PUSH_ACTION_{action.value}").action is action
+
+
+@pytest.mark.parametrize("mode", PrepareMode)
+def test_every_prepare_mode_has_its_number(mode: PrepareMode) -> None:
+    assert header(apply={"prepareMode": f"PREPARE_MODE_{mode.value}"}).apply.prepare_mode is mode
 
 
 def json_manifest() -> dict[str, Any]:
