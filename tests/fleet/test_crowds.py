@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from genserve.v1 import generation_pb2
 from tests.fleet.reports import time_passes
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
@@ -32,6 +34,7 @@ async def test_requests_leave_room_for_what_the_router_asks_itself() -> None:
             call.cancel()
 
 
+@pytest.mark.slow
 async def test_calls_that_arrive_together_are_all_answered(router: ScriptedFleet) -> None:
     """gRPC would cancel some of them at random, and without a word, in the router and in its replicas."""
 

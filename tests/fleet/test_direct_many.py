@@ -182,6 +182,7 @@ async def test_an_id_is_used_once_at_a_time() -> None:
         assert [item async for item in other] == []
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_is_not_read_for() -> None:
     """The client keeps a few messages. The others wait in the network and in the replica, and none is lost."""
     async with direct_fleet(1, direct=QUIET) as fleet, fleet.client.stream_many() as many:

@@ -72,6 +72,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
         assert all(member.inflight == 0 for member in router.fleet.members)
 
 
+@pytest.mark.slow
 async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router: ScriptedFleet) -> None:
     """Requests that wait for a replica count no more when they are ended: their answers wait here for the client."""
     for link in router.links:

@@ -45,6 +45,7 @@ def contents(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 async def test_every_placement_arrives_and_nothing_is_sent_twice(daemon: Daemon, tmp_path: Path) -> None:
     """Rows, also of uneven numbers and none; columns; what all ranks have alike, which one of them sends. All ranks get
     the outcome, also that of a repeat."""
@@ -60,6 +61,7 @@ async def test_every_placement_arrives_and_nothing_is_sent_twice(daemon: Daemon,
         assert min(sent) > total_bytes // 4
 
 
+@pytest.mark.slow
 async def test_a_module_of_fsdp_is_pushed_as_it_is(daemon: Daemon, tmp_path: Path) -> None:
     """Tied weights once; a buffer, which is no DTensor, by one rank."""
     answers = await run("fsdp", daemon, tmp_path)
@@ -70,6 +72,7 @@ async def test_a_module_of_fsdp_is_pushed_as_it_is(daemon: Daemon, tmp_path: Pat
     assert sum(rank[0]["sent"] for rank in answers) == sum(map(len, contents(whole).values()))
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_sent_as_it_lies_is_refused_by_name(daemon: Daemon, tmp_path: Path) -> None:
     """On every rank and before anything is sent, with what to do about it; done, it is sent."""
     for many, partial, nameless, redistributed in await run("refused", daemon, tmp_path):
@@ -82,6 +85,7 @@ async def test_what_cannot_be_sent_as_it_lies_is_refused_by_name(daemon: Daemon,
     assert daemon.engine.live == contents({"rows": torch.arange(20000.0)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["other_version", "other_tensors"])
 async def test_ranks_that_disagree_are_told(daemon: Daemon, tmp_path: Path, scenario: str) -> None:
     """The one that came second at once, the one that waits for it at its deadline. Nothing is applied."""
@@ -90,6 +94,7 @@ async def test_ranks_that_disagree_are_told(daemon: Daemon, tmp_path: Path, scen
     assert (daemon.engine.weight_version, daemon.engine.live) == (0, {})
 
 
+@pytest.mark.slow
 async def test_rank_that_dies_leaves_the_weights_as_they_were(daemon: Daemon, tmp_path: Path) -> None:
     """The others are told what is missing; the next push is as any other."""
     (alone,), _ = await run("dies", daemon, tmp_path, (0, 9))

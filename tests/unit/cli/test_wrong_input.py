@@ -52,6 +52,7 @@ def attempts(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
                 yield [*path, *flag, *(["--", *given] if given else [])]  # a lone "--" is wrong usage, whatever else is
 
 
+@pytest.mark.slow
 async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
     daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

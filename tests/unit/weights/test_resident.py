@@ -214,6 +214,7 @@ async def test_readers_of_old_versions_make_room_for_a_push(tmp_path: Path) -> N
                 read.view(0, 1)
 
 
+@pytest.mark.slow
 async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
     """Two arenas that take turns, whatever became of the pushes before."""
     await rig.push(header("p0", 1))

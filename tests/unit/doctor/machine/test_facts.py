@@ -41,6 +41,7 @@ async def torch_facts(program: str, monkeypatch: pytest.MonkeyPatch, timeout_s: 
         return (await machine.look(children, timeout_s)).torch
 
 
+@pytest.mark.slow
 async def test_this_machine_is_looked_at_whole() -> None:
     """Without a GPU, torch says so and nothing is an error."""
     with Children() as children:

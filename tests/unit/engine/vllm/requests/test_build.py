@@ -213,6 +213,7 @@ print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_where_work_is_ended_in_the_middle() -> None:
     """A thread that is interrupted within an import may keep the lock of that: nobody's constraint would be compiled
     any more, and the daemon would not end."""
