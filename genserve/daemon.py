@@ -160,8 +160,8 @@ async def serve(
             daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, listed))
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None:
-            launch = Launch(http.pickled_flags(engine.server_args), engine.info.max_n, http.listener, http.scheme)
-            daemon.http = OpenAIServer(launch, engine.openai_seat(), board, say)
+            launch = Launch(http.pickled_flags(engine.server_args), engine.info.max_n, http.listener)
+            daemon.http = OpenAIServer(launch, http.listener, http.scheme, engine.openai_seat(), board)
             engine.add_clients(daemon.http)
             stack.push_async_callback(daemon.http.stop)
             await daemon.http.start(stopped)

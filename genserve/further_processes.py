@@ -8,13 +8,12 @@ from genserve.config import ServeConfig
 from genserve.control.state import StateBoard
 from genserve.frontends import state as shared_state
 from genserve.frontends.frontend import Seat
+from genserve.frontends.processes import FrontEnds
 from genserve.frontends.settings import FrontendSettings
-from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template
+from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
-from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.words import SharedWords
-from genserve.notices import say
 from genserve.rpc.generation import Abort
 from genserve.rpc.listener import server_options
 
@@ -31,7 +30,7 @@ async def start_ingest(config: ServeConfig, stack: AsyncExitStack, *, asks: bool
     if count == 0:
         return None
     settings = IngestSettings(config.host.strip("[]"), 0, "", server_options(config), config.certificate, asks=asks)
-    ingest = IngestProcesses(count, settings, say)
+    ingest = IngestProcesses(count, settings)
     stack.push_async_callback(ingest.stop)
     await ingest.start()
     return ingest
@@ -57,7 +56,7 @@ async def start_frontends(
         return (await abort(request_ids)).SerializeToString()
 
     settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0, metrics_directory)
-    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
+    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes)
     stack.push_async_callback(frontends.stop)
     await frontends.start()
     return frontends

@@ -61,18 +61,16 @@ class Job:
 class Launch:
     """Starts processes that serve on `listener`, one at a time. `flags` and `max_n` as in Job."""
 
-    def __init__(self, flags: bytes, max_n: int, listener: socket.socket, scheme: str) -> None:
+    def __init__(self, flags: bytes, max_n: int, listener: socket.socket) -> None:
         self._flags = flags
         self._max_n = max_n
-        self.listener = listener
-        self.scheme = scheme
-        """http or https."""
+        self._listener = listener
         self._process: Any = None  # of multiprocessing
 
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts one. Call it in the main thread. Raises OSError if this is not possible."""
         link, seat = Inherited(settings.link_fd), tuple(map(Inherited, settings.seat_fds))
-        job = Job(settings.daemon_pid, self.listener, link, seat, self._flags, self._max_n)
+        job = Job(settings.daemon_pid, self._listener, link, seat, self._flags, self._max_n)
         # Python's own way to start another interpreter hands descriptors over, and tests can start it faster.
         spawn = multiprocessing.get_context("spawn")
         process: Any = spawn.Process(target=run, args=(job,), name="OpenAI server", daemon=True)
@@ -85,11 +83,8 @@ class Launch:
             process.join()
             raise
 
-    @property
-    def how_ended(self) -> str:
+    async def how_ended(self, pid: int) -> str:
         """How the last one ended, for people. Call when it has."""
-        if self._process is None:
-            return "has not been started"
         self._process.join()
         return ending(self._process.exitcode)
 

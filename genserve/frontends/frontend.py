@@ -16,6 +16,8 @@ from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.template import Started
+from genserve.notices import say
+from genserve.supervisor import Supervised
 
 _START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 10.0
@@ -59,12 +61,15 @@ class Starter(Protocol):
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts one, which inherits the descriptors of its settings. Raises OSError if this is not possible."""
 
+    async def how_ended(self, pid: int) -> str:
+        """How one has ended that it has started, for people."""
+
 
 Abort = Callable[[Sequence[str] | None], Awaitable[bytes]]
 """Ends requests of any client, None = all; the answer as a message of the wire."""
 
 
-class FrontEnd:
+class FrontEnd(Supervised):
     """A process at one seat, or none. `what` it is, for people. Without `abort` it asks the daemon nothing."""
 
     def __init__(
@@ -73,7 +78,6 @@ class FrontEnd:
         seat: Seat,
         settings: FrontendSettings,
         abort: Abort | None,
-        say: Callable[[str], None],
         *,
         what: str = "front end",
         start_timeout_s: float = _START_TIMEOUT_S,
@@ -84,7 +88,6 @@ class FrontEnd:
         self._seat = seat
         self._settings = settings
         self._abort = abort
-        self._say = say
         self._process: Started | None = None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -92,6 +95,9 @@ class FrontEnd:
         self._reading: asyncio.Task[None] | None = None
         self._is_joined = False
         self._aborting: set[asyncio.Task[None]] = set()
+
+    def __str__(self) -> str:
+        return f"{self._what} on port {self.port}" if self.port else self._what
 
     @property
     def port(self) -> int:
@@ -134,7 +140,7 @@ class FrontEnd:
             await self._link.ask(questions.SERVE, timeout_s=self._start_timeout_s)
         except GenserveError as error:
             self.kill()
-            raise RuntimeError(f"the {self._what} did not start: {error.message}") from error
+            raise RuntimeError(f"it did not start: {error.message} (it {await self._ending()})") from error
         except BaseException:
             self.kill()
             raise
@@ -143,14 +149,16 @@ class FrontEnd:
         """Returns when no process runs."""
         await self._ended.wait()
 
-    async def wait_ended(self) -> None:
-        """As `process_ended`, and takes its place back: what it left in the engine is being ended then. For one caller
-        at a time."""
-        if self._process is not None:
-            await self._ended.wait()
-            os.close(self._process.pidfd)
-            self._process = None
-            await self._clean_up()
+    async def ended(self) -> str:
+        """As `process_ended`, and takes its place back: what it left in the engine is being ended then. How it has
+        ended, for people. For one caller at a time."""
+        return f"it {await self._ending()}"
+
+    async def _ending(self) -> str:
+        await self._ended.wait()
+        pid = self.pid
+        await self._clean_up()
+        return await self._starter.how_ended(pid)
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -183,9 +191,9 @@ class FrontEnd:
         except (MessageTooLargeError, QueueFullError):
             raise
         except DeadlineError:
-            self._say(f"the {self._what} on port {self.port} does not answer, and is killed")
+            say(f"{self}: it does not answer, and is killed")
         except GenserveError as error:
-            self._say(f"the {self._what} on port {self.port} failed, and is killed: {error.message}")
+            say(f"{self}: it failed, and is killed: {error.message}")
         self.kill()
         return None
 
@@ -198,7 +206,8 @@ class FrontEnd:
                     await self._ended.wait()
             except TimeoutError:
                 self.kill()
-            await self.wait_ended()
+            await self._ended.wait()
+            await self._clean_up()
         for task in self._aborting:
             task.cancel()
         await asyncio.gather(*self._aborting, return_exceptions=True)
@@ -210,6 +219,9 @@ class FrontEnd:
         self._ended.set()
 
     async def _clean_up(self) -> None:
+        if self._process is not None:
+            os.close(self._process.pidfd)
+            self._process = None
         self._is_joined = False
         if self._link is not None:
             self._link.close()
@@ -228,7 +240,7 @@ class FrontEnd:
         try:
             await self._seat.abort(left)
         except GenserveError as error:
-            self._say(f"the requests of the {self._what} that has ended may still run: {error.message}")
+            say(f"{self}: the requests that it has left may still run: {error.message}")
 
     def _handlers(self) -> Mapping[str, Callable[[Message], Awaitable[Message]]]:
         if self._abort is None:

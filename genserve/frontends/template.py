@@ -15,15 +15,17 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from genserve.frontends.settings import FrontendSettings
 from genserve.memory.allocator import freeze_objects
+from genserve.signals import ending
 
 _START_TIMEOUT_S = 30.0
+_ENDING_TIMEOUT_S = 1.0
 _MAX_MESSAGE_BYTES = 1 << 16
 _MAX_FDS = 16
 _EXIT_FAILED = 1
@@ -50,21 +52,33 @@ class Template:
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts a front end, which inherits the descriptors of its settings. Raises OSError if this is not
         possible."""
+        answer, fds = await self._ask(settings.to_json(), settings.fds, _START_TIMEOUT_S)
+        if not fds:
+            raise OSError(answer["error"])
+        return Started(answer["pid"], fds[0])
+
+    async def how_ended(self, pid: int) -> str:
+        """How a front end has ended, for people, if the template still knows."""
+        try:
+            answer, _ = await self._ask(str(pid), (), _ENDING_TIMEOUT_S)
+        except OSError:
+            return "has ended"
+        return "has ended" if answer["status"] is None else ending(answer["status"])
+
+    async def _ask(self, question: str, fds: Sequence[int], timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """The answer, and the descriptor in it. Raises OSError if there is none."""
         async with self._turn:
             number = next(self._numbers)
             try:
-                socket.send_fds(self._end, [f"{number} {settings.to_json()}".encode()], settings.fds)
-                async with asyncio.timeout(_START_TIMEOUT_S):
-                    answer, fds = await self._answer_to(number)
+                socket.send_fds(self._end, [f"{number} {question}".encode()], fds)
+                async with asyncio.timeout(timeout_s):
+                    return await self._answer_to(number)
             except (TimeoutError, OSError) as error:
                 raise OSError(f"the process that starts front ends does not answer: {error}") from error
-        if not fds:
-            raise OSError(f"a front end could not be started: {answer['error']}")
-        return Started(answer["pid"], fds[0])
 
     async def _answer_to(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        """The answer, and the descriptor in it. Answers to starts that were given up come before it: what was started
-        then ends by itself, because nobody has the other end of its link."""
+        """Answers to starts that were given up come before it: what was started then ends by itself, because nobody has
+        the other end of its link."""
         while True:
             await self._readable()
             data, fds, _, _ = socket.recv_fds(self._end, _MAX_MESSAGE_BYTES, 1)
@@ -108,25 +122,35 @@ def fork_template(run: Callable[[FrontendSettings], int]) -> Template:
 
 
 def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], daemon_pid: int) -> int:
-    """Forks front ends as asked, until the daemon ends. Then ends those that are left: they watch the daemon
-    themselves, but one that stands still cannot."""
+    """Forks front ends as asked, and says how they have ended, until the daemon ends. Then ends those that are left:
+    they watch the daemon themselves, but one that stands still cannot."""
     # Signals to the whole group, or the whole service, are for the daemon, which ends front ends after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a front end here
     freeze_objects()
     # Other children of the daemon have its end of the socket too: that it is closed does not say that the daemon lives.
     daemon = os.pidfd_open(daemon_pid)
     ready = select.poll()
     ready.register(end, select.POLLIN)
     ready.register(daemon, select.POLLIN)
-    started: list[int] = []
-    while all(fd != daemon for fd, _ in ready.poll()):
+    started: dict[int, int] = {}  # those that run, by their descriptors
+    statuses: dict[int, int] = {}  # of those that have ended
+    while daemon not in (now := {fd for fd, _ in ready.poll()}):
+        for pidfd in now & started.keys():
+            pid = started.pop(pidfd)
+            statuses[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            ready.unregister(pidfd)
+            os.close(pidfd)
+        if end.fileno() not in now:
+            continue
         data, fds, _, _ = socket.recv_fds(end, _MAX_MESSAGE_BYTES, _MAX_FDS)
         if not data:
             ready.unregister(end)  # the daemon ends
             continue
         number, _, text = data.decode().partition(" ")
+        if text.isdecimal():
+            end.send(json.dumps({"number": int(number), "status": statuses.pop(int(text), None)}).encode())
+            continue
         try:
             settings = FrontendSettings.from_json(text).with_fds(fds)
             pid = os.fork()
@@ -134,7 +158,6 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
                 end.close()
                 for fd in (daemon, *started):
                     os.close(fd)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 random.seed()
                 _exit_after(lambda: run(settings))  # noqa: B023  # the loop does not go on in this process
             pidfd = os.pidfd_open(pid)
@@ -142,8 +165,8 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
             end.send(json.dumps({"number": int(number), "error": str(error)}).encode())
         else:
             socket.send_fds(end, [json.dumps({"number": int(number), "pid": pid}).encode()], [pidfd])
-            _forget_ended(started)
-            started.append(pidfd)
+            started[pidfd] = pid
+            ready.register(pidfd, select.POLLIN)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -151,14 +174,6 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return 0
-
-
-def _forget_ended(started: list[int]) -> None:
-    """Closes the descriptors of processes that have ended."""
-    ended, _, _ = select.select(started, [], [], 0)
-    for pidfd in ended:
-        started.remove(pidfd)
-        os.close(pidfd)
 
 
 def _exit_after(run: Callable[[], int]) -> None:

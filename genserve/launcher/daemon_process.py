@@ -30,7 +30,7 @@ _KILLED_TIMEOUT_S: Final = 10.0
 _LONGEST_WAIT_S: Final = 3600.0  # poll takes no infinity
 
 
-class DaemonFailedError(Exception):
+class DaemonFailedError(RuntimeError):
     """The daemon did not start, or did not end as it should; the text is one line, with its last words and `log`, where
     all of them are. `exit_status` is None if it was killed, or is not known; -N is signal N."""
 

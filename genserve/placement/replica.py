@@ -1,22 +1,24 @@
-"""One replica: a daemon that is started again when it ends, and known to the fleet while it listens."""
+"""One replica: a daemon that is kept going, and known to the fleet while it listens."""
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
+from genserve.cancellation import cancel_all
 from genserve.errors import ReplicaNotFoundError
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
 from genserve.notices import say
-from genserve.placement.backoff import RestartBackoff, Starts
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
+from genserve.supervisor import Deaths, Supervised
 
+_REFUSED: Final = 2
+"""The exit status of a daemon whose flags or model no start accepts."""
 _TELL_AFTER_S: Final = 60.0
 _GIVE_UP_S: Final = 3.0
 """Time to end for a daemon that did not serve in time."""
@@ -51,28 +53,33 @@ class Members(Protocol):
 DaemonT = TypeVar("DaemonT", bound=Daemon)
 
 
-class Replica(ABC, Generic[DaemonT]):
-    """Keeps one daemon running, and known to the members while it serves, and before as soon as it is known where it
-    listens. `start_timeout_s`: a daemon that does not
-    serve within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and
-    then each time that it has taken twice as long."""
+class Replica(Supervised, Generic[DaemonT]):
+    """One daemon at a time, which is known to the members while it serves, and before as soon as it is known where it
+    listens. `any_served`: set when one of the replicas has served. `start_timeout_s`: a daemon that does not serve
+    within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and then each
+    time that it has taken twice as long."""
+
+    failure: DaemonFailedError | None = None
+    """Of the last daemon that has ended."""
 
     def __init__(
         self,
         number: int,
         members: Members,
-        starts: Starts,
+        any_served: asyncio.Event,
         start_timeout_s: float = START_TIMEOUT_S,
         tell_after_s: float = _TELL_AFTER_S,
     ) -> None:
         self.number = number
         self._members = members
-        self._starts = starts
+        self._any_served = any_served
         self._start_timeout_s = start_timeout_s
         self._tell_after_s = tell_after_s
-        self._backoff = RestartBackoff()
         self._process: DaemonT | None = None
         self._address = ""
+
+    def __str__(self) -> str:
+        return f"replica {self.number}"
 
     @abstractmethod
     def _start(self) -> DaemonT:
@@ -83,29 +90,30 @@ class Replica(ABC, Generic[DaemonT]):
         """What it last said, as far as that is known here."""
         return ""
 
-    async def run(self) -> None:
-        """Until it is cancelled, which leaves the daemon as it is. Raises DaemonFailedError if no start is likely to
-        succeed."""
-        num_failed = 0
-        while True:
-            served_s = 0.0
-            try:
-                process, address = await self._started()
-            except DaemonFailedError as error:
-                failure = error
-                num_failed += 1
-                await self._leave()
-            else:
-                num_failed = 0
-                self._starts.has_served = True
-                began_s = time.monotonic()
-                failure = await self._serving(process, address)
-                served_s = time.monotonic() - began_s
-            if self._starts.is_hopeless(num_failed, failure.exit_status):
-                raise failure
-            wait_s = self._backoff.after(served_s)
-            say(f"replica {self.number}: {failure}; it is started again in {wait_s:g} s")
-            await asyncio.sleep(wait_s)
+    async def start(self) -> None:
+        """Raises DaemonFailedError."""
+        try:
+            self._process, address = await self._started()
+        except DaemonFailedError as error:
+            self.failure = error
+            await self._leave()
+            raise
+        self._any_served.set()
+        self._join(address)
+
+    async def ended(self) -> str:
+        """With its last words."""
+        assert self._process is not None
+        await _ended(self._process)
+        await self._leave()
+        self.failure = self._process.failure()
+        return str(self.failure)
+
+    def is_given_up(self, deaths: Deaths) -> bool:
+        """Only while no replica has served: what is wrong is likely to be wrong with all starts. Status 2 of a daemon
+        is enough then."""
+        status = None if self.failure is None else self.failure.exit_status
+        return not self._any_served.is_set() and (deaths.are_too_many or status == _REFUSED)
 
     async def stop(self, timeout_s: float) -> bool:
         """Lets the daemon drain; what is left of it after that time is killed. Returns whether it ended in order: one
@@ -117,7 +125,7 @@ class Replica(ABC, Generic[DaemonT]):
         process.stop(timeout_s)
         was_killed = await _ended(process)
         if served and was_killed:
-            say(f"replica {self.number}: the daemon, or a process of it, did not end by itself, and was killed")
+            say(f"{self}: the daemon, or a process of it, did not end by itself, and was killed")
         return not (served and was_killed)
 
     def kill(self) -> None:
@@ -155,20 +163,13 @@ class Replica(ABC, Generic[DaemonT]):
             if waited_s > 0:
                 said = f"it last said: {self._last_line}" if self._last_line else "it has said nothing"
                 after = f"after {waited_s:g} s, and may take {limit_s:g} s (--start-timeout)"
-                say(f"replica {self.number}: the daemon does not serve {after}; {said}")
+                say(f"{self}: the daemon does not serve {after}; {said}")
             until_s = min(tell_s, limit_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_s - waited_s):
                     return await asyncio.wrap_future(process.serving)
             waited_s, tell_s = until_s, 2 * until_s
         return None
-
-    async def _serving(self, process: DaemonT, address: str) -> DaemonFailedError:
-        """From when it serves to its end, of which the error tells."""
-        self._join(address)
-        await _ended(process)
-        await self._leave()
-        return process.failure()
 
     def _join(self, address: str) -> None:
         if address != self._address:  # otherwise it is known, or somebody has removed it
@@ -191,11 +192,11 @@ class LocalReplica(Replica[DaemonProcess]):
         flags: Sequence[str],
         share: ProcessShare,
         members: Members,
-        starts: Starts,
+        any_served: asyncio.Event,
         start_timeout_s: float = START_TIMEOUT_S,
         tell_after_s: float = _TELL_AFTER_S,
     ) -> None:
-        super().__init__(number, members, starts, start_timeout_s, tell_after_s)
+        super().__init__(number, members, any_served, start_timeout_s, tell_after_s)
         self._flags = flags
         self._share = share
         self._output: PrefixedOutput | None = None
@@ -233,18 +234,14 @@ async def _ended(process: Daemon) -> bool:
 
 
 async def keep(replicas: Sequence[Replica[DaemonT]], stopped: asyncio.Event) -> DaemonFailedError | None:
-    """Runs them until a signal (None) or a failure that ends all."""
+    """Runs them until a signal (None) or until one is given up: its failure, which ends all."""
     waiting = asyncio.create_task(stopped.wait())
-    running = [asyncio.create_task(each.run(), name=f"replica {each.number}") for each in replicas]
+    running = {asyncio.create_task(each.run(), name=str(each)): each for each in replicas}
     try:
         done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (waiting, *running):
-            task.cancel()
-        results = await asyncio.gather(*running, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | DaemonFailedError):
-            raise result
-    if waiting in done:
-        return None
-    return next((each for each in results if isinstance(each, DaemonFailedError)), None)
+        await cancel_all([waiting, *running])
+    ended = [task for task in running if task in done]
+    for task in ended:
+        task.result()  # an error is a fault of ours
+    return None if waiting in done else running[ended[0]].failure

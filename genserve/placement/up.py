@@ -15,7 +15,6 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.listen_config import ListenConfig
 from genserve.notices import say
-from genserve.placement.backoff import Starts
 from genserve.placement.config import UpConfig, flags_of_replica
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
@@ -44,10 +43,10 @@ async def up(config: UpConfig) -> int:
         stack.enter_context(stop_on_signals(stopped.signal, kill_all))
         async with AsyncExitStack() as routing:
             running = await start_router(config.route, routing, stopped, environment=listed_environment())
-            starts = Starts()
+            any_served = asyncio.Event()
             for number, share in enumerate(shares):
                 own = flags_of_replica(flags, number)
-                replicas.append(LocalReplica(number, own, share, running.router, starts, config.start_timeout_s))
+                replicas.append(LocalReplica(number, own, share, running.router, any_served, config.start_timeout_s))
                 if share.words:
                     say(f"replica {number} has {share.words}")
             where = f"{len(replicas)} local replica{'s' if len(replicas) != 1 else ''}"

@@ -18,9 +18,9 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.engine.types import EngineInfo
-from genserve.frontends.supervisor import FrontEnds
+from genserve.frontends.processes import FrontEnds
 from genserve.ingest import protocol as ingest_protocol
-from genserve.ingest.supervisor import IngestProcesses
+from genserve.ingest.processes import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
 from genserve.rpc.access import AccessInterceptor, Callers
@@ -184,15 +184,15 @@ def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
         parts.config.max_active_requests,
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
-        parts.ingest.ports if parts.ingest is not None else (),
         openai_port=max(parts.config.openai_port, 0),
         listening=ListeningFacts.of(parts.config, parts.config.write_timeout_s),
     )
 
     def facts() -> ServerFacts:
+        now = fixed if parts.ingest is None else replace(fixed, ingest_ports=parts.ingest.ports)
         if frontends is None:
-            return fixed
-        return replace(fixed, frontend_ports=frontends.live_ports(), num_frontends_down=frontends.num_down())
+            return now
+        return replace(now, frontend_ports=frontends.live_ports(), num_frontends_down=frontends.num_down())
 
     generation = GenerationServicer(
         parts.engine,

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import grpc
 
+from genserve.backoff import Backoff
 from genserve.memory.arena import Arena
 from genserve.security.caller import Caller
 from genserve.security.files import CallerFiles
@@ -84,7 +85,7 @@ class FetchedBytes:
             arena.close()
 
     def _fetch(self, arena: Arena) -> None:
-        delay_s = _FIRST_DELAY_S
+        backoff = Backoff(_FIRST_DELAY_S, _MAX_DELAY_S)
         caller = Caller(CallerFiles(**self._request.caller))
         with caller.channel(self._request.address, _CHANNEL_OPTIONS) as channel:
             pull: Pull = channel.unary_stream(_PULL, weights_pb2.PullWeightsRequest.SerializeToString)
@@ -93,7 +94,9 @@ class FetchedBytes:
                 broken = self._receive(pull, arena, caller.metadata)
                 if self._received_bytes == arena.size_bytes:
                     return
-                delay_s = _FIRST_DELAY_S if self._received_bytes > before else min(2 * delay_s, _MAX_DELAY_S)
+                if self._received_bytes > before:
+                    backoff.reset()
+                delay_s = backoff.next_s()
                 if time.monotonic() + delay_s > self._deadline_s:
                     raise FetchError(f"the stream from {self._request.address} broke, and no time is left: {broken}")
                 time.sleep(delay_s)

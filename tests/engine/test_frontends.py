@@ -239,7 +239,7 @@ async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
                 await asyncio.sleep(0.01)
         assert (await client.abort(["r0"])).aborted_ids == ["r0"]
         assert await reasons(clock) == ["aborted"]
-    await many.until_said(f"port {port} has ended; it is started again")
+    await many.until_said(f"front end on port {port}: it was ended by SIGKILL; it is started again in 0.5 s")
 
 
 async def test_a_pause_goes_on_without_a_front_end_that_stands_still(

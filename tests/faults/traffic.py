@@ -16,6 +16,7 @@ from typing import Self
 import psutil
 
 from genserve.client import AsyncClient, KvPolicy, PauseMode
+from genserve.supervisor import MAX_DEATHS
 from tests.faults.history import ANY_LINK, FRONTEND_LINK
 from tests.faults.http_generator import HttpGenerator
 from tests.faults.recorder import Recorder
@@ -30,8 +31,8 @@ _NUM_GENERATORS = 6
 _NUM_TRAINERS = 2
 _NUM_HTTP_GENERATORS = 2
 _LINK = "tokens"
-_MAX_FRONTEND_KILLS = 3
-"""In one life of the daemon: at the fourth one a front end stays down."""
+_MAX_FRONTEND_KILLS = MAX_DEATHS - 1
+"""In one life of the daemon: at the next one a front end may stay down."""
 _PAUSE_MODES: tuple[PauseMode, ...] = ("keep", "keep", "keep", "abort", "wait")
 _KV_POLICIES: tuple[KvPolicy, ...] = ("reuse", "recompute")
 

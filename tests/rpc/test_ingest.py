@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,11 +17,12 @@ import numpy
 import psutil
 import pytest
 
+from genserve import supervisor
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.protocol import METHOD, SERVICE
 from genserve.ingest.relay import IngestSettings
-from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.ring import NAME_PREFIX, NUM_PIECES, PIECE_BYTES
 from genserve.v1 import weights_pb2
@@ -30,7 +32,8 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header
 from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
 from tests.support.answers import answer_of
-from tests.support.patience import STEP_S, until
+from tests.support.patience import START_S, until
+from tests.support.said import Said
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 
 if TYPE_CHECKING:
@@ -52,6 +55,11 @@ class Relayed:
         return caught.value
 
 
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Said:
+    return Said(capfd)
+
+
 def received_up_to(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     """The options of a server that refuses larger messages."""
     return (("grpc.max_receive_message_length", max_message_bytes),)
@@ -60,8 +68,7 @@ def received_up_to(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
 @pytest.fixture(scope="module")
 async def processes() -> AsyncIterator[IngestProcesses]:
     """One process; it takes a second to start."""
-    said: list[str] = []
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(4 * PIECE_BYTES)), said.append)
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(4 * PIECE_BYTES)))
     await processes.start()
     try:
         yield processes
@@ -238,29 +245,34 @@ async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monk
         assert (await client.push_weights(WEIGHTS, version=1, streams=2, shared_memory=False)).applied is not None
 
 
-async def test_one_that_dies_again_and_again_is_told() -> None:
-    """What ends the daemon: nothing dies silently."""
-    processes = IngestProcesses(
-        1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)), lambda _: None
-    )
+async def test_one_that_dies_again_and_again_stays_down(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on, and its port is not told any more: clients push to the daemon itself."""
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.01)
+    processes = IngestProcesses(2, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)))
     await processes.start()
     keeping = asyncio.create_task(processes.run())
+    dying, other = processes.ports
     try:
-        async with asyncio.timeout(STEP_S):
-            while not keeping.done():
+        async with serving(ServeConfig(port=0), processes) as daemon, asyncio.timeout(START_S):
+            while len(processes.ports) == 2:
                 with suppress(ProcessLookupError):
                     os.kill(processes.pids[0], signal.SIGKILL)
                 await asyncio.sleep(0.05)
-        with pytest.raises(ExceptionGroup, match="unhandled"):
-            keeping.result()
+            assert processes.ports == (other,)
+            assert list((await daemon.control.GetServerInfo(GetServerInfoRequest())).ingest_ports) == [other]
+            assert not keeping.done()
     finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         await processes.stop()
+    first, *_, last = said.lines
+    assert first == f"receiving process on port {dying}: it was ended by SIGKILL; it is started again in 0.01 s"
+    assert re.fullmatch(rf"receiving process on port {dying}: it .*, 5 times within \d+ s; it stays down", last)
 
 
-async def test_one_that_is_killed_is_started_again() -> None:
+async def test_one_that_is_killed_is_started_again(said: Said) -> None:
     """Its stream ends UNAVAILABLE, what the daemon has stays, and a resume through the next one completes it."""
-    said: list[str] = []
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)), said.append)
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)))
     await processes.start()
     keeping = asyncio.create_task(processes.run())
     try:
@@ -280,7 +292,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer_of(WeightServiceStub(channel).PushWeights(frames(), timeout=30))
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            await until(lambda: said and processes.pids[0] != killed)
+            await until(lambda: said.lines and processes.pids[0] != killed)
             report = daemon.registry.report("p1").push
             assert report.missing == ((20, 32),)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as another:
@@ -293,4 +305,4 @@ async def test_one_that_is_killed_is_started_again() -> None:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await processes.stop()
-    assert len(said) == 1
+    assert len(said.lines) == 1

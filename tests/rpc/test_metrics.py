@@ -11,8 +11,8 @@ import pytest
 from genserve.config import ServeConfig
 from genserve.engine.staleness import CLASSES
 from genserve.engine.types import Load
+from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
-from genserve.ingest.supervisor import IngestProcesses
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics
 from genserve.v1 import control_pb2
@@ -58,7 +58,7 @@ async def shown(request: pytest.FixtureRequest) -> AsyncIterator[Shown]:
         ingest = None
         if getattr(request, "param", False):
             ingest = IngestProcesses(
-                1, IngestSettings("127.0.0.1", 0, "", (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)), print
+                1, IngestSettings("127.0.0.1", 0, "", (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),))
             )
             stack.push_async_callback(ingest.stop)
             await ingest.start()

@@ -14,8 +14,8 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.errors import PeersFailedError, PermissionDeniedError, UnauthenticatedError, UnavailableError
+from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
-from genserve.ingest.supervisor import IngestProcesses
 from genserve.rpc.listener import server_options
 from genserve.security import watched_files
 from tests.rpc.served import weights
@@ -177,7 +177,7 @@ async def with_ingest(config: ServeConfig) -> AsyncIterator[int]:
     """A daemon with a receiving process. Gives the port of this."""
     asks = bool(config.auth_file)
     settings = IngestSettings("127.0.0.1", 0, "", server_options(config), config.certificate, asks=asks)
-    processes = IngestProcesses(1, settings, print)
+    processes = IngestProcesses(1, settings)
     try:
         await processes.start()
         async with serving(config, processes):

@@ -26,7 +26,7 @@ from genserve.engine.generation import (
     Usage,
 )
 from genserve.engine.types import Load
-from genserve.ingest.supervisor import IngestProcesses
+from genserve.ingest.processes import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from genserve.notices import say
-from genserve.placement.backoff import RestartBackoff
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
+from genserve.supervisor import Deaths
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
     """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet, whatever
     has ended one look; until then the replicas are those that were found."""
-    backoff = RestartBackoff()
+    deaths = Deaths()
     known: Collection[str] = frozenset()
     while True:
         began_s = time.monotonic()
@@ -34,7 +34,8 @@ async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], No
                 log.exception("looking for the replicas on %s failed", config.where)
             finally:
                 process.kill()
-        wait_s = backoff.after(time.monotonic() - began_s)
+        now_s = time.monotonic()
+        wait_s = deaths.add(now_s, now_s - began_s)
         say(f"{config.where}: looking for the replicas again in {wait_s:g} s")
         await asyncio.sleep(wait_s)
 

@@ -5,7 +5,6 @@ import os
 from typing import Final
 
 from genserve.notices import say
-from genserve.placement.backoff import Starts
 from genserve.placement.config import flags_of_replica
 from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.carried import carried
@@ -56,9 +55,9 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
     for number, node in enumerate(nodes):
         say(f"replica {number} is on node {node.address}")
     serving.put([])
-    starts = Starts()
+    any_served = asyncio.Event()
     replicas = [
-        RayReplica(number, flags_of_replica(fleet.flags, number), placement, serving, starts, fleet.start_timeout_s)
+        RayReplica(number, flags_of_replica(fleet.flags, number), placement, serving, any_served, fleet.start_timeout_s)
         for number in range(fleet.num_replicas)
     ]
     try:

@@ -12,7 +12,6 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
 from genserve.notices import say
-from genserve.placement.backoff import Starts
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.ray.actor import Ending
 from genserve.placement.ray.cluster import RayFailedError
@@ -134,10 +133,10 @@ class RayReplica(Replica[RayDaemon]):
         flags: Sequence[str],
         placement: Placement,
         members: Members,
-        starts: Starts,
+        any_served: asyncio.Event,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        super().__init__(number, members, starts, start_timeout_s)
+        super().__init__(number, members, any_served, start_timeout_s)
         self._flags = flags
         self._placement = placement
 

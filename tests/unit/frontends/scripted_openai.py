@@ -35,10 +35,8 @@ def answer(link: Inherited) -> None:
 
 
 class Processes:
-    """As genserve.openai_process.Launch. `targets`: what the processes do, one after the other; the last one for all
-    later ones."""
-
-    scheme = "http"
+    """As genserve.openai_process.Launch, with a listener. `targets`: what the processes do, one after the other; the
+    last one for all later ones."""
 
     def __init__(self, *targets: Any) -> None:
         self._targets = list(targets)
@@ -54,8 +52,7 @@ class Processes:
         self.started.append(process)
         return Started(process.pid, os.pidfd_open(process.pid))
 
-    @property
-    def how_ended(self) -> str:
+    async def how_ended(self, pid: int) -> str:
         """For people."""
         self.started[-1].join()
         return ending(self.started[-1].exitcode)

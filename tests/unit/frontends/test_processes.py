@@ -15,25 +15,31 @@ from typing import Any
 import psutil
 import pytest
 
+from genserve import supervisor
 from genserve.control.state import StateBoard
 from genserve.errors import MessageTooLargeError
-from genserve.frontends import supervisor
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, FrontEnd
+from genserve.frontends.processes import FrontEnds
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
-from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template
 from genserve.memory.words import SharedWords
 from tests.support.clocks import advanced_clock
 from tests.support.patience import START_S, STEP_S, turns, until
+from tests.support.said import Said
 from tests.unit.frontends.scripted_seat import Seat
 
-Started = tuple[FrontEnds, StateBoard, list[str]]
+Started = tuple[FrontEnds, StateBoard]
 
 
 @pytest.fixture(autouse=True)
-def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_DELAY_S", 0.01)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.01)
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Said:
+    return Said(capfd)
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +56,20 @@ def template() -> Iterator[Template]:
 
 @asynccontextmanager
 async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
-    """Front ends at these seats that are kept alive, and what is said of them."""
+    """Front ends at these seats that are kept alive."""
     engine: Any = SimpleNamespace(weight_version=0)
     board = StateBoard(engine, lambda: (), "id")
     words = SharedWords.create(NUM_WORDS, "state")
-    said: list[str] = []
 
     async def abort(request_ids: Sequence[str] | None) -> bytes:
         return f"everywhere: {request_ids}".encode()
 
     settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0)
-    all_of_them = FrontEnds(template, seats, settings, board, abort, said.append)
+    all_of_them = FrontEnds(template, seats, settings, board, abort)
     try:
         await all_of_them.start()
         keeping = asyncio.create_task(all_of_them.run())
-        yield all_of_them, board, said
+        yield all_of_them, board
         assert not keeping.done()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -81,7 +86,7 @@ def processes(template: Template) -> list[psutil.Process]:
 async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> None:
     """They ask the daemon too. All of them end at the end, and nothing is left of a seat."""
     seats = Seat(), Seat()
-    async with started(template, *seats) as (all_of_them, _, _):
+    async with started(template, *seats) as (all_of_them, _):
         assert sorted(all_of_them.live_ports()) == sorted(each.pid for each in processes(template))
         assert await all_of_them.pausing() == 4
         assert all_of_them.num_requests == 6
@@ -92,10 +97,12 @@ async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> No
         assert seat.calls == [("use", "n", "r"), ("release", "r"), "vacate", "close"]
 
 
-async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended(template: Template) -> None:
+async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended(
+    template: Template, said: Said
+) -> None:
     """It is killed by a question; the others answer that one."""
     dying, other = Seat(dies_in="pausing"), Seat()
-    async with started(template, dying, other) as (all_of_them, _, said):
+    async with started(template, dying, other) as (all_of_them, _):
         ports = all_of_them.live_ports()
         before = {each.pid for each in processes(template)}
         dying.script = {}
@@ -106,38 +113,37 @@ async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_en
             while await all_of_them.pausing() != 4:
                 await asyncio.sleep(0.01)
         assert all_of_them.live_ports() == ports
-        (line,) = said
-        assert str(ports[0]) in line
+        assert said.lines == [f"front end on port {ports[0]}: it was ended by SIGKILL; it is started again in 0.01 s"]
     assert other.calls == ["vacate", "close"]
 
 
-async def test_one_that_does_not_answer_is_killed_and_started_again(template: Template) -> None:
+async def test_one_that_does_not_answer_is_killed_and_started_again(template: Template, said: Said) -> None:
     """A pause waits for it until the deadline, and no longer."""
     hanging = Seat(hangs_in="pausing")
     with advanced_clock() as clock:
-        async with started(template, hanging) as (all_of_them, _, said):
+        async with started(template, hanging) as (all_of_them, _):
             before = [each.pid for each in processes(template)]
             hanging.script = {}
             pausing = asyncio.create_task(all_of_them.pausing())
             await clock.advance(ANSWER_TIMEOUT_S)
             assert await pausing == 0
             await until(lambda: processes(template) and [each.pid for each in processes(template)] != before)
-            assert "killed" in said[0]
+            assert said.lines[0].endswith("it does not answer, and is killed")
             async with asyncio.timeout(STEP_S):
                 while await all_of_them.pausing() != 2:
                     await asyncio.sleep(0.01)
 
 
 async def test_a_question_that_is_too_large_is_the_fault_of_who_asks(
-    template: Template, monkeypatch: pytest.MonkeyPatch
+    template: Template, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """A client may abort any number of ids: no front end is killed for that."""
     monkeypatch.setattr("genserve.frontends.link._MAX_JSON_BYTES", 1000)
-    async with started(template, Seat(), Seat()) as (all_of_them, _, said):
+    async with started(template, Seat(), Seat()) as (all_of_them, _):
         with pytest.raises(MessageTooLargeError):
             await all_of_them.abort(["x" * 1000])
         assert await all_of_them.pausing() == 4
-        assert said == []
+        assert said.lines == []
 
 
 @asynccontextmanager
@@ -149,7 +155,7 @@ async def alone(template: Template, seat: Seat) -> AsyncIterator[FrontEnd]:
         raise AssertionError
 
     settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0)
-    frontend = FrontEnd(template, seat, settings, abort, lambda line: None)
+    frontend = FrontEnd(template, seat, settings, abort)
     try:
         yield frontend
     finally:
@@ -183,37 +189,41 @@ async def test_the_end_of_a_process_is_noted_once(template: Template, monkeypatc
         assert len(watched) == 1
         frontend.kill()
         await until(lambda: not watched)
-        await asyncio.wait_for(frontend.wait_ended(), STEP_S)
+        await asyncio.wait_for(frontend.ended(), STEP_S)
 
 
 async def test_what_a_push_costs_is_that_of_all(template: Template) -> None:
     """Tokens add up; the longest wait counts, and one whose requests did not run has none."""
     seats = [Seat(longest_wait_s=wait_s) for wait_s in (0.5, 2.5, None)]
-    async with started(template, *seats) as (all_of_them, _, _):
+    async with started(template, *seats) as (all_of_them, _):
         assert await all_of_them.interrupted() == 15
         assert await all_of_them.longest_wait_s() == 2.5
-    async with started(template, Seat()) as (all_of_them, _, _):
+    async with started(template, Seat()) as (all_of_them, _):
         assert await all_of_them.longest_wait_s() is None
 
 
 async def test_one_that_dies_meanwhile_has_nobody_who_waits(template: Template) -> None:
     """Its streams have ended; the others tell theirs."""
     dying, other = Seat(dies_in="longest wait"), Seat(longest_wait_s=1.5)
-    async with started(template, dying, other) as (all_of_them, _, _):
+    async with started(template, dying, other) as (all_of_them, _):
         dying.script = {}
         assert await all_of_them.longest_wait_s() == 1.5
 
 
-async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:
+async def test_one_that_dies_again_and_again_stays_down(template: Template, said: Said) -> None:
     """The others go on, and its port is not told any more."""
     dying, other = Seat(), Seat()
-    async with started(template, dying, other) as (all_of_them, board, said):
+    async with started(template, dying, other) as (all_of_them, board):
         first, port = all_of_them.live_ports()
         dying.script = {"dies_in": "join"}
         os.kill(first, signal.SIGKILL)  # its port is the number of its process
         await until(lambda: all_of_them.num_down() == 1)
         assert all_of_them.live_ports() == (port,)
-        assert "stays down" in said[-1]
+        died, *failed, down = said.lines
+        assert died == f"front end on port {first}: it was ended by SIGKILL; it is started again in 0.01 s"
+        assert [line.rpartition(" in ")[2] for line in failed] == ["0.02 s", "0.04 s", "0.08 s"]
+        assert down.startswith(f"front end on port {first}: it did not start: ")
+        assert down.endswith("(it was ended by SIGKILL), 5 times within 0 s; it stays down")
         board.notify()
         assert await all_of_them.pausing() == 2
         await all_of_them.wait_idle()
@@ -237,7 +247,7 @@ async def test_a_start_that_was_given_up_is_not_taken_for_a_later_one(
             with pytest.raises((asyncio.CancelledError, OSError)):
                 await starting
     os.kill(template.pid, signal.SIGCONT)
-    async with started(template, Seat()) as (all_of_them, _, _):
+    async with started(template, Seat()) as (all_of_them, _):
         await until(lambda: tuple(each.pid for each in processes(template)) == all_of_them.live_ports())
         assert await all_of_them.pausing() == 2
     assert processes(template) == []
@@ -258,13 +268,13 @@ async def test_a_start_that_fails_leaves_no_process(template: Template) -> None:
     assert processes(template) == []
 
 
-async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -> None:
+async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays(said: Said) -> None:
     """They are for the daemon. A template that is gone is named, and front ends go on without it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.unit.frontends.scripted_frontend", str(theirs.fileno())]
     own = Template(ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]).pid)
     theirs.close()
-    async with started(own, Seat()) as (all_of_them, _, said):
+    async with started(own, Seat()) as (all_of_them, _):
         (frontend,) = all_of_them.live_ports()
         for pid in (own.pid, frontend):
             os.kill(pid, signal.SIGTERM)
@@ -275,7 +285,7 @@ async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -
         assert await all_of_them.pausing() == 2
         os.kill(frontend, signal.SIGKILL)
         await until(lambda: all_of_them.num_down() == 1)
-        await until(lambda: any("does not answer" in line for line in said))
+        await until(lambda: "does not answer" in said.lines[-1])
 
 
 def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:

@@ -1,8 +1,7 @@
-"""Starts, restarts and ends the front ends for the daemon, and speaks to all of them."""
+"""The front ends of the daemon: starts them, keeps them going, ends them, and speaks to all of them."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,8 @@ from genserve.frontends import settings as questions
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
+from genserve.supervisor import start_all
 
-_MAX_DEATHS = 4
-_DEATHS_WITHIN_S = 120.0
-_FIRST_DELAY_S = 0.25
 _CHECK_INTERVAL_S = 5.0
 _ALIVE_TIMEOUT_S = 30.0
 _WAIT_TIMEOUT_S = WAIT_PATIENCE_S + 10.0
@@ -85,8 +82,7 @@ class Asked:
 
 
 class FrontEnds(Asked):
-    """One front end at each seat, forked from `template`. `abort` ends requests of any client; `say` prints messages
-    for people."""
+    """One front end at each seat, forked from `template`. `abort` ends requests of any client."""
 
     def __init__(
         self,
@@ -95,57 +91,33 @@ class FrontEnds(Asked):
         settings: FrontendSettings,
         board: StateBoard,
         abort: Abort,
-        say: Callable[[str], None],
     ) -> None:
         named = [(seat, replace(settings, name=f"frontend-{index}")) for index, seat in enumerate(seats)]
-        super().__init__(board, [FrontEnd(template, seat, each, abort, say) for seat, each in named])
-        self._say = say
-        self._down: set[FrontEnd] = set()
+        super().__init__(board, [FrontEnd(template, seat, each, abort) for seat, each in named])
 
     def live_ports(self) -> tuple[int, ...]:
         """The ports of those that serve, or will again."""
-        return tuple(each.port for each in self._all if each not in self._down)
+        return tuple(each.port for each in self._all if not each.is_down)
 
     def num_down(self) -> int:
         """Those that ended again and again, and are not started any more."""
-        return len(self._down)
+        return sum(each.is_down for each in self._all)
 
     async def start(self) -> None:
         """Starts all processes. Raises RuntimeError if one does not start."""
-        started = await asyncio.gather(*(each.start() for each in self._all), return_exceptions=True)
-        for error in started:
-            if error is not None:
-                raise error
+        await start_all(self._all)
 
     async def run(self) -> None:
-        """Tells them of changes, and restarts those that end. Never returns. One that ends four times within two
-        minutes stays down: the daemon and the others serve without it."""
+        """Tells them of changes, and keeps them going. Never returns: the daemon and the others serve on without one
+        that stays down."""
         async with asyncio.TaskGroup() as group:
             for each in self._all:
-                group.create_task(self._keep(each))
+                group.create_task(each.run(serves=True))
                 group.create_task(self._tell_changes(each))
 
     async def stop(self) -> None:
         """Ends all of them."""
         await asyncio.gather(*(each.stop() for each in self._all))
-
-    async def _keep(self, frontend: FrontEnd) -> None:
-        clock = asyncio.get_running_loop().time
-        died_at: deque[float] = deque(maxlen=_MAX_DEATHS)
-        while True:
-            await frontend.wait_ended()
-            died_at.append(clock())
-            recent = [at for at in died_at if at > died_at[-1] - _DEATHS_WITHIN_S]
-            if len(recent) == _MAX_DEATHS:
-                self._down.add(frontend)
-                self._say(f"the front end on port {frontend.port} has ended again and again; it stays down")
-                return
-            self._say(f"the front end on port {frontend.port} has ended; it is started again")
-            await asyncio.sleep(_FIRST_DELAY_S * 2 ** (len(recent) - 1))
-            try:
-                await frontend.start()
-            except (OSError, RuntimeError) as error:
-                self._say(str(error))  # it has been killed, and counts as one that has ended
 
 
 async def _wait_idle(frontend: FrontEnd) -> None:

@@ -1,0 +1,140 @@
+"""When a process is started again, and when it is given up: the rule, and what people are told."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from genserve.supervisor import Deaths, Supervised, start_all
+from tests.support.clocks import leaping_clock
+from tests.support.patience import turns
+from tests.support.said import Said
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Said:
+    return Said(capfd)
+
+
+class Scripted(Supervised):
+    """A process with these lives, in seconds; None: it does not start. After the last one it stays."""
+
+    def __init__(self, lives_s: Sequence[float | None]) -> None:
+        self._lives_s = list(lives_s)
+        self.num_started = 0
+
+    def __str__(self) -> str:
+        return "frog"
+
+    async def start(self) -> None:
+        """A life."""
+        self.num_started += 1
+        if self._lives_s and self._lives_s[0] is None:
+            self._lives_s.pop(0)
+            raise OSError("no pond")
+
+    async def ended(self) -> str:
+        """It dies of the life's end."""
+        life_s = self._lives_s.pop(0) if self._lives_s else 1e9
+        assert life_s is not None
+        await asyncio.sleep(life_s)
+        return "it was eaten"
+
+
+def waits(deaths: Deaths, *lives_s: float) -> list[float]:
+    """Those after lives of this length, each of which begins when the wait before is over."""
+    now_s, found = 100.0, []
+    for life_s in lives_s:
+        now_s += life_s
+        found.append(deaths.add(now_s, life_s))
+        now_s += found[-1]
+    return found
+
+
+def test_each_wait_is_twice_the_one_before_up_to_a_limit() -> None:
+    """From half a second to half a minute."""
+    assert waits(Deaths(), *[0.0] * 9) == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_long_life_is_followed_by_a_short_wait() -> None:
+    """A minute is long; the waits grow again from there."""
+    assert waits(Deaths(), 0.0, 59.9, 60.0, 0.0, 0.0) == [0.5, 1.0, 0.5, 1.0, 2.0]
+
+
+def test_the_fifth_death_in_a_row_is_one_too_many() -> None:
+    """However long the process served in between, if it never was a minute."""
+    deaths = Deaths()
+    waits(deaths, 59.0, 59.0, 59.0, 59.0)
+    assert not deaths.are_too_many
+    waits(deaths, 59.0)
+    assert deaths.are_too_many
+
+
+def test_deaths_before_a_long_life_are_forgotten() -> None:
+    """The count and the time begin with the death that ends it."""
+    deaths = Deaths()
+    waits(deaths, 0.0, 0.0, 0.0, 0.0, 60.0)
+    assert (deaths.number, deaths.within_s, deaths.are_too_many) == (1, 0.0, False)
+    waits(deaths, 0.0)
+    assert deaths.number == 2
+
+
+async def test_a_process_that_ends_too_often_is_given_up(said: Said) -> None:
+    """People are told what has ended, how, how often and in what time. A start that fails counts too."""
+    frog = Scripted([1.0, None, 2.0, None, None])
+    with leaping_clock():
+        await frog.run(serves=True)
+    assert (frog.is_down, frog.num_started) == (True, 4)
+    assert said.lines == [
+        "frog: it was eaten; it is started again in 0.5 s",
+        "frog: it cannot be started: no pond; it is started again in 1 s",
+        "frog: it was eaten; it is started again in 2 s",
+        "frog: it cannot be started: no pond; it is started again in 4 s",
+        "frog: it cannot be started: no pond, 5 times within 10 s; it stays down",
+    ]
+
+
+async def test_a_process_that_serves_in_between_is_never_given_up(said: Said) -> None:
+    """A minute is enough."""
+    frog = Scripted([60.0] * 20)
+    with leaping_clock():
+        running = asyncio.create_task(frog.run())
+        async with asyncio.timeout(3600):
+            while frog.num_started < 21:
+                await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert not frog.is_down
+    assert said.lines == ["frog: it was eaten; it is started again in 0.5 s"] * 20
+
+
+@pytest.mark.parametrize("life_s", [5.0, 0.0])
+async def test_a_process_that_is_to_end_is_not_started_again(said: Said, life_s: float) -> None:
+    """Whether it runs, or waits for its next start. Nobody needs to be told."""
+    frog = Scripted([life_s])
+    with leaping_clock():
+        running = asyncio.create_task(frog.run())
+        await turns()
+        frog.is_wanted = False
+        await running
+    assert (frog.is_down, frog.num_started) == (False, 1)
+    assert not any("stays down" in line for line in said.lines)
+
+
+async def test_what_does_not_start_at_first_is_named() -> None:
+    """When all others have started or failed: nothing goes on behind the error."""
+    good, bad = Scripted([]), Scripted([None])
+    with pytest.raises(RuntimeError, match=r"^frog: it cannot be started: no pond$"):
+        await start_all([bad, good])
+    assert good.num_started == 1
+
+
+async def test_a_fault_of_ours_is_no_death() -> None:
+    """It is raised."""
+
+    class Broken(Scripted):
+        async def ended(self) -> str:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await Broken([]).run()
