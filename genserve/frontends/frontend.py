@@ -138,9 +138,9 @@ class FrontEnd(Supervised):
             # Before it admits requests: a pause or an abort must not miss one.
             self._is_joined = True
             await self._link.ask(questions.SERVE, timeout_s=self._start_timeout_s)
-        except GenserveError as error:
+        except (GenserveError, OSError) as error:
             self.kill()
-            raise RuntimeError(f"it did not start: {error.message} (it {await self._ending()})") from error
+            raise RuntimeError(f"it did not start: {error} ({await self.ended()})") from error
         except BaseException:
             self.kill()
             raise
@@ -152,13 +152,10 @@ class FrontEnd(Supervised):
     async def ended(self) -> str:
         """As `process_ended`, and takes its place back: what it left in the engine is being ended then. How it has
         ended, for people. For one caller at a time."""
-        return f"it {await self._ending()}"
-
-    async def _ending(self) -> str:
         await self._ended.wait()
         pid = self.pid
         await self._clean_up()
-        return await self._starter.how_ended(pid)
+        return f"it {await self._starter.how_ended(pid)}"
 
     def kill(self) -> None:
         """Ends the process at once."""

@@ -43,7 +43,8 @@ class Receiver(Supervised):
             async with asyncio.timeout(_START_TIMEOUT_S):
                 line = await process.stdout.readline()
         if not line.strip().isdigit():
-            self._kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             raise RuntimeError(f"it did not start ({await self.ended()})")
         self._settings = replace(self._settings, port=int(line))
 
@@ -51,30 +52,20 @@ class Receiver(Supervised):
         """Its streams are cut off then, and their clients resume them."""
         assert self.process is not None
         status = await self.process.wait()
-        self.close_stdin()
+        _close_stdin(self.process)
         return f"it {ending(status)}"
 
     async def stop(self) -> None:
         """Ends the process, and kills it if it does not end."""
-        if self.process is None:
+        if (process := self.process) is None:
             return
-        self.close_stdin()
+        _close_stdin(process)
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self.process.wait()
+                await process.wait()
         except TimeoutError:
-            self._kill()
-            await self.process.wait()
-
-    def close_stdin(self) -> None:
-        """Ends a process by closing its stdin, which also frees the daemon's end if it has ended already."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-
-    def _kill(self) -> None:
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.kill()
+            process.kill()
+            await process.wait()
 
 
 class IngestProcesses:
@@ -109,3 +100,9 @@ class IngestProcesses:
         """Ends the processes, and kills those that do not end."""
         await asyncio.gather(*(each.stop() for each in self._all))
         self._directory.cleanup()
+
+
+def _close_stdin(process: Process) -> None:
+    """Ends a process by closing its stdin, which also frees the daemon's end if it has ended already."""
+    assert process.stdin is not None
+    process.stdin.close()

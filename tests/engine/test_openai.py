@@ -311,9 +311,8 @@ async def test_a_server_that_is_killed_is_started_again_and_leaves_no_request(se
     again = await served.collect(8, Answer())  # waits in the listener until the next process accepts it
     assert again.token_ids == await greedy(served.grpc, PROMPT, 8)
     assert served.server.pid != before.pid
-    assert f"OpenAI server on port {served.port}: it was ended by SIGKILL; it is started again in 0.5 s" in (
-        served.process.stderr
-    )
+    name = f"OpenAI server on port {served.http.base_url.port}"
+    assert f"{name}: it was ended by SIGKILL; it is started again in 0.5 s" in served.process.stderr
 
 
 async def test_a_drain_finishes_answers_and_refuses_new_ones(own: Served) -> None:

@@ -1,14 +1,23 @@
 """When a process is started again, and when it is given up: the rule, and what people are told."""
 
 import asyncio
+import os
+import re
+import sys
 from collections.abc import Sequence
 
 import pytest
 
+from genserve.frontends.frontend import FrontEnd
+from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.template import Started
+from genserve.ingest.processes import Receiver
+from genserve.ingest.relay import IngestSettings
 from genserve.supervisor import Deaths, Supervised, start_all
 from tests.support.clocks import leaping_clock
 from tests.support.patience import turns
 from tests.support.said import Said
+from tests.unit.frontends.scripted_seat import Seat
 
 
 @pytest.fixture
@@ -127,6 +136,32 @@ async def test_what_does_not_start_at_first_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"^frog: it cannot be started: no pond$"):
         await start_all([bad, good])
     assert good.num_started == 1
+
+
+class NoStarter:
+    """A machine that has no room for a front end."""
+
+    async def start(self, settings: FrontendSettings) -> Started:
+        """It cannot."""
+        raise OSError("no room")
+
+    async def how_ended(self, pid: int) -> str:
+        """None has."""
+        raise AssertionError
+
+
+async def test_all_kinds_are_counted_and_told_alike(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front end that no machine starts, and a receiving process whose interpreter is gone."""
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    front_end = FrontEnd(NoStarter(), Seat(), FrontendSettings(os.getpid(), 0, -1, (), 0), None)
+    receiver = Receiver(IngestSettings("127.0.0.1", 0, "", ()))
+    for kind, why in ((front_end, "no room"), (receiver, "[Errno 2] No such file or directory: '/no/such/python'")):
+        with leaping_clock():
+            await kind.run()
+        *again, last = [line for line in said.lines if line.startswith(f"{kind}: ")]
+        told = f"{kind}: it cannot be started: {why}"
+        assert again == [f"{told}; it is started again in {wait_s} s" for wait_s in (0.5, 1, 2, 4)]
+        assert re.fullmatch(rf"{re.escape(told)}, 5 times within [78] s; it stays down", last)
 
 
 async def test_a_fault_of_ours_is_no_death() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from genserve import supervisor
+from genserve.cancellation import cancel_all
 from genserve.control.state import StateBoard
 from genserve.errors import MessageTooLargeError
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, FrontEnd
@@ -66,14 +68,14 @@ async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
 
     settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0)
     all_of_them = FrontEnds(template, seats, settings, board, abort)
+    keeping: list[asyncio.Task[None]] = []
     try:
         await all_of_them.start()
-        keeping = asyncio.create_task(all_of_them.run())
+        keeping.append(asyncio.create_task(all_of_them.run()))
         yield all_of_them, board
-        assert not keeping.done()
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        assert not keeping[0].done()
     finally:
+        await cancel_all(keeping)
         await all_of_them.stop()
         words.close()
 
@@ -223,7 +225,7 @@ async def test_one_that_dies_again_and_again_stays_down(template: Template, said
         assert died == f"front end on port {first}: it was ended by SIGKILL; it is started again in 0.01 s"
         assert [line.rpartition(" in ")[2] for line in failed] == ["0.02 s", "0.04 s", "0.08 s"]
         assert down.startswith(f"front end on port {first}: it did not start: ")
-        assert down.endswith("(it was ended by SIGKILL), 5 times within 0 s; it stays down")
+        assert re.search(r"\(it was ended by SIGKILL\), 5 times within \d+ s; it stays down$", down)
         board.notify()
         assert await all_of_them.pausing() == 2
         await all_of_them.wait_idle()
