@@ -37,7 +37,7 @@ from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import failure, headless, stale_shm
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
-from genserve.frontends.openai import OpenAIServer
+from genserve.frontends.processes import OpenAIServer
 from genserve.frontends.template import Template, fork_template
 from genserve.further_processes import num_frontends, start_frontends, start_ingest
 from genserve.listening import require_free

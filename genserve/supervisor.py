@@ -73,8 +73,9 @@ class Supervised(ABC):
         clock = asyncio.get_running_loop().time
         deaths = Deaths()
         while True:
-            how, served_s = "" if serves else await _not_started(self), 0.0
-            if not how:
+            served_s = 0.0
+            how = None if serves else await _not_started(self)
+            if how is None:
                 since_s = clock()
                 how = await self.ended()
                 served_s = clock() - since_s
@@ -95,16 +96,16 @@ class Supervised(ABC):
 async def start_all(processes: Sequence[Supervised]) -> None:
     """Starts them, for whoever does not go on without one. Raises RuntimeError, which names it."""
     for each, why in zip(processes, await asyncio.gather(*map(_not_started, processes)), strict=True):
-        if why:
+        if why is not None:
             raise RuntimeError(f"{each}: {why}")
 
 
-async def _not_started(process: Supervised) -> str:
-    """Why; "" if it serves."""
+async def _not_started(process: Supervised) -> str | None:
+    """Why; None: it serves."""
     try:
         await process.start()
     except OSError as error:  # no more processes or files: others may end
         return f"it cannot be started: {error}"
     except RuntimeError as error:
         return str(error)
-    return ""
+    return None

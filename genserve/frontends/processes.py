@@ -1,18 +1,22 @@
-"""The front ends of the daemon: starts them, keeps them going, ends them, and speaks to all of them."""
+"""The front ends of the daemon, and its OpenAI server: starts them, keeps them going, ends them, and speaks to them."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from genserve.addresses import joined
 from genserve.control.state import StateBoard
 from genserve.engine.types import WAIT_PATIENCE_S
 from genserve.frontends import settings as questions
-from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat
+from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat, Starter
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
 from genserve.supervisor import start_all
 
+_OPENAI_START_TIMEOUT_S = 600.0
 _CHECK_INTERVAL_S = 5.0
 _ALIVE_TIMEOUT_S = 30.0
 _WAIT_TIMEOUT_S = WAIT_PATIENCE_S + 10.0
@@ -118,6 +122,73 @@ class FrontEnds(Asked):
     async def stop(self) -> None:
         """Ends all of them."""
         await asyncio.gather(*(each.stop() for each in self._all))
+
+
+class OpenAIServer(Asked):
+    """One process of the OpenAI server at a time, at a seat of the engine. `starter` starts processes that serve on
+    `listener`; `scheme`: http or https. The daemon holds the listener. So the port stays the same, and clients that
+    connect while no process runs wait for the next one."""
+
+    def __init__(self, starter: Starter, listener: socket.socket, scheme: str, seat: Seat, board: StateBoard) -> None:
+        self._listener = listener
+        self._scheme = scheme
+        self._host, self.port = listener.getsockname()[:2]
+        settings = FrontendSettings(os.getpid(), 0, -1, (), self.port)
+        self._process = FrontEnd(
+            starter, seat, settings, None, what="OpenAI server", start_timeout_s=_OPENAI_START_TIMEOUT_S
+        )
+        super().__init__(board, [self._process])
+
+    def __str__(self) -> str:
+        return f"{self._scheme}://{joined(self._host, self.port)}"
+
+    async def start(self, stopped: asyncio.Event) -> None:
+        """Returns when it serves, or when the daemon is to stop. Raises RuntimeError if its process ends before, or if
+        it does not serve in time."""
+        starting = asyncio.create_task(start_all([self._process]))
+        stopping = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.wait({starting, stopping})
+
+    async def run(self) -> None:
+        """Keeps the process going, and ends one that does not answer. When it stays down nobody can connect any more,
+        and the daemon serves on. Never returns."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep(), name="openai-process")
+            group.create_task(self._tell_changes(self._process), name="openai-answers")
+
+    def refuse(self) -> None:
+        """Accepts no more requests. The process ends when it has answered those that it has."""
+        self._close()
+        self._process.finish()
+
+    async def wait_ended(self) -> None:
+        """Returns when the process has ended. May be cancelled."""
+        await self._process.process_ended()
+
+    def kill(self) -> None:
+        """Ends the process at once, and starts no other one."""
+        self._close()
+        self._process.kill()
+
+    async def stop(self) -> None:
+        """Ends the process, and kills it if it does not end."""
+        self.refuse()
+        await self._process.stop()
+
+    def _close(self) -> None:
+        self._process.is_wanted = False
+        self._listener.close()
+
+    async def _keep(self) -> None:
+        await self._process.run(serves=True)
+        self._listener.close()
 
 
 async def _wait_idle(frontend: FrontEnd) -> None:

@@ -24,6 +24,8 @@ from genserve.launcher.output import Output, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
 from genserve.signals import ending
 
+GIVE_UP_S: Final = 3.0
+"""Time to end for a daemon that did not serve in time."""
 _LEFT_ALONE_S: Final = 10.0
 """How long the engine's processes may take to end after a daemon that nobody has stopped: they watch for its end."""
 _KILLED_TIMEOUT_S: Final = 10.0

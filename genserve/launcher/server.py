@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from genserve.client import AsyncClient, Client
 from genserve.config import MAX_TIMEOUT_S, ServeConfig
 from genserve.launcher.command import FlagValue, flags_of
-from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import LogFile, Serving
 
 ClientT = TypeVar("ClientT", Client, AsyncClient)
@@ -20,8 +20,6 @@ ClientT = TypeVar("ClientT", Client, AsyncClient)
 _DEFAULT_START_TIMEOUT_S: Final = 600.0
 _CLOSE_S: Final = 30.0
 """Time to end the engine, in addition to the drain timeout."""
-_GIVE_UP_S: Final = 3.0
-"""Time to end for a daemon that did not serve in time."""
 
 
 class LaunchedServer(Generic[ClientT]):
@@ -80,7 +78,7 @@ class Launch:
             self._client = Client(serving.address)
             return LaunchedServer(process, serving, self._client)
         except BaseException as error:
-            process.stop(_GIVE_UP_S)
+            process.stop(GIVE_UP_S)
             process.ended.result()
             self._keep_log(process, isinstance(error, Exception))
             raise
@@ -113,7 +111,7 @@ class Launch:
             self._async_client = AsyncClient(serving.address)
             return LaunchedServer(process, serving, self._async_client)
         except BaseException as error:
-            process.stop(_GIVE_UP_S)
+            process.stop(GIVE_UP_S)
             await asyncio.wrap_future(process.ended)
             self._keep_log(process, isinstance(error, Exception))
             raise

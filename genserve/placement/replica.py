@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from genserve.cancellation import cancel_all
 from genserve.errors import ReplicaNotFoundError
-from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.config import START_TIMEOUT_S
@@ -20,8 +20,6 @@ from genserve.supervisor import Deaths, Supervised
 _REFUSED: Final = 2
 """The exit status of a daemon whose flags or model no start accepts."""
 _TELL_AFTER_S: Final = 60.0
-_GIVE_UP_S: Final = 3.0
-"""Time to end for a daemon that did not serve in time."""
 _KILLED_TIMEOUT_S: Final = 15.0
 
 
@@ -151,7 +149,7 @@ class Replica(Supervised, Generic[DaemonT]):
             raise process.failure() from None
         if serving is None:
             failure = process.failure(f"the daemon did not serve within {self._start_timeout_s:g} s (--start-timeout)")
-            process.stop(_GIVE_UP_S)
+            process.stop(GIVE_UP_S)
             await _ended(process)
             raise failure
         return process, serving.address

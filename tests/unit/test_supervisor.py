@@ -117,6 +117,17 @@ async def test_a_process_that_serves_in_between_is_never_given_up(said: Said) ->
     assert said.lines == ["frog: it was eaten; it is started again in 0.5 s"] * 20
 
 
+async def test_a_kind_may_be_given_up_earlier(said: Said) -> None:
+    """One death has no count. What is given up is not waited for."""
+
+    class Hopeless(Scripted):
+        def is_given_up(self, deaths: Deaths) -> bool:
+            return True
+
+    await Hopeless([0.0]).run()
+    assert said.lines == ["frog: it was eaten; it stays down"]
+
+
 @pytest.mark.parametrize("life_s", [5.0, 0.0])
 async def test_a_process_that_is_to_end_is_not_started_again(said: Said, life_s: float) -> None:
     """Whether it runs, or waits for its next start. Nobody needs to be told."""
