@@ -147,7 +147,7 @@ async def test_a_front_end_that_stands_still_does_not_hold_a_shutdown_up(daemon:
         on_port(draining.process, port).suspend()
         status, _ = await terminated(draining)
         assert status == 0
-        assert f"the front end on port {port} does not answer, and is killed" in draining.process.stderr
+        assert f"front end on port {port}: it does not answer, and is killed" in draining.process.stderr
         reasons = [generation.sequences[0].finish_reason for generation, reading in streams if await settled(reading)]
         assert reasons == ["aborted"] * NUM_FRONTENDS
         assert await remains.left() == []
