@@ -46,7 +46,10 @@ class Scripted(Supervised):
         """It dies of the life's end."""
         life_s = self._lives_s.pop(0) if self._lives_s else 1e9
         assert life_s is not None
-        await asyncio.sleep(life_s)
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + life_s
+        while (left_s := until_s - clock()) > 0:
+            await asyncio.sleep(left_s)
         return "it was eaten"
 
 
