@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from genserve import supervisor
 from genserve.frontends.frontend import FrontEnd
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.template import Started
@@ -15,7 +16,7 @@ from genserve.ingest.processes import Receiver
 from genserve.ingest.relay import IngestSettings
 from genserve.supervisor import Deaths, Supervised, start_all
 from tests.support.clocks import leaping_clock
-from tests.support.patience import turns
+from tests.support.patience import turns, until
 from tests.support.said import Said
 from tests.unit.frontends.scripted_seat import Seat
 
@@ -26,9 +27,10 @@ def said(capfd: pytest.CaptureFixture[str]) -> Said:
 
 
 class Scripted(Supervised):
-    """A process with these lives, in seconds; None: it does not start. After the last one it stays."""
+    """A process with these lives, in seconds; None: it cannot be started; text: why it did not start. After the last
+    one it stays."""
 
-    def __init__(self, lives_s: Sequence[float | None]) -> None:
+    def __init__(self, lives_s: Sequence[float | str | None]) -> None:
         self._lives_s = list(lives_s)
         self.num_started = 0
 
@@ -38,14 +40,14 @@ class Scripted(Supervised):
     async def start(self) -> None:
         """A life."""
         self.num_started += 1
-        if self._lives_s and self._lives_s[0] is None:
-            self._lives_s.pop(0)
-            raise OSError("no pond")
+        if self._lives_s and not isinstance(self._lives_s[0], float):
+            why = self._lives_s.pop(0)
+            raise OSError("no pond") if why is None else RuntimeError(why)
 
     async def ended(self) -> str:
         """It dies of the life's end."""
         life_s = self._lives_s.pop(0) if self._lives_s else 1e9
-        assert life_s is not None
+        assert isinstance(life_s, float)
         clock = asyncio.get_running_loop().time
         until_s = clock() + life_s
         while (left_s := until_s - clock()) > 0:
@@ -93,7 +95,7 @@ def test_deaths_before_a_long_life_are_forgotten() -> None:
 
 async def test_a_process_that_ends_too_often_is_given_up(said: Said) -> None:
     """People are told what has ended, how, how often and in what time. A start that fails counts too."""
-    frog = Scripted([1.0, None, 2.0, None, None])
+    frog = Scripted([1.0, None, 2.0, "it did not hatch", None])
     with leaping_clock():
         await frog.run(serves=True)
     assert (frog.is_down, frog.num_started) == (True, 4)
@@ -101,7 +103,7 @@ async def test_a_process_that_ends_too_often_is_given_up(said: Said) -> None:
         "frog: it was eaten; it is started again in 0.5 s",
         "frog: it cannot be started: no pond; it is started again in 1 s",
         "frog: it was eaten; it is started again in 2 s",
-        "frog: it cannot be started: no pond; it is started again in 4 s",
+        "frog: it did not hatch; it is started again in 4 s",
         "frog: it cannot be started: no pond, 5 times within 10 s; it stays down",
     ]
 
@@ -131,17 +133,28 @@ async def test_a_kind_may_be_given_up_earlier(said: Said) -> None:
     assert said.lines == ["frog: it was eaten; it stays down"]
 
 
-@pytest.mark.parametrize("life_s", [5.0, 0.0])
-async def test_a_process_that_is_to_end_is_not_started_again(said: Said, life_s: float) -> None:
-    """Whether it runs, or waits for its next start. Nobody needs to be told."""
-    frog = Scripted([life_s])
+async def test_a_process_that_is_to_end_is_not_started_again(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not died either, even if one death were too many: nobody is told."""
+    monkeypatch.setattr(supervisor, "MAX_DEATHS", 1)
+    frog = Scripted([5.0])
     with leaping_clock():
         running = asyncio.create_task(frog.run())
         await turns()
         frog.is_wanted = False
         await running
+    assert (frog.is_down, frog.num_started, said.lines) == (False, 1, [])
+
+
+async def test_a_process_may_be_to_end_while_none_runs(said: Said) -> None:
+    """The next start does not come."""
+    frog = Scripted([0.0])
+    with leaping_clock():
+        running = asyncio.create_task(frog.run())
+        await until(lambda: said.lines)
+        frog.is_wanted = False
+        await running
     assert (frog.is_down, frog.num_started) == (False, 1)
-    assert not any("stays down" in line for line in said.lines)
+    assert said.lines == ["frog: it was eaten; it is started again in 0.5 s"]
 
 
 async def test_what_does_not_start_at_first_is_named() -> None:
