@@ -15,7 +15,7 @@ from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
-from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
+from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError
 from genserve.log_context import note
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
@@ -23,6 +23,7 @@ from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.arrivals import Arrival, Arrivals
 from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.in_flight import PushInFlight, in_flight
 from genserve.weights.push.lifecycle import State
@@ -69,6 +70,7 @@ class PushRegistry:
         self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
         self.live, self.measures = self._pushes, self._outcomes.measures
         """What is here, and numbers of what became of all."""
+        self.arrivals = Arrivals()
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False
@@ -97,6 +99,11 @@ class PushRegistry:
         PushNotFoundError for a digest without a push.
         """
         check_header(header)
+        header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
+        with self.arrivals.begun(header.push_id) as arrival:
+            return await self._arrive(header, arrival)
+
+    async def _arrive(self, header: PushHeader, arrival: Arrival) -> PushStream:
         lora = self._loras.check(header.lora) if header.lora is not None else None
         if header.manifest is not None:
             self.check_num_tensors(len(header.manifest.tensors), lora=lora is not None)
@@ -106,7 +113,6 @@ class PushRegistry:
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
-        header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         note(push_id=header.push_id)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
@@ -114,7 +120,7 @@ class PushRegistry:
             async with self._opening:
                 waits = self._waits_for(header, can_leave=loop.time() < leave_s)
                 if not waits:
-                    return await self._open_whole(header, digest, issues)
+                    return await self._open_whole(header, arrival, digest, issues)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if waits == "check" else leave_s):
                     await self._pushes.wait_change()
@@ -129,12 +135,14 @@ class PushRegistry:
             return "check"
         return "attempt" if can_leave and push.meets_other(header) else ""
 
-    async def _open_whole(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
+    async def _open_whole(
+        self, header: PushHeader, arrival: Arrival, digest: str, issues: list[PushIssue]
+    ) -> PushStream:
         """Opens to its end even if the client is gone: nobody else may allocate meanwhile."""
         opened: list[PushStream] = []
 
         async def open_one() -> None:
-            opened.append(await self._open(header, digest, issues))
+            opened.append(await self._open(header, arrival, digest, issues))
 
         try:
             await uninterrupted(open_one())
@@ -144,7 +152,7 @@ class PushRegistry:
             raise
         return opened[0]
 
-    async def _open(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
+    async def _open(self, header: PushHeader, arrival: Arrival, digest: str, issues: list[PushIssue]) -> PushStream:
         applied = self._outcomes.applied(header.push_id)
         if applied is not None:
             applied.identity.check(header, digest)
@@ -169,11 +177,14 @@ class PushRegistry:
             size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
             return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
-        push = await self._begin(header, header.manifest, digest, size_bytes)
+        push = await self._begin(header, arrival, header.manifest, digest, size_bytes)
         return self._stream(push, push.attempt)
 
-    async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
+    async def _begin(
+        self, header: PushHeader, arrival: Arrival, manifest: Manifest, digest: str, size_bytes: int
+    ) -> LivePush:
         self.check_free()
+        arrival.check()
         present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
         partial, replaces = manifest.partial, header.replaces_weights
         with naming_wide_tensors(manifest, self._checkpoint):
@@ -185,9 +196,12 @@ class PushRegistry:
         # An adapter does not use the arena that waits for the next version.
         allocate = allocate_arena if header.lora is not None else self._resident.arena_for
         arena = await allocate(manifest.total_bytes)
-        if self._closed:
-            await asyncio.to_thread(arena.close)
+        try:
             self.check_open()
+            arrival.check()
+        except GenserveError:
+            await asyncio.to_thread(arena.close)
+            raise
         staging = Staging(header.push_id, manifest, arena)
         push = LivePush(header, digest, staging, size_bytes, self._clock, self._pushes.changed)
         self._pushes.add(push)
@@ -327,14 +341,17 @@ class PushRegistry:
         return await asyncio.shield(attempt.result)
 
     def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:
-        """Frees the bytes of a push; with `force` even while it is being sent. Raises PushNotFoundError, and
-        ApplyInProgressError while it is in progress."""
-        refused = self._outcomes.forget_refused(push_id)
-        if refused is not None and push_id not in self._pushes:
-            return refused
-        push = self._pushes.find(push_id)
-        if push.lifecycle.is_busy or (push.is_held and not force):
+        """Frees the bytes of a push; with `force` even while it is being sent, and whoever is about to open or fetch it
+        gets PushNotFoundError. Raises PushNotFoundError, and ApplyInProgressError while it is in progress."""
+        refused, push = self._outcomes.forget_refused(push_id), self._pushes.get(push_id)
+        if push is not None and (push.lifecycle.is_busy or (push.is_held and not force)):
             raise push.in_progress()
+        if force:
+            self.arrivals.discard(push_id)
+        if push is None:
+            if refused is None:
+                raise not_found(push_id)
+            return refused
         outcome = PushOutcome(push.report())
         self._pushes.drop(push, push.not_found())
         return outcome

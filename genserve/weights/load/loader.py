@@ -39,6 +39,7 @@ from genserve.weights.load.types import (
     SourceSilentError,
     WeightSource,
 )
+from genserve.weights.push.arrivals import Arrival
 from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.push_admission import check_header
@@ -87,7 +88,8 @@ class WeightLoader:
             if is_applied:
                 return known
             load = replace(load, weight_version=known.push.weight_version)
-        return await _Loading(self._pushes, load, sources).run()
+        with self._pushes.arrivals.begun(load.push_id) as arrival:
+            return await _Loading(self._pushes, load, sources, arrival).run()
 
     def _known(self, push_id: str) -> PushOutcome | None:
         try:
@@ -134,8 +136,9 @@ class _Loading:
     brings anything any more, and bring everything.
     """
 
-    def __init__(self, pushes: PushRegistry, load: Load, sources: Sequence[WeightSource]) -> None:
+    def __init__(self, pushes: PushRegistry, load: Load, sources: Sequence[WeightSource], arrival: Arrival) -> None:
         self._pushes = pushes
+        self._arrival = arrival
         self._load = load
         self._sources = sources
         report = self._report()
@@ -271,6 +274,7 @@ class _Loading:
 
     def _check_here(self) -> None:
         self._pushes.check_open()
+        self._arrival.check()
         if self._is_here and self._report() is None:
             raise PushNotFoundError(
                 f"push {self._load.push_id!r} was discarded, or nothing new came for too long: {self._about()}",

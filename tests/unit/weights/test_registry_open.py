@@ -115,6 +115,22 @@ async def test_an_open_for_which_the_machine_has_no_memory_leaves_other_pushes_a
     assert rig.registry.report("part").push.received_bytes == 20
 
 
+async def test_a_discard_reaches_a_push_that_is_being_opened(rig: Rig, allocation: SlowAllocation) -> None:
+    """Also while its memory is allocated; nothing of it is left, and a repeat begins anew."""
+    opening = asyncio.create_task(rig.registry.open(header("p1")))
+    await until(lambda: allocation.num_begun)
+    with pytest.raises(PushNotFoundError):
+        rig.registry.discard("p1")
+    with pytest.raises(PushNotFoundError):
+        rig.registry.discard("p1", force=True)
+    opening.cancel()  # as by a caller who has gone, of whom the daemon hears late
+    allocation.let_go.set()
+    await asyncio.wait({opening})
+    with pytest.raises(PushNotFoundError):
+        rig.registry.report("p1")
+    (await rig.registry.open(header("p1"))).detach()
+
+
 async def test_a_push_that_was_opened_for_nobody_makes_room(rig: Rig, allocation: SlowAllocation) -> None:
     """Its client went while the memory was reserved."""
     opening = asyncio.create_task(rig.registry.open(header("gone", 1)))

@@ -144,6 +144,23 @@ async def test_what_is_discarded_between_two_sources_stays_discarded(rig: Rig) -
     assert rig.engine.calls == []
 
 
+async def test_what_is_discarded_before_its_source_answers_is_not_fetched(rig: Rig) -> None:
+    """Nothing of it is here yet: the call that discards it may overtake the end of the one that loads it."""
+    one = ScriptedSource("one")
+
+    def discard() -> None:
+        with pytest.raises(PushNotFoundError):
+            rig.registry.discard("p1", force=True)
+
+    one.before = discard
+    with refuses(PushNotFoundError, says="was discarded"):
+        await loaded(rig, one)
+    with pytest.raises(PushNotFoundError):
+        rig.registry.report("p1")
+    one.before = lambda: None
+    assert (await loaded(rig, one)).push.state is PushState.APPLIED
+
+
 async def test_a_silent_source_is_asked_again_until_the_time_to_live_is_over(rig: Rig) -> None:
     """Its trainer may pause, or what it has may take long to be checked there. Nothing is sent twice meanwhile."""
     slow = ScriptedSource(identity="a", sends_bytes=20, is_silent=True)
