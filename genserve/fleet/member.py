@@ -9,6 +9,8 @@ from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 _MAX_NUM_SEQS = 1 << 30
 """Of a replica that has not told it yet."""
+_NOT_TOLD = "\uffff"
+"""After all ids of runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,22 @@ class Member:
         self.failure = ""
         self._changed()
 
+    def is_had_by_another(self, info: control_pb2.GetServerInfoResponse) -> None:
+        """It has told what it serves, and that another router looks after it."""
+        self.instance_id = info.state.instance_id
+        self.record = info.fleet if info.HasField("fleet") else None
+
+    @property
+    def precedence(self) -> tuple[int, str]:
+        """Of two routers of which each has a part of the fleet, the one goes on that has the replica for which this is
+        the smallest: it knows the latest record. Both see the same."""
+        return -(self.record.epoch if self.record is not None else 0), self.instance_id or _NOT_TOLD
+
     def starts(self, engine: types_pb2.EngineState) -> None:
         """It answers, and has no engine yet."""
         self.failure = ""
         self.engine = engine
+        self.instance_id = engine.instance_id
         self._changed()
 
     def reported(

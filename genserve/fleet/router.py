@@ -163,14 +163,11 @@ class Router:
         have stood by."""
         fleet = self.fleet
         await self._until_told(all)
-        if not any(member.version is not None for member in fleet.members):
-            await self._until_told(any, for_ever=True)
-            await self._until_told(all)
         while fleet.committed is None:
-            changed = fleet.states_changed.next
+            if not any(member.version is not None for member in fleet.members):
+                await self._until_told(any, for_ever=True)
+                await self._until_told(all)  # in which this router may give way to another one, and have none again
             fleet.settle()
-            if fleet.committed is None:
-                await changed.wait()
 
     async def _until_told(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:
         fleet = self.fleet

@@ -68,7 +68,7 @@ class Watch:
         info = await self._info()
         self._check_kind(info)
         self._check_alone(info.state.instance_id)
-        self._check_held(info.state.router_address)
+        self._check_held(info)
         self._check_free()
         await self._upstream.connect(self._fleet.settings.connect_timeout_s)
         self._member.connected(info)
@@ -175,22 +175,27 @@ class Watch:
         except (TimeoutError, DeadlineError):
             raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
 
-    def _check_held(self, router_address: str) -> None:
+    def _check_held(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises FleetHeldError for a replica that another router looks after, before it is asked to let this one in:
         a router that stands by asks often."""
+        router_address = info.state.router_address
         if router_address not in ("", self._fleet.router.address):
+            self._member.is_had_by_another(info)
             raise FleetHeldError(
                 f"the router at {router_address} looks after this daemon", metadata={"router_address": router_address}
             )
 
     def _check_free(self) -> None:
         """Raises UnavailableError if this router stands by, and has just got a replica: one that starts anew belongs to
-        who looks after the others."""
-        if self._fleet.committed is not None or self._member.engine is not None:
+        who looks after the others. Of two routers that stood by, each may have got some: one of them gives way, and
+        lets its own go."""
+        if self._fleet.committed is not None:
             return
+        had = [each.precedence for each in self._fleet.members if each.engine is not None]
         for other in self._fleet.members:
-            if other is not self._member and other.is_held:
-                raise UnavailableError(f"it is left to the router of {other.address}: {other.failure}")
+            if other is self._member or not other.is_held or (had and min(had) < other.precedence):
+                continue
+            raise UnavailableError(f"it is left to the router of {other.address}: {other.failure}")
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and
