@@ -114,7 +114,7 @@ class Fleet(Destinations[Upstream]):
 
     def serves(self, upstream: Upstream, version: Version) -> None:
         """A replica has told what it serves."""
-        upstream.member.serves(version)
+        upstream.member.serves(version, frozenset(each.address for each in self.answering))
         undecided = self._undecided
         if undecided is None or upstream.address not in self._deciding:
             return
@@ -198,21 +198,29 @@ class Fleet(Destinations[Upstream]):
             self.committed = found
             self.refresh()
 
-    def follow(self) -> None:
+    def follow(self, *, waits: bool = True) -> bool:
         """If nobody has the version of the fleet any more, and all replicas serve the same one instead, that is the
-        version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does."""
-        versions = [member.version for member in self.members]
-        first = versions[0] if versions else None
+        version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does. Those that
+        were away when the last of them got it have no say; but it `waits` for them, and returns True."""
+        answering = [each.member for each in self.answering]
+        first = answering[0].version if answering else None
         if self.committed is None or first is None or first.is_same(self.committed):
-            return
+            return False
         if self._undecided is not None and first.push_id == self._undecided.push_id:
-            return
-        if any(each is None or not each.is_same(first) for each in versions):
-            return
+            return False
+        if any(each.version is None or not each.version.is_same(first) for each in answering):
+            return False
         # Where nothing was written down since its start, a version above that of the start was brought by somebody.
-        if all(each.changed_by_others or (each.record is None and first.number > 0) for each in self.members):
-            log.info("all replicas serve version %d, which nobody has pushed through this router", first.number)
-            self.commit(first)
+        if not all(each.changed_by_others or (each.record is None and first.number > 0) for each in answering):
+            return False
+        away = self._upstreams.keys() - {each.address for each in answering}
+        if away and all(each.brought_beside is None or away & each.brought_beside for each in answering):
+            return False
+        if away and waits:
+            return True
+        log.info("all replicas serve version %d, which nobody has pushed through this router", first.number)
+        self.commit(first)
+        return False
 
     def refresh(self, upstream: Upstream | None = None) -> None:
         """Tells who waits if the state of a replica has changed: of this one, None = of any, because the committed

@@ -33,7 +33,8 @@ class Member:
     to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
     and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
     fleet, as it last told or was told; None = nothing. `is_written`: this router has told it one. `is_held`:
-    it was looked after by another router when it was last asked.
+    it was looked after by another router when it was last asked. `brought_beside`: the addresses of the replicas that
+    answered when it changed to the version that it serves, None = nobody has seen that.
     `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
@@ -55,6 +56,7 @@ class Member:
     record: types_pb2.FleetState | None = None
     is_written: bool = False
     is_held: bool = False
+    brought_beside: frozenset[str] | None = None
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
     is_draining: bool = False
@@ -62,6 +64,7 @@ class Member:
     num_losses: int = 0
     holds_leases: bool = True
     inflight: int = 0
+    _known_version: Version | None = None
     _inflight_at_report: int = 0
     _routed: Replica | None = field(default=None, repr=False)
     _routed_state: ReplicaState = ReplicaState.CONNECTING
@@ -115,9 +118,11 @@ class Member:
         self._inflight_at_report = self.inflight
         self._changed()
 
-    def serves(self, version: Version) -> None:
-        """What it serves is known."""
-        self.version = version
+    def serves(self, version: Version, beside: frozenset[str] | None = None) -> None:
+        """What it serves is known. `beside`: see `brought_beside`."""
+        if version != self._known_version:
+            self.brought_beside = None if self._known_version is None else beside
+        self.version = self._known_version = version
         self.sync_failure = ""
         self._changed()
 

@@ -181,10 +181,17 @@ class Router:
     async def follow(self) -> None:
         """Never returns: tells the version of the fleet, and follows what somebody brings to every replica himself."""
         await self.settle()
+        until_s = None
         while True:
             changed = self.fleet.states_changed.next
-            self.fleet.follow()
-            await changed.wait()
+            is_over = until_s is not None and time.monotonic() >= until_s
+            if not self.fleet.follow(waits=not is_over):
+                until_s = None
+            elif until_s is None:  # as long as for those that do not answer when it starts
+                until_s = time.monotonic() + self.fleet.settings.settle_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if until_s is None else max(0.0, until_s - time.monotonic())):
+                    await changed.wait()
 
     def check_not_last(self, address: str) -> None:
         """Raises LastReplicaError for the only replica that has what somebody has pushed to the fleet, and
