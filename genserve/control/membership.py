@@ -35,6 +35,9 @@ class FleetRecord:
 
 RETURN_S = 5.0
 """In which a router whose watch has ended may come back before another one is let in."""
+CALL_S = 60.0
+"""A router that watches makes a call now and then. Without one for so long it may not even read what its watch tells,
+and another one is let in."""
 NO_RECORD = FleetRecord(0, b"")
 
 
@@ -46,6 +49,7 @@ class Membership:
         self._tell = tell
         self._clock = clock
         self._left_at_s = -math.inf
+        self._called_at_s = -math.inf
         self._router: Router | None = None
         self._watches: Counter[str] = Counter()
         self.record = NO_RECORD
@@ -53,7 +57,14 @@ class Membership:
     @property
     def router_address(self) -> str:
         """Where the router that looks after this daemon listens; "" = none does."""
-        return self._router.address if self._router is not None and self._watches[self._router.router_id] else ""
+        return self._router.address if self._router is not None and self._is_watched else ""
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether its router watches, and makes calls."""
+        if self._router is None or not self._watches[self._router.router_id]:
+            return False
+        return self._clock() < self._called_at_s + CALL_S
 
     @contextmanager
     def looked_after(self, router: Router) -> Iterator[None]:
@@ -66,6 +77,7 @@ class Membership:
         if not self._may_have_it(router):
             raise self._held()
         self._router = router
+        self._called_at_s = self._clock()
         self._watches[router.router_id] += 1
         self._tell()
         try:
@@ -74,7 +86,8 @@ class Membership:
             self._watches[router.router_id] -= 1
             if not self._watches[router.router_id]:
                 del self._watches[router.router_id]
-                self._left_at_s = self._clock()
+                if router == self._router:
+                    self._left_at_s = self._clock()
             self._tell()
 
     def _may_have_it(self, router: Router) -> bool:
@@ -82,13 +95,14 @@ class Membership:
         if held is None or held.router_id == router.router_id:
             return True
         if self._watches[held.router_id]:
-            return False
+            return not self._is_watched
         return held.address == router.address or self._clock() >= self._left_at_s + RETURN_S
 
     def check(self, router_id: str) -> None:
         """Raises FleetHeldError for a call of a router that does not look after this daemon, or does not any more."""
         if self._router is None or router_id != self._router.router_id:
             raise self._held()
+        self._called_at_s = self._clock()
 
     def keep(self, router_id: str, record: FleetRecord) -> None:
         """Keeps what the router that looks after this daemon has written down. Raises FleetHeldError, and

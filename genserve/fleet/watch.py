@@ -27,6 +27,8 @@ ROUTER_FEATURE = "fleet"
 _LORAS_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
+_CALL_EVERY_S = 20.0
+"""A replica is free for another router when this one has made no call there for a minute."""
 _STANDSTILL_S = 60.0
 """A router that stands still for longer may take its replicas for lost."""
 
@@ -97,6 +99,7 @@ class Watch:
                     return
                 self._check_alone(report.state.instance_id)
                 self._check_free()
+                await self._check_reached()
                 self._member.starts(report.state)
                 self._fleet.refresh(self._upstream)
 
@@ -160,7 +163,7 @@ class Watch:
     async def _check_reached(self) -> None:
         """Reports alone say nothing of the way there: requests may be lost on it, which gRPC notices after a minute.
         Raises UnavailableError."""
-        if time.monotonic() < self._asked_at_s + self._fleet.settings.silence_s:
+        if time.monotonic() < self._asked_at_s + min(self._fleet.settings.silence_s, _CALL_EVERY_S):
             return
         await self._ask(self._upstream.control.GetStatus, control_pb2.GetStatusRequest())
         self._asked_at_s = time.monotonic()

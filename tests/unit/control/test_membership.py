@@ -1,8 +1,10 @@
 """Which router looks after a daemon, and what it has written down."""
 
+from contextlib import ExitStack
+
 import pytest
 
-from genserve.control.membership import NO_RECORD, RETURN_S, FleetRecord, Membership, Router
+from genserve.control.membership import CALL_S, NO_RECORD, RETURN_S, FleetRecord, Membership, Router
 from genserve.errors import FleetHeldError, InvalidFieldError
 from tests.support.refusals import refuses
 
@@ -49,6 +51,32 @@ def test_a_router_whose_connection_breaks_gets_its_daemon_back() -> None:
     now_s[0] += RETURN_S
     with made.looked_after(B):
         assert made.router_address == "host:2"
+
+
+def test_a_router_that_calls_no_more_loses_its_daemon_to_the_next_one() -> None:
+    """Its watch may stay open for ever, because nobody reads it. Its calls are refused, and its watch ends later."""
+    made, _, now_s = membership()
+    with ExitStack() as stack:
+        stack.enter_context(made.looked_after(A))
+        now_s[0] += CALL_S - 1
+        made.check("a")
+        now_s[0] += CALL_S - 1
+        assert made.router_address == "host:1"
+        with refuses(FleetHeldError, says="host:1"), made.looked_after(B):
+            pass
+        now_s[0] += 1
+        assert made.router_address == ""  # so that another one asks for it
+        made.check("a")  # nobody has come
+        assert made.router_address == "host:1"
+        now_s[0] += CALL_S
+        with made.looked_after(B):
+            assert made.router_address == "host:2"
+            with refuses(FleetHeldError, says="host:2"):
+                made.check("a")
+            stack.close()
+            assert made.router_address == "host:2"
+            with refuses(FleetHeldError, says="host:2"), made.looked_after(A):
+                pass
 
 
 def test_calls_of_a_former_router_are_refused() -> None:
