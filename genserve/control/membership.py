@@ -39,15 +39,25 @@ CALL_S = 60.0
 """A router that watches makes a call now and then. Without one for so long it may not even read what its watch tells,
 and another one is let in."""
 NO_RECORD = FleetRecord(0, b"")
+_EPOCHS_PER_S = 1 << 32
+"""Routers number their changes by the second of their start."""
+_MAX_AHEAD_S = 24 * 3600
+"""Clocks of the hosts of a fleet differ by minutes; one that is set in another time zone by hours."""
 
 
 class Membership:
     """Who looks after this daemon, and the last record of its fleet. `tell`: is called at each change. `clock`: in
-    seconds."""
+    seconds; `wall_clock`: since 1970."""
 
-    def __init__(self, tell: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tell: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._tell = tell
         self._clock = clock
+        self._wall_clock = wall_clock
         self._left_at_s = -math.inf
         self._called_at_s = -math.inf
         self._router: Router | None = None
@@ -104,10 +114,21 @@ class Membership:
             raise self._held()
         self._called_at_s = self._clock()
 
-    def keep(self, router_id: str, record: FleetRecord) -> None:
-        """Keeps what the router that looks after this daemon has written down. Raises FleetHeldError, and
-        InvalidFieldError for an epoch that is below the one that is kept."""
+    def check_record(self, router_id: str, record: FleetRecord) -> None:
+        """Raises FleetHeldError as `check`, and InvalidFieldError for an epoch that no later change could exceed."""
         self.check(router_id)
+        now_s, at_s = self._wall_clock(), record.epoch // _EPOCHS_PER_S
+        if at_s > max(now_s + _MAX_AHEAD_S, self.record.epoch // _EPOCHS_PER_S + 1):
+            raise InvalidFieldError.of(
+                "fleet.epoch",
+                f"is {record.epoch}: its router has started {(at_s - now_s) / 3600:.0f} hours from now by the clock of "
+                "this host; set the clocks of both",
+            )
+
+    def keep(self, router_id: str, record: FleetRecord) -> None:
+        """Keeps what the router that looks after this daemon has written down. Raises as `check_record`, and
+        InvalidFieldError for an epoch that is below the one that is kept."""
+        self.check_record(router_id, record)
         if record.epoch < self.record.epoch:
             raise InvalidFieldError.of("fleet.epoch", f"is {record.epoch}, and {self.record.epoch} is kept already")
         self.record = record

@@ -172,7 +172,7 @@ class WeightServicer(WeightServiceServicer):
         keep: Callable[[], None] | None = None
         if request.HasField("fleet"):
             router_id, record = router_id_of(context), fleet_record(request.fleet)
-            self._membership.check(router_id)
+            self._membership.check_record(router_id, record)
             keep = partial(self._membership.keep_served, router_id, record)
         outcome = await self._pushes.commit(
             request.push_id,

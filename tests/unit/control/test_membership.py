@@ -116,3 +116,19 @@ def test_a_router_has_to_be_named(router: Router) -> None:
     with refuses(InvalidFieldError), made.looked_after(router):
         pass
     assert made.router_address == ""
+
+
+def test_an_epoch_of_the_far_future_is_refused() -> None:
+    """No later change could have a higher one. A day is allowed: clocks and time zones may be wrong. What is kept
+    already is gone on from, wherever it came from."""
+    now_s, second = [1_000_000.0], 1 << 32
+    made = Membership(lambda: None, wall_clock=lambda: now_s[0])
+    with made.looked_after(A):
+        made.keep("a", FleetRecord((1_000_000 + 24 * 3600) * second + 7, b"a day"))
+        for epoch in ((1_000_000 + 24 * 3600 + 2) * second, (1 << 64) - 1):
+            with refuses(InvalidFieldError, field="fleet.epoch", says="clock"):
+                made.keep("a", FleetRecord(epoch, b"far"))
+            with refuses(InvalidFieldError, field="fleet.epoch", says="clock"):
+                made.check_record("a", FleetRecord(epoch, b"far"))
+        now_s[0] = 0.0  # it is put right
+        made.keep("a", FleetRecord((1_000_000 + 24 * 3600 + 1) * second + 1, b"the next router"))
