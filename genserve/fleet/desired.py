@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from genserve.control import asleep
+from genserve.errors import InvalidFieldError
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
 
 _LIFE: Final = 1 << 32
+MAX_LORAS_BYTES: Final = 128 << 10
+"""Half of what replicas keep: see genserve.rpc.convert.control. Leases have most of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,17 @@ class Desired:
             asleep_tags=sorted(self.asleep.tags),
             loras=[types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())],
         )
+
+    def check_room(self, lora_name: str, path: str) -> None:
+        """Raises InvalidFieldError if no directory of this length can be written down with the others."""
+        loras = self.loras | {lora_name: path}
+        size_bytes = sum(types_pb2.FleetLora(lora_name=name, path=each).ByteSize() for name, each in loras.items())
+        if size_bytes > MAX_LORAS_BYTES:
+            raise InvalidFieldError.of(
+                "path",
+                f"is too long: the names and paths of {len(loras)} adapters have {size_bytes} bytes, and the record of "
+                f"a fleet takes {MAX_LORAS_BYTES}: unload one, or name a shorter path",
+            )
 
     def _begin_life(self) -> None:
         """From now on epochs are above all that are known, also if clocks are wrong."""

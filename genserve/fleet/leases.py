@@ -14,11 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from genserve.errors import PauseLeaseLostError
+from genserve.errors import InvalidFieldError, PauseLeaseLostError
 from genserve.v1 import types_pb2
 
 _LEASE_ID: Final = "[0-9a-f]{32}"
 _MAX_ENDED: Final = 1 << 14
+MAX_WRITTEN_BYTES: Final = 96 << 10
+"""Of all leases in the record of a fleet, of which replicas keep 256 KiB."""
+_MOST_BYTES: Final = 1200
+"""Of one lease: its holder may have 256 characters of four bytes."""
 _LEAST_S: Final = 1.0
 """A lease that ends sooner is not given to a replica that joins, which gets no requests until the lease has ended: it
 could be the last one that has it, and the others would be paused anew."""
@@ -131,6 +135,21 @@ class Leases:
         """The leases to write down."""
         expected = [each for each in self._expected.values() if each.lease_id not in self._ended and not _is_over(each)]
         return [*(lease.message() for lease in self.active), *expected]
+
+    def check_room(self, lease_id: str, holder: str) -> None:
+        """Raises InvalidFieldError if no lease of this holder can be written down with the others."""
+        if lease_id in self._leases:
+            return
+        new = types_pb2.PauseLease(lease_id=lease_id, holder=holder, mode=types_pb2.PAUSE_MODE_KEEP)
+        new.expire_time.GetCurrentTime()
+        written = [*self.to_write(), new]
+        size_bytes = sum(each.ByteSize() for each in written) + len(self._beginning) * _MOST_BYTES
+        if size_bytes > MAX_WRITTEN_BYTES:
+            raise InvalidFieldError.of(
+                "holder",
+                f"is too long: {len(written)} pauses with the names of their holders have {size_bytes} bytes, and the "
+                f"record of a fleet takes {MAX_WRITTEN_BYTES}: end one, or take a shorter name",
+            )
 
     def _note_own(self, lease_id: str) -> None:
         if self._own is not None:

@@ -35,6 +35,7 @@ class FleetPauses:
         """
         check_text(request.holder, "holder")
         leases, lease_id, deadline_s = self._fleet.leases, new_lease_id(request.request_id), _now_s() + pause_s(request)
+        leases.check_room(lease_id, request.holder)
         turn = await self._fleet.lease_turns.take(lease_id, pause_s(request))
         try:
             with leases.being_granted(lease_id) as grant:
