@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from genserve.errors import GenserveError
+from genserve.fleet.fleet import Fleet
 from genserve.fleet.upstream import Upstream
 
 T = TypeVar("T")
@@ -33,3 +34,30 @@ async def everywhere(
 
     asked = list(replicas)
     return dict(zip(asked, await asyncio.gather(*map(answer, asked)), strict=True))
+
+
+async def of_all(
+    fleet: Fleet, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
+) -> list[T]:
+    """The answers of all replicas that answer. If one fails, `undo` is called for those that did not, and its error
+    raised, which names it."""
+    replicas = fleet.answering
+    if not replicas:
+        raise fleet.none_ready()
+
+    async def answer(upstream: Upstream) -> T:
+        answered = await ask(upstream)
+        if answered is not None and upstream.member.engine is not None:
+            # Its next report comes later. One that comes while others are still asked is newer than this.
+            upstream.member.engine = answered.state  # type: ignore[attr-defined]
+        return answered
+
+    outcomes = await everywhere(replicas, answer)
+    failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
+    if failures:
+        done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
+        if undo is not None:
+            await asyncio.shield(everywhere(done, undo))
+        upstream, error = failures[0]
+        raise told_by(upstream, error)
+    return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]

@@ -11,6 +11,7 @@ from genserve.errors import NoReplicaError
 from genserve.fleet.desired import Desired
 from genserve.fleet.lease_turns import LeaseTurns
 from genserve.fleet.leases import Leases
+from genserve.fleet.lora_turns import LoraTurns
 from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
@@ -42,6 +43,7 @@ class Fleet(Destinations[Upstream]):
         self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
         self.lease_turns = LeaseTurns()
+        self.lora_turns = LoraTurns()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
         self.none_ready_since_s: float | None = time.time()

@@ -158,8 +158,10 @@ class Sync:
     async def _load_lora(self, name: str, path: str) -> None:
         upstream, member = self._upstream, self._member
         request = control_pb2.LoadLoraRequest(lora_name=name, path=path)
-        await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
-        member.has_loras((member.lora_names or frozenset()) | {name})
+        async with self._fleet.lora_turns.of(name):
+            if self._missing_loras().get(name) == path:  # it may have been unloaded meanwhile
+                await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
+                member.has_loras((member.lora_names or frozenset()) | {name})
 
     def _tell_state(self, state: types_pb2.EngineState) -> None:
         if self._member.engine is not None:

@@ -3,21 +3,20 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from genserve.errors import GenserveError, UnsupportedError
-from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
-from genserve.fleet.everywhere import everywhere, told_by
+from genserve.errors import UnsupportedError
+from genserve.fleet.deadlines import ASK_S, RESET_S
+from genserve.fleet.everywhere import of_all
+from genserve.fleet.loras import FleetLoras
 from genserve.fleet.pauses import FleetPauses
-from genserve.fleet.records import write_record
 from genserve.fleet.router import Router
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.sleeps import FleetSleeps
 from genserve.fleet.watch import ROUTER_FEATURE
 from genserve.rpc.convert.control import (
     StatusT,
     drain_timeout_s,
-    sleep_arguments,
     watch_heartbeat_s,
     watch_interval_s,
 )
@@ -43,6 +42,8 @@ class FleetControl(ControlServiceServicer):
         self._stop = stop
         self._fleet = router.fleet
         self._pauses = FleetPauses(router.fleet)
+        self._sleeps = FleetSleeps(router.fleet)
+        self._loras = FleetLoras(router.fleet)
         self._watchers = Watchers("the status", "end some that nobody reads, or ask GetStatus from time to time")
 
     async def Pause(
@@ -134,90 +135,41 @@ class FleetControl(ControlServiceServicer):
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
-        """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
-        await self._fleet.until_known()
-        limit_s = pause_s(request)
-        awake = [
-            each
-            for each in self._fleet.answering
-            if each.member.engine is not None and not each.member.engine.asleep_tags
-        ]
-
-        async def undo(upstream: Upstream) -> None:
-            if upstream in awake:
-                await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
-
-        with self._fleet.desired.changing_sleep():
-            await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
-            _, depth, _ = sleep_arguments(request)
-            self._fleet.desired.asleep = self._fleet.desired.asleep.after_sleep(depth)
-        self._fleet.changed()
-        await write_record(self._fleet)
+        """Releases the memory of all."""
+        await self._sleeps.sleep(request)
         return self._with_state(control_pb2.SleepResponse())
 
     async def WakeUp(
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Wakes all up."""
-        await self._fleet.until_known()
-        desired = self._fleet.desired
-        with desired.changing_sleep():
-            await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
-            desired.asleep = desired.asleep.after_wake_up(request.tags)
-        self._fleet.changed()
-        await write_record(self._fleet)
+        await self._sleeps.wake_up(request)
         return self._with_state(control_pb2.WakeUpResponse())
 
     async def ResetCache(
         self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResetCacheResponse:
         """Drops the prefix caches of all."""
-        answers = await self._of_all(lambda each: each.ask(each.control.ResetCache, request, RESET_S))
+        answers = await of_all(self._fleet, lambda each: each.ask(each.control.ResetCache, request, RESET_S))
         return self._with_state(control_pb2.ResetCacheResponse(reset=all(answer.reset for answer in answers)))
 
     async def LoadLora(
         self, request: control_pb2.LoadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.LoadLoraResponse:
-        """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
-        they had one of this name."""
-        await self._fleet.until_known()
-        limit_s = load_lora_s(request)
-        had = {each for each in self._fleet.answering if request.lora_name in (each.member.lora_names or ())}
-
-        async def undo(upstream: Upstream) -> None:
-            if upstream not in had:
-                unload = control_pb2.UnloadLoraRequest(lora_name=request.lora_name)
-                await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
-
-        answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
-        self._fleet.desired.loras[request.lora_name] = request.path
-        self._fleet.changed()
-        await write_record(self._fleet)
-        return self._with_state(control_pb2.LoadLoraResponse(lora=_together([answer.lora for answer in answers])))
+        """Loads an adapter on all."""
+        return self._with_state(control_pb2.LoadLoraResponse(lora=await self._loras.load(request)))
 
     async def UnloadLora(
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
-        await self._fleet.until_known()
-        self._fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
-        answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
-        await write_record(self._fleet)
-        return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
+        return self._with_state(control_pb2.UnloadLoraResponse(lora=await self._loras.unload(request)))
 
     async def ListLoras(
         self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ListLorasResponse:
         """The adapters that all replicas have."""
-        answers = await self._of_all(lambda each: each.ask(each.control.ListLoras, request, ASK_S))
-        by_name = [{lora.lora_name: lora for lora in answer.loras} for answer in answers]
-        names = sorted(set.intersection(*(set(each) for each in by_name)))
-        return self._with_state(
-            control_pb2.ListLorasResponse(
-                loras=[_together([each[name] for each in by_name]) for name in names],
-                max_loras=min(answer.max_loras for answer in answers),
-            )
-        )
+        return self._with_state(await self._loras.all())
 
     async def Drain(
         self, request: control_pb2.DrainRequest, context: "ServicerContext[Any, Any]"
@@ -227,40 +179,6 @@ class FleetControl(ControlServiceServicer):
         self._router.refuse()
         return self._with_state(control_pb2.DrainResponse())
 
-    async def _of_all(
-        self, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
-    ) -> list[T]:
-        """The answers of all replicas. If one fails, `undo` is called for those that did not, and its error raised."""
-        replicas = self._fleet.answering
-        if not replicas:
-            raise self._fleet.none_ready()
-
-        async def answer(upstream: Upstream) -> T:
-            answered = await ask(upstream)
-            if upstream.member.engine is not None:
-                # Its next report comes later. One that comes while others are still asked is newer than this.
-                upstream.member.engine = answered.state  # type: ignore[attr-defined]
-            return answered
-
-        outcomes = await everywhere(replicas, answer)
-        failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
-        if failures:
-            done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
-            if undo is not None:
-                await asyncio.shield(everywhere(done, undo))
-            upstream, error = failures[0]
-            raise told_by(upstream, error)
-        return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
-
     def _with_state(self, answer: T) -> T:
         answer.state.CopyFrom(self._router.state())  # type: ignore[attr-defined]
         return answer
-
-
-def _together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:
-    """An adapter of all replicas."""
-    lora = control_pb2.Lora()
-    lora.CopyFrom(loras[0])
-    lora.running_requests = sum(each.running_requests for each in loras)
-    lora.lora_version = min(each.lora_version for each in loras)
-    return lora

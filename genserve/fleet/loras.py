@@ -1,0 +1,78 @@
+"""Adapters that all replicas load from a directory, and that the fleet keeps."""
+
+from genserve.errors import LoraNotFoundError
+from genserve.fleet.deadlines import ASK_S, load_lora_s
+from genserve.fleet.everywhere import of_all
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.records import write_record
+from genserve.fleet.upstream import Upstream
+from genserve.v1 import control_pb2
+
+
+class FleetLoras:
+    """Loads and unloads them on all replicas that answer."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def load(self, request: control_pb2.LoadLoraRequest) -> control_pb2.Lora:
+        """Loads one on all, from the same path on each host; if one fails, the others unload it again, unless they had
+        one of this name."""
+        fleet, name, limit_s = self._fleet, request.lora_name, load_lora_s(request)
+        await fleet.until_known()
+        async with fleet.lora_turns.of(name):
+            fleet.desired.check_room(name, request.path)
+            had = {each for each in fleet.answering if name in (each.member.lora_names or ())}
+
+            async def undo(upstream: Upstream) -> None:
+                if upstream not in had:
+                    unload = control_pb2.UnloadLoraRequest(lora_name=name)
+                    await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
+
+            answers = await of_all(fleet, lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+            fleet.desired.loras[name] = request.path
+            fleet.changed()
+        await write_record(fleet)
+        return together([answer.lora for answer in answers])
+
+    async def unload(self, request: control_pb2.UnloadLoraRequest) -> control_pb2.Lora:
+        """Removes one from all that have it. Raises LoraNotFoundError if nobody has."""
+        fleet = self._fleet
+        await fleet.until_known()
+        missing: list[LoraNotFoundError] = []
+
+        async def unload_one(upstream: Upstream) -> control_pb2.UnloadLoraResponse | None:
+            try:
+                return await upstream.ask(upstream.control.UnloadLora, request, ASK_S)
+            except LoraNotFoundError as error:
+                missing.append(error)
+                return None
+
+        async with fleet.lora_turns.of(request.lora_name):
+            fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
+            answers = await of_all(fleet, unload_one)
+        await write_record(fleet)
+        unloaded = [answer.lora for answer in answers if answer is not None]
+        if not unloaded:
+            raise missing[0].again()
+        return together(unloaded)
+
+    async def all(self) -> control_pb2.ListLorasResponse:
+        """Those that all replicas have."""
+        request = control_pb2.ListLorasRequest()
+        answers = await of_all(self._fleet, lambda each: each.ask(each.control.ListLoras, request, ASK_S))
+        by_name = [{lora.lora_name: lora for lora in answer.loras} for answer in answers]
+        names = sorted(set.intersection(*(set(each) for each in by_name)))
+        return control_pb2.ListLorasResponse(
+            loras=[together([each[name] for each in by_name]) for name in names],
+            max_loras=min(answer.max_loras for answer in answers),
+        )
+
+
+def together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:
+    """An adapter of all replicas."""
+    lora = control_pb2.Lora()
+    lora.CopyFrom(loras[0])
+    lora.running_requests = sum(each.running_requests for each in loras)
+    lora.lora_version = min(each.lora_version for each in loras)
+    return lora
