@@ -33,7 +33,9 @@ class InstalledEngine:
     place: Path
 
     def import_failure(self, error: ImportError) -> str:
-        """The message for an engine that cannot be imported, although its version is right."""
+        """The message for an engine that cannot be imported, although its version is right, or for what imports it."""
+        if str(error.name).partition(".")[0] == "genserve":
+            return f"genserve is not complete ({error}): pip install --force-reinstall --no-deps genserve"
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vllm"):
             # vLLM's dependencies come with it, and the daemon's own come with the extras: the extras bring both.
             return f"{self} is installed, but a package beside it is missing ({error}): {_EXTRAS}"

@@ -79,8 +79,8 @@ def check_version(header: PushHeader, served_version: int) -> None:
     is_next = header.lora is not None and header.weight_version == 0
     if header.weight_version <= served_version and not (header.force or is_next):
         raise VersionNotNewerError(
-            f"version {header.weight_version}{of_adapter} is not above the served version {served_version}; `force` "
-            "allows it",
+            f"version {header.weight_version}{of_adapter} is not above the served version {served_version}: "
+            "set force (--force) to take it nevertheless",
             metadata=metadata,
         )
     if header.expected_version is not None and header.expected_version != served_version:

@@ -143,6 +143,18 @@ def test_a_package_that_is_missing_beside_the_engine_is_named() -> None:
     assert "cannot be imported (ImportError: libcudart.so.13" in said and "--force-reinstall" in said
 
 
+def test_what_is_missing_of_genserve_is_no_fault_of_the_engine() -> None:
+    """An upgrade that was interrupted leaves half of it."""
+    engine = InstalledEngine("vllm", "0.33.0", Path("/site/vllm"))
+    for error in (
+        ImportError("cannot import name 'x' from 'genserve.rpc'", name="genserve.rpc"),
+        ModuleNotFoundError("No module named 'genserve.rpc'", name="genserve.rpc"),
+    ):
+        said = engine.import_failure(error)
+        assert f"{error}" in said and "vllm" not in said
+        assert said.endswith("pip install --force-reinstall --no-deps genserve")
+
+
 def test_the_package_that_is_first_on_the_path_counts(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

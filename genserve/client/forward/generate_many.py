@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from genserve.cancellation import is_cancelled
+from genserve.cancellation import cancel_all, is_cancelled
 from genserve.client.forward.actions import Abort, Action, Begun
 from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Caller, Failure
@@ -58,9 +58,7 @@ class GenerateMany(Generic[UpstreamT]):
                     raise self._failure
         finally:
             self._legs.keep_all()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancel_all(list(self._tasks))
             for running in self._requests.values():
                 running.attempts.end()
 
@@ -95,10 +93,8 @@ class GenerateMany(Generic[UpstreamT]):
                 self._spawn(self._place(running))
             else:
                 self._send(running, upstream)
-        except AbortedWhileWaitingError:
-            await self._finish(running, running.response(forwarded.aborted()))
         except Exception as error:
-            await self._finish(running, running.failed(error))
+            await self._finish(running, _end_of(running, error))
 
     async def abort(self, abort: Abort) -> None:
         """Ends a request, if it is one of this call and runs."""
@@ -117,10 +113,8 @@ class GenerateMany(Generic[UpstreamT]):
         """Sends a request that has to wait for a replica, or has lost its own."""
         try:
             self._send(running, await self._wait(running, running.attempts.next()))
-        except AbortedWhileWaitingError:
-            await self._finish(running, running.response(running.forwarded.aborted()))
         except Exception as error:
-            await self._finish(running, running.failed(error))
+            await self._finish(running, _end_of(running, error))
 
     async def _wait(self, running: Running[UpstreamT], work: Coroutine[Any, Any, T]) -> T:
         """The result of what has to be done before a replica has the request: an abort finds it here."""
@@ -133,11 +127,8 @@ class GenerateMany(Generic[UpstreamT]):
         """Sends the rest of a request whose replica is lost."""
         try:
             rest = await self._wait(running, resumption.rest(self._tokenize))
-        except AbortedWhileWaitingError:
-            await self._finish(running, running.response(running.forwarded.aborted()))
-            return
         except Exception as error:
-            await self._finish(running, running.failed(error))
+            await self._finish(running, _end_of(running, error))
             return
         message = generation_pb2.GenerateManyRequest(generate=rest, form=generation_pb2.GENERATE_MANY_FORM_ITEMS)
         running.data = message.SerializeToString()
@@ -322,3 +313,10 @@ class GenerateMany(Generic[UpstreamT]):
         if self._failure is None:
             self._failure = error.with_traceback(None)
         self._changed.set()
+
+
+def _end_of(running: Running[UpstreamT], error: Exception) -> _End:
+    """How a request ends that no replica gets."""
+    if isinstance(error, AbortedWhileWaitingError):
+        return running.response(running.forwarded.aborted())
+    return running.failed(error)

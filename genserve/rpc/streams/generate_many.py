@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from genserve.arguments import MAX_TEXT_CHARS
+from genserve.cancellation import cancel_all
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
@@ -227,9 +228,7 @@ class GenerateMany:
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
-        for each in (asking := list(self._asking)):
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await cancel_all(list(self._asking))
         await asyncio.gather(*(running.stream.close() for running in self._running.values()), *self._closing)
 
 
