@@ -1,5 +1,7 @@
 """The version before, which a daemon with --keep-committed has on its disk."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +16,9 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.weights.checkpoint.space import CheckpointSpace
 from tests.rpc.served import weights
+from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, serving
 
@@ -108,6 +112,33 @@ async def test_what_cannot_be_rolled_back_to_is_told(keeping: tuple[Daemon, Asyn
     with refuses(VersionNotNewerError):
         await client.load_weights(previous=True)
     assert daemon.engine.live == live(2)
+
+
+async def test_a_push_that_is_committed_meanwhile_is_not_rolled_back(
+    keeping: tuple[Daemon, AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback still reads its files then, and the version before the served one is another one."""
+    daemon, client = keeping
+    for version in (1, 2):
+        await client.push_weights(weights(version), version=version)
+        await kept(daemon)
+    await client.push_weights(weights(3), version=3, action="stage", push_id="p")
+    reading, go_on, read_into = threading.Event(), threading.Event(), CheckpointSpace.read_into
+
+    def slowly(space: CheckpointSpace, start: int, target: memoryview) -> None:
+        reading.set()
+        go_on.wait(STEP_S)
+        read_into(space, start, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointSpace, "read_into", slowly)
+        back = asyncio.create_task(client.load_weights(previous=True, force=True))
+        await until(reading.is_set)
+    await client.commit_push("p")
+    go_on.set()
+    with refuses(WeightVersionMismatchError, says="version 3 is served, not 2"):
+        await back
+    assert daemon.engine.live == live(3)
 
 
 async def test_a_daemon_that_keeps_nothing_has_no_version_before(daemon: Daemon) -> None:

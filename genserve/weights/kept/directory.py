@@ -17,6 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from genserve.arguments import check_text
+from genserve.errors import InvalidFieldError
+from genserve.weights.push.types import MAX_VERSION
+
 RECORD: Final = "genserve.json"
 _FORMAT: Final = 1
 _LOCK: Final = ".lock"
@@ -75,15 +79,32 @@ class KeptDirectory:
         """Makes the directory if there is none, and puts in order what a crash has left. Raises KeptError if another
         daemon has it, and OSError."""
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        self._take()
+        self.settle()
+
+    def _take(self) -> None:
+        """Raises KeptError if another daemon has the directory."""
+        self.path.mkdir(parents=True, exist_ok=True)
         # A lock of this process, which a child that is forked does not hold on to.
-        self._lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        weakref.finalize(self, os.close, self._lock_fd).atexit = False
+        self._lock_fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._unlocking = weakref.finalize(self, os.close, self._lock_fd)
+        self._unlocking.atexit = False
         try:
             fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise KeptError(f"{path}: another daemon keeps its version there: give each its own directory") from error
-        self.settle()
+            raise KeptError(
+                f"{self.path}: another daemon keeps its version there: give each its own directory"
+            ) from error
+
+    def _keep_taken(self) -> None:
+        """Takes the directory anew if somebody has removed it, or moved it away. Raises as `_take`."""
+        try:
+            if os.path.samestat(os.stat(self.path / _LOCK), os.fstat(self._lock_fd)):
+                return
+        except OSError:
+            pass
+        self._unlocking()
+        self._take()
 
     @property
     def latest(self) -> KeptVersion | None:
@@ -99,7 +120,11 @@ class KeptDirectory:
 
     def _kept(self, name: str) -> KeptVersion | None:
         path = self.path / name
-        return KeptVersion(path, KeptRecord.read(path / RECORD)) if path.exists() else None
+        if not os.path.lexists(path):
+            return None
+        record = KeptRecord.read(path / RECORD)
+        _check_told(record, path / RECORD)
+        return KeptVersion(path, record)
 
     @property
     def writing(self) -> Path:
@@ -107,7 +132,9 @@ class KeptDirectory:
         return self.path / "writing"
 
     def begin(self) -> Path:
-        """An empty directory for the files of the next version."""
+        """An empty directory for the files of the next version. Raises KeptError if another daemon has come here since
+        somebody has removed what was here."""
+        self._keep_taken()
         self.settle()
         self.writing.mkdir()
         return self.writing
@@ -126,8 +153,7 @@ class KeptDirectory:
         if (self.writing / RECORD).exists():
             self._replace()
         for path in (self.writing, self._removing):
-            if path.exists():
-                shutil.rmtree(path)
+            _remove(path)
 
     @property
     def _removing(self) -> Path:
@@ -136,14 +162,31 @@ class KeptDirectory:
     def _replace(self) -> None:
         """Each step leaves what the next start, or the next call, goes on from."""
         current, previous = self.path / "current", self.path / "previous"
-        if self._removing.exists():
-            shutil.rmtree(self._removing)
-        if current.exists():
-            if previous.exists():
+        _remove(self._removing)
+        if os.path.lexists(current):
+            if os.path.lexists(previous):
                 previous.rename(self._removing)
             current.rename(previous)
         self.writing.rename(current)
         sync(self.path)
+
+
+def _remove(path: Path) -> None:
+    """With what is in it. What a link leads to belongs to whoever has made the link."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _check_told(record: KeptRecord, path: Path) -> None:
+    """Raises KeptError for what no answer of a daemon could tell, of a file that somebody has edited."""
+    if record.weight_version > MAX_VERSION:
+        raise _unreadable(path, f"weight_version is {record.weight_version}, above {MAX_VERSION}")
+    try:
+        check_text(record.push_id, "push_id")
+    except InvalidFieldError as error:
+        raise _unreadable(path, error.message) from error
 
 
 def write_through(path: Path, data: bytes) -> None:

@@ -48,6 +48,12 @@ class Keeper:
         """The version that is on disk; 0 = none yet."""
         return 0 if self._record is None else self._record.weight_version
 
+    @property
+    def served_version(self) -> int | None:
+        """The served version, None if its bytes are not here."""
+        served = self._resident.served
+        return None if served is None else served.weight_version
+
     def before_served(self) -> KeptVersion:
         """The version that was kept before the served one. Raises NotResidentError."""
         try:
@@ -96,10 +102,18 @@ class Keeper:
             log.info("%s is kept in %s (%.1f s)", what, self.directory.path, time.perf_counter() - began_s)
         except Exception as error:  # whatever it is, serving goes on
             self.num_failed += 1
+            self._record = await asyncio.to_thread(self._on_disk)
             has = f"still has version {self.weight_version}" if self.weight_version else "has no version yet"
             is_bug = not isinstance(error, OSError | GenserveError | ValueError)
             log.error("%s is not kept: %s; %s %s", what, error, self.directory.path, has, exc_info=is_bug)
         self._handled = served
+
+    def _on_disk(self) -> KeptRecord | None:
+        """What a start would serve: somebody may have removed it."""
+        with suppress(KeptError, OSError):
+            latest = self.directory.latest
+            return None if latest is None else latest.record
+        return None
 
     def _write(self, version: ResidentVersion) -> KeptRecord:
         """Writes it, in a thread, and returns what was written."""

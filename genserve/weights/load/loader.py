@@ -111,6 +111,8 @@ class WeightLoader:
             load,
             source=CheckpointPath(str(kept.path.absolute())),
             weight_version=record.weight_version,
+            # A push may be committed while this one is read: the version before would be another one.
+            expected_version=self._keeper.served_version if load.expected_version is None else load.expected_version,
             content_digest=load.content_digest or record.content_digest,
         )
 

@@ -1,7 +1,9 @@
 """A directory that always has a whole version, whenever its daemon dies."""
 
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -155,3 +157,66 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> Non
     (tmp_path / "current" / RECORD).write_text(text)
     with pytest.raises(KeptError, match=f"{tmp_path}/current/{RECORD}.*: move {tmp_path}/current away"):
         _ = directory.latest
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("weight_version", 10**18), ("push_id", "x" * 257), ("push_id", "\ud800")]
+)
+def test_a_record_that_no_answer_could_tell_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    """The daemon would fail at every question what it serves."""
+    keep(KeptDirectory(tmp_path / "kept"), 1, model_files(tmp_path / "model"))
+    record = tmp_path / "kept" / "current" / RECORD
+    record.write_text(json.dumps(json.loads(record.read_text()) | {field: value}))
+    with pytest.raises(KeptError, match=f"{field}.*: move {record.parent} away"):
+        _ = KeptDirectory(tmp_path / "kept").latest
+
+
+def test_versions_on_another_disk_are_kept_by_links(tmp_path: Path) -> None:
+    """Somebody has moved one there, for room: it is served, replaced, and in the end its link is removed."""
+    files, directory = model_files(tmp_path / "model"), KeptDirectory(tmp_path / "kept")
+    keep(directory, 1, files)
+    (tmp_path / "kept" / "current").rename(tmp_path / "elsewhere")
+    (tmp_path / "kept" / "current").symlink_to(tmp_path / "elsewhere")
+    assert directory.latest is not None and is_whole(directory.latest)
+    for number in (2, 3, 4):
+        keep(directory, number, files)
+    check_kept(tmp_path / "kept", {4})
+    assert is_whole(KeptVersion(tmp_path / "elsewhere", KeptRecord.read(tmp_path / "elsewhere" / RECORD)))
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """The version before it would be served in its place, and nobody would know."""
+    directory = KeptDirectory(tmp_path)
+    (tmp_path / "current").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(KeptError, match=f"move {tmp_path}/current away"):
+        _ = directory.latest
+
+
+def test_a_directory_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    """While its daemon serves."""
+    files, directory = model_files(tmp_path / "model"), KeptDirectory(tmp_path / "kept")
+    keep(directory, 1, files)
+    shutil.rmtree(tmp_path / "kept")
+    keep(directory, 2, files)
+    assert directory.latest is not None and is_whole(directory.latest)
+    assert directory.before("push 2") is None
+
+
+def test_a_directory_that_was_removed_may_be_that_of_another_daemon(tmp_path: Path) -> None:
+    """Which has made it anew: nobody else writes there."""
+    files, directory = model_files(tmp_path / "model"), KeptDirectory(tmp_path / "kept")
+    keep(directory, 1, files)
+    (tmp_path / "kept").rename(tmp_path / "away")
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.weights.kept.writer", str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        with pytest.raises(KeptError, match="its own directory"):
+            directory.begin()
+    finally:
+        writer.kill()
+        writer.communicate()
+    keep(directory, 9, files)
+    assert directory.latest is not None and directory.latest.record.weight_version == 9

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import resource
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -197,3 +198,20 @@ async def test_a_daemon_that_ends_does_not_wait_for_the_disk(tmp_path: Path) -> 
     wait_for_threads()
     await until(lambda: not (tmp_path / "kept" / "writing").exists())
     assert keeper.directory.latest is None
+
+
+async def test_what_was_removed_is_not_told_as_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the next version is kept again."""
+    async with keeping(tmp_path) as (keeper, store):
+        store.replace(resident(1))
+        await keeper.close()
+        second, third = resident(2), resident(3)
+        shutil.rmtree(tmp_path / "kept")
+        with full_disk():
+            store.replace(second)
+            await keeper.close()
+        assert "version 2 is not kept" in caplog.text and "has no version yet" in caplog.text
+        assert keeper.weight_version == 0
+        store.replace(third)
+        await keeper.close()
+        assert kept(keeper) == (record(3), None)
