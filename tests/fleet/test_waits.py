@@ -56,7 +56,10 @@ async def test_a_request_to_a_paused_fleet_learns_who_has_paused_it() -> None:
             assert isinstance(error, DeadlineError), error
             assert "paused by alice@host" in error.message
             assert (error.metadata["holder"], error.metadata["lease_id"]) == ("alice@host", lease.lease_id)
-        assert why_waiting(await fleet.client.status()).startswith("paused by alice@host, ")
+        status = await fleet.client.status()
+        assert why_waiting(status).startswith("paused by alice@host, ")
+        for phase in ("dead", "tainted"):  # which the end of the pause would not change
+            assert why_waiting(replace(status, state=replace(status.state, phase=phase))) == f"it is {phase}"
 
 
 @pytest.fixture

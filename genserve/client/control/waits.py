@@ -14,7 +14,7 @@ def why_waiting(status: Status) -> str:
         return state.startup.described(now)
     if state.phase == "sleeping":
         return "the engine is asleep; wake it up: genserve wake-up"
-    if state.pauses:
+    if state.pauses and state.phase not in ("dead", "tainted"):
         return _paused(state.pauses, now)
     if state.phase not in ("running", "applying"):
         return f"it is {state.phase}"
