@@ -243,6 +243,7 @@ class Fleet(Destinations[Upstream]):
     def _refreshed(self, upstream: Upstream) -> bool:
         member = upstream.member
         member.holds_leases = not self.leases.missing(member.address)
+        member.has_foreign_lease = self.leases.has_foreign(member.address)
         where = member.where(self.committed, self.desired.asleep_tags)
         before = self._where.get(member.address)
         if where == before:

@@ -227,6 +227,11 @@ class Leases:
             if lease.lease_id in self._ended and address in lease.on_replicas
         ]
 
+    def has_foreign(self, address: str) -> bool:
+        """Whether a replica still has a lease that is not of this fleet."""
+        own = self._own
+        return own is not None and any(lease_id not in own for lease_id, _ in self.left_over(address))
+
     def resumed(self, lease_id: str, address: str) -> None:
         """A replica does not have a lease any more."""
         if (lease := self._leases.get(lease_id)) is not None:

@@ -39,7 +39,8 @@ class Member:
     address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
     not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
     it. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the
-    fleet is. `inflight`: sequences that were sent to it by this router and have not ended.
+    fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences that were sent to it by
+    this router and have not ended.
     """
 
     address: str
@@ -63,6 +64,7 @@ class Member:
     is_gone: bool = False
     num_losses: int = 0
     holds_leases: bool = True
+    has_foreign_lease: bool = False
     inflight: int = 0
     _known_version: Version | None = None
     _inflight_at_report: int = 0
@@ -206,6 +208,8 @@ class Member:
             return ReplicaState.SYNCING, self.sync_failure or difference
         if not self.holds_leases:
             return ReplicaState.SYNCING, "it is being paused, as the fleet is"
+        if self.has_foreign_lease:
+            return ReplicaState.SYNCING, "it is being resumed: another fleet has paused it"
         if holder := next((f"{lease.holder!r}" for lease in engine.pauses if not lease.fleet_lease_id), ""):
             command = f"genserve resume --force --target {self.address}"
             return ReplicaState.SYNCING, f"it is paused by {holder}, and the fleet is not: {command}"

@@ -218,3 +218,15 @@ def test_a_lease_that_is_held_for_long_stays_the_fleets() -> None:
             leases.told("a:1", [pause()])
     leases.told("a:1", [pause()])
     assert [lease.lease_id for lease in leases.active] == [L]
+
+
+def test_a_lease_of_another_fleet_is_told_from_one_that_has_ended() -> None:
+    """Until the replica that has brought it along is resumed."""
+    leases = Leases()
+    leases.adopt([L])
+    leases.told("a:1", [pause(L), pause(M)])
+    leases.mark_ended(L)
+    assert leases.left_over("a:1") == [(L, f"own {L}"), (M, f"own {M}")]
+    assert leases.has_foreign("a:1") and not leases.has_foreign("b:2")
+    leases.resumed(M, "a:1")
+    assert not leases.has_foreign("a:1")
