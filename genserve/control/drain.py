@@ -6,13 +6,16 @@ A tainted or sleeping engine is not resumed for this: its requests are aborted i
 import asyncio
 import enum
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from genserve.control.conditions import DaemonCondition, may_run
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.notices import say
 from genserve.signals import Stopped
+
+_TELL_AFTER_S: Final = 1.0
 
 
 class Closes(Protocol):
@@ -40,6 +43,7 @@ class Step(enum.Enum):
     PUSH = "a push"
     REQUESTS = "requests"
     ANSWERS = "answers over HTTP"  # the engine has nothing more to do, but their clients have not read all of it
+    HAND_OVER = "handing the served version to another replica"  # it can be read until the end
     KEEPING = "writing the served version to --keep-committed"
 
 
@@ -101,6 +105,26 @@ class Drain:
         if self.keeper is not None:
             self._step = Step.KEEPING
             await self.keeper.close()
+        else:
+            self._step = Step.HAND_OVER
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Waits until the router of its fleet does not need the version that was pushed: others have it. What is kept
+        on a disk comes back with the daemon."""
+        membership = self.board.membership
+        tell_s: float | None = _TELL_AFTER_S  # others have it nearly always, and the router tells so at once
+        while self.board.state().push_id and membership.keeps_it:
+            changed = self.board.changed.next
+            try:
+                async with asyncio.timeout(tell_s):
+                    await changed.wait()
+            except TimeoutError:
+                tell_s = None
+                say(
+                    f"no other replica of the router at {membership.router_address} has version "
+                    f"{self.board.weight_version}: waiting until one has fetched it"
+                )
 
     async def _abort(self, drained: Drained, which: str) -> None:
         aborted, _ = await self.engine.abort(None)

@@ -48,12 +48,24 @@ class Membership:
         self._left_at_s = -math.inf
         self._router: Router | None = None
         self._watches: Counter[str] = Counter()
+        self._is_let_go = False
         self.record = NO_RECORD
 
     @property
     def router_address(self) -> str:
         """Where the router that looks after this daemon listens; "" = none does."""
         return self._router.address if self._router is not None and self._watches[self._router.router_id] else ""
+
+    @property
+    def keeps_it(self) -> bool:
+        """Whether the router that looks after this daemon may still need what it serves: for other replicas."""
+        return bool(self.router_address) and not self._is_let_go
+
+    def let_go(self, router_id: str) -> None:
+        """The router that looks after this daemon has told that nothing is lost with it. Raises FleetHeldError."""
+        self.check(router_id)
+        self._is_let_go = True
+        self._tell()
 
     @contextmanager
     def looked_after(self, router: Router) -> Iterator[None]:

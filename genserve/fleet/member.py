@@ -30,13 +30,14 @@ class Member:
     `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
     to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
     and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
-    fleet, as it last told or was told; None = nothing. `is_written`: this router has told it one. `is_held`:
-    it was looked after by another router when it was last asked.
-    `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
-    address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
-    not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
-    it. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the
-    fleet is. `inflight`: sequences that were sent to it by this router and have not ended.
+    fleet, as it last told or was told; None = nothing. `is_written`: this router has told it one. `is_held`: it was
+    looked after by another router when it was last asked. `instance_id`: of the run that told last; it stays when that
+    does not answer any more, so that another run at this address can be told from it. `version`: what it serves, None
+    while that is not known. `sync_failure`: why it could not be brought to the version of the fleet, "" = it was not
+    tried, or is being tried. `is_draining`: somebody drains it. `is_given_up`: by force, though nobody else may have
+    the version of the fleet. `may_end`: its daemon shuts down, and was told that it need not wait for others.
+    `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the fleet
+    is. `inflight`: sequences that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -56,6 +57,8 @@ class Member:
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
     is_draining: bool = False
+    is_given_up: bool = False
+    may_end: bool = False
     is_gone: bool = False
     num_losses: int = 0
     holds_leases: bool = True
@@ -94,6 +97,7 @@ class Member:
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
+            self.may_end = False
         elif self.version != Version.of(engine):
             self.version = None
         self.engine, self.load, self.pushes = engine, load, pushes

@@ -5,6 +5,7 @@ import logging
 import random
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from genserve.arguments import MAX_PEERS
@@ -12,6 +13,7 @@ from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.hand_over import may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
@@ -55,21 +57,28 @@ class Sync:
                 self._member.sync_failure = ""
                 self._fleet.refresh()
                 if self._can_be_helped():  # it did not help
-                    await asyncio.sleep(backoff.next_s())
+                    await self._rest(backoff.next_s())
             except GenserveError as error:
                 self._member.sync_failure = error.message
                 log.warning("replica %s could not be brought to the version of the fleet: %s",
                             self._upstream.address, error.message)  # fmt: skip
-                await asyncio.sleep(backoff.next_s())
+                await self._rest(backoff.next_s())
             except Exception as error:  # a fault of ours: it is tried again as any other
                 self._member.sync_failure = f"the router failed to sync it: {error!r}"
                 log.exception("the sync of replica %s failed", self._upstream.address)
-                await asyncio.sleep(_MAX_PAUSE_S)
+                await self._rest(_MAX_PAUSE_S)
             self._fleet.refresh()
+
+    async def _rest(self, pause_s: float) -> None:
+        """Before the next attempt. A daemon that waits for a word to end gets it at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                while not may_end(self._fleet, self._member):
+                    await self._fleet.states_changed.wait()
 
     def _can_be_helped(self) -> bool:
         member, committed = self._member, self._fleet.committed
-        if self._fleet.leases.left_over(member.address):
+        if self._fleet.leases.left_over(member.address) or may_end(self._fleet, member):
             return True
         if committed is None or member.version is None:
             return False
@@ -116,6 +125,9 @@ class Sync:
         for lease_id, own_id in leases.left_over(address):
             if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
                 await self._resume(lease_id, own_id)
+        if may_end(self._fleet, self._member):
+            await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
+            self._member.may_end = True
         committed = self._fleet.committed
         if committed is None or not self._takes_part:
             return
@@ -189,7 +201,12 @@ class Sync:
         if await self._commits(committed):
             return
         upstream, member = self._upstream, self._member
-        peers = [other for other in self._fleet.ready if other is not upstream]
+        # One that shuts down waits until its version is handed over.
+        peers = [
+            each
+            for each in self._fleet.ready or self._fleet.in_state(ReplicaState.DRAINING)
+            if each is not upstream and each.member.version is not None and each.member.version.is_same(committed)
+        ]
         if not peers:
             raise NoReplicaError(f"no replica has version {committed.number} to fetch it from")
         random.shuffle(peers)
