@@ -1,4 +1,4 @@
-"""Whether a replica may go without the version of the fleet going with it. Pure."""
+"""Whether a replica may go without something of the fleet going with it. Pure."""
 
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
@@ -6,12 +6,19 @@ from genserve.routing.replica import ReplicaState
 from genserve.v1 import types_pb2
 
 
-def is_only_holder(fleet: Fleet, member: Member) -> bool:
-    """Whether nobody else stays that has what somebody has pushed to the fleet."""
-    committed = fleet.committed
-    if committed is None or committed.is_checkpoint or not _has_version(fleet, member):
-        return False
-    return not any(_has_version(fleet, each) for each in _staying(fleet, member))
+def only_there(fleet: Fleet, member: Member) -> str:
+    """What somebody has pushed to the fleet, and nobody else has who stays, for people; "" = nothing."""
+    committed, staying = fleet.committed, _staying(fleet, member)
+    if committed is None:
+        return ""
+    is_pushed = not committed.is_checkpoint and _has_version(fleet, member)
+    if is_pushed and not any(_has_version(fleet, each) for each in staying):
+        return f"version {committed.number}"
+    for name, push_id in fleet.desired.pushed_loras.items():
+        has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]
+        if has == [member]:
+            return f"adapter {name!r}"
+    return ""
 
 
 def may_end(fleet: Fleet, member: Member) -> bool:
@@ -19,7 +26,7 @@ def may_end(fleet: Fleet, member: Member) -> bool:
     any more: others have it, or all of them shut down as well, so that nobody is there to take it."""
     if not shuts_down(member) or member.may_end or fleet.committed is None or member.version is None:
         return False
-    return not is_only_holder(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
+    return not only_there(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
 
 
 def shuts_down(member: Member) -> bool:

@@ -13,7 +13,7 @@ from genserve.arguments import MAX_REPLICAS
 from genserve.cancellation import cancel_all
 from genserve.errors import InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import is_only_holder
+from genserve.fleet.hand_over import only_there
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
@@ -157,9 +157,7 @@ class Router:
     async def _drain(self, upstream: Upstream) -> None:
         member = upstream.member
         # Who else had the version when this began may be lost by now.
-        while not member.is_gone and (
-            member.inflight or (not member.is_given_up and is_only_holder(self.fleet, member))
-        ):
+        while not member.is_gone and (member.inflight or (not member.is_given_up and only_there(self.fleet, member))):
             await self.fleet.states_changed.wait()
         if not upstream.member.is_gone:
             await self.remove(upstream.address)
@@ -199,10 +197,10 @@ class Router:
     def check_not_last(self, address: str) -> None:
         """Raises LastReplicaError for the only replica that has what somebody has pushed to the fleet, and
         ReplicaNotFoundError."""
-        if is_only_holder(self.fleet, self.find(address).member):
+        if what := only_there(self.fleet, self.find(address).member):
             raise LastReplicaError(
-                f"replica {address} is the only one that has version {self.weight_version}: wait until another one is "
-                "ready, or set force (--force) to give the version up",
+                f"replica {address} is the only one that has {what}: wait until another one has it, or set force "
+                "(--force) to give it up",
                 metadata={"weight_version": str(self.weight_version)},
             )
 

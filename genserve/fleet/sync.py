@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +17,7 @@ from genserve.fleet.hand_over import may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
+from genserve.fleet.push.adapters import ask_loras, bring_pushed_lora
 from genserve.fleet.records import lacks_record, write_on
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
@@ -60,7 +61,7 @@ class Sync:
                     await self._rest(backoff.next_s())
             except GenserveError as error:
                 self._member.sync_failure = error.message
-                log.warning("replica %s could not be brought to the version of the fleet: %s",
+                log.warning("replica %s could not be brought to what the fleet is: %s",
                             self._upstream.address, error.message)  # fmt: skip
                 await self._rest(backoff.next_s())
             except Exception as error:  # a fault of ours: it is tried again as any other
@@ -84,7 +85,7 @@ class Sync:
             return False
         state, _ = self._fleet.where(member)
         if state is ReplicaState.READY:
-            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras())
+            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras() or self._missing_pushed())
         if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):
@@ -110,6 +111,11 @@ class Sync:
         if names is None or tags is None or tags:
             return {}
         return {name: path for name, path in self._fleet.desired.loras.items() if name not in names}
+
+    def _missing_pushed(self) -> Mapping[str, str]:
+        """The pushes of adapters that all replicas should have loaded."""
+        tags = self._fleet.desired.asleep_tags
+        return {} if tags is None or tags else self._member.missing_loras
 
     def _needs_version(self, committed: Version) -> bool:
         version = self._member.version
@@ -146,6 +152,8 @@ class Sync:
         if self._fleet.where(self._member)[0] is ReplicaState.READY:
             for name, path in self._missing_loras().items():
                 await self._load_lora(name, path)
+            for name, push_id in self._missing_pushed().items():
+                await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
 
     @property
     def _takes_part(self) -> bool:
@@ -168,10 +176,10 @@ class Sync:
         self._tell_state(answer.state)
 
     async def _load_lora(self, name: str, path: str) -> None:
-        upstream, member = self._upstream, self._member
+        upstream = self._upstream
         request = control_pb2.LoadLoraRequest(lora_name=name, path=path)
         await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
-        member.has_loras((member.lora_names or frozenset()) | {name})
+        await ask_loras(upstream)
 
     def _tell_state(self, state: types_pb2.EngineState) -> None:
         if self._member.engine is not None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from genserve.cli import main
 from genserve.client import AsyncClient
 from tests.faults.fleet_processes import FleetProcesses
 from tests.faults.fleet_states import all_ready, until
+from tests.support import adapters
 from tests.support.patience import slow
 
 pytestmark = pytest.mark.long("genserve/fleet", "genserve/control", "genserve/cli")
@@ -52,9 +54,7 @@ class Load:
                 async for delta in client.stream([*PROMPT, number], timeout_s=120, **options):
                     for output in delta.outputs:
                         tokens += output.token_ids
-                        versions += [
-                            span.version for span in output.weight_spans for _ in range(span.start, span.end)
-                        ]
+                        versions += [span.version for span in output.weight_spans for _ in range(span.start, span.end)]
                 assert len(tokens) == len(versions) == NUM_TOKENS
                 assert versions == sorted(versions) and versions[0] >= least
                 self.num_streams += 1
@@ -75,12 +75,15 @@ async def command(*arguments: str) -> None:
 
 @pytest.mark.timeout(900)
 async def test_four_replicas_are_upgraded_one_by_one_under_load(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    """Each is taken out, ends, is started anew and added again, while streams run and versions are pushed."""
-    with FleetProcesses(checkpoints["a"], tmp_path, NUM_REPLICAS, ["--silence", "20s"]).running() as fleet:
+    """Each is taken out, ends, is started anew and added again, while streams run and versions are pushed. An adapter
+    that was pushed before is there at the end, too."""
+    flags = ["--enable-lora", "--max-lora-rank", "8"]
+    with FleetProcesses(checkpoints["a"], tmp_path, NUM_REPLICAS, ["--silence", "20s"], flags).running() as fleet:
         router = ("--target", fleet.router_address)
         load = Load(fleet.router_address, [checkpoints["b"], checkpoints["a"]])
         async with AsyncClient(fleet.router_address) as client:
             await until(client, all_ready)
+            await client.push_lora("poet", adapters.adapter(checkpoints["a"], seed=1), adapters.CONFIG, version=3)
             async with load.running():
                 for index, address in enumerate(fleet.addresses):
                     began_s, before = time.monotonic(), (load.num_streams, load.version)
@@ -92,11 +95,14 @@ async def test_four_replicas_are_upgraded_one_by_one_under_load(checkpoints: dic
                     await command("replicas", "wait", str(NUM_REPLICAS), "--timeout", "5m", *router)
                     took_s, streams = time.monotonic() - began_s, load.num_streams - before[0]
                     print(f"{address}: {took_s:.1f} s, {streams} streams, {load.version - before[1]} pushes")
-            listed = await client.list_replicas()
+            listed = await until(client, lambda told: not any(each.reason for each in told.replicas))
             assert all_ready(listed) and len(listed.replicas) == NUM_REPLICAS
         answers = []
+        options: Any = {"max_tokens": 12, "ignore_eos": True, "temperature": 0}
         for address in fleet.addresses:
             async with AsyncClient(address) as client:
                 assert (await client.status()).state.weight_version == load.version > NUM_REPLICAS
-                answers.append((await client.generate(PROMPT, max_tokens=12, ignore_eos=True, temperature=0)).token_ids)
+                said = [await client.generate(PROMPT, lora_name=name, **options) for name in (None, "poet")]
+                assert {each.lora_version for each in said[1].sequences[0].weight_spans} == {3}
+                answers.append([each.token_ids for each in said])
         assert answers == [answers[0]] * NUM_REPLICAS

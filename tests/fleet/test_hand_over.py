@@ -75,7 +75,7 @@ async def test_the_only_holder_waits_no_longer_than_its_drain_may_take() -> None
     async with routed(1) as fleet:
         await push(fleet.running.address, 3)
         (cut,) = await ended(draining(fleet.daemons[0], 0.2))
-        assert "handing the served version to another replica" in cut
+        assert "handing over what was pushed to another replica" in cut
 
 
 async def test_the_only_holder_says_why_it_does_not_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ async def test_the_only_holder_says_why_it_does_not_end(capsys: pytest.CaptureFi
         ending = draining(fleet.daemons[0])
         await until_draining(fleet, fleet.daemons[0])
         said: list[str] = []
-        await until(lambda: said.append(capsys.readouterr().err) or "has version 3: waiting until" in "".join(said))  # type: ignore[func-returns-value]
+        await until(lambda: said.append(capsys.readouterr().err) or "(version 3): waiting until" in "".join(said))  # type: ignore[func-returns-value]
         assert fleet.running.address in "".join(said)
         (listed,) = (await fleet.client.list_replicas()).replicas
         assert "nobody else has version 3" in listed.reason

@@ -189,8 +189,15 @@ class FleetControl(ControlServiceServicer):
                 unload = control_pb2.UnloadLoraRequest(lora_name=request.lora_name)
                 await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
-        answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
-        self._fleet.desired.loras[request.lora_name] = request.path
+        desired, name = self._fleet.desired, request.lora_name
+        pushed = desired.pushed_loras.pop(name, None)  # or it would be brought back meanwhile
+        try:
+            answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+        except BaseException:
+            if pushed is not None:
+                desired.pushed_loras[name] = pushed
+            raise
+        desired.loras[name] = request.path
         self._fleet.changed()
         await write_record(self._fleet)
         return self._with_state(control_pb2.LoadLoraResponse(lora=_together([answer.lora for answer in answers])))

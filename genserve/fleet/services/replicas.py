@@ -5,7 +5,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from genserve.fleet.hand_over import is_only_holder
+from genserve.fleet.hand_over import only_there
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
@@ -118,8 +118,11 @@ class FleetReplicas(FleetServiceServicer):
     def _replica(self, upstream: Upstream) -> fleet_pb2.Replica:
         member = upstream.member
         state, reason = self._router.fleet.where(member)
-        if state is ReplicaState.DRAINING and is_only_holder(self._router.fleet, member):
-            reason = f"{reason}, and nobody else has version {self._router.weight_version} yet"
+        if state is ReplicaState.DRAINING and (what := only_there(self._router.fleet, member)):
+            reason = f"{reason}, and nobody else has {what} yet"
+        if state is ReplicaState.READY and member.missing_loras:
+            names = ", ".join(map(repr, member.missing_loras))
+            reason = member.sync_failure or f"it gets no requests for adapter {names} yet, which it fetches"
         return fleet_pb2.Replica(
             address=member.address,
             state=_STATES[state],
