@@ -27,10 +27,13 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """What a fleet should be, as its router has written it down; the daemon reads nothing of it but its epoch."""
+    """What a fleet should be, as its router has written it down; the daemon reads nothing of it but its epoch, and of
+    which version it is."""
 
     epoch: int
     content: bytes
+    weight_version: int = 0
+    push_id: str = ""
 
 
 RETURN_S = 5.0

@@ -191,7 +191,8 @@ class Fleet(Destinations[Upstream]):
         members = [each for each in self.members if not each.joins] or self.members
         records = [each.record for each in members if each.record is not None and each.version is not None]
         if records:
-            self._adopt(max(records, key=lambda record: record.epoch))
+            # Of those of an epoch, one that a daemon has read from its disk says least.
+            self._adopt(max(records, key=lambda record: (record.epoch, record.ByteSize())))
         elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:
             log.info("the fleet serves version %d", found.number)
             self.leases.adopt(())
