@@ -11,14 +11,18 @@ def only_there(fleet: Fleet, member: Member) -> str:
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
-    is_pushed = not committed.is_checkpoint and _has_version(fleet, member)
-    if is_pushed and not any(_has_version(fleet, each) for each in staying):
+    if not committed.is_checkpoint and _has_version(fleet, member) and not holders(fleet, member):
         return f"version {committed.number}"
     for name, push_id in fleet.desired.pushed_loras.items():
         has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]
         if has == [member]:
             return f"adapter {name!r}"
     return ""
+
+
+def holders(fleet: Fleet, leaving: Member) -> list[Member]:
+    """The others that stay and have the version of the fleet."""
+    return [each for each in _staying(fleet, leaving) if _has_version(fleet, each)]
 
 
 def may_end(fleet: Fleet, member: Member) -> bool:

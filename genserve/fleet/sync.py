@@ -13,7 +13,7 @@ from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import may_end
+from genserve.fleet.hand_over import holders, may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
@@ -72,9 +72,10 @@ class Sync:
 
     async def _rest(self, pause_s: float) -> None:
         """Before the next attempt. A daemon that waits for a word to end gets it at once."""
+        has_failed = may_end(self._fleet, self._member)  # to give it that
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                while not may_end(self._fleet, self._member):
+                while has_failed or not may_end(self._fleet, self._member):
                     await self._fleet.states_changed.wait()
 
     def _can_be_helped(self) -> bool:
@@ -132,8 +133,7 @@ class Sync:
             if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
                 await self._resume(lease_id, own_id)
         if may_end(self._fleet, self._member):
-            await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
-            self._member.may_end = True
+            await self._let_go()
         committed = self._fleet.committed
         if committed is None or not self._takes_part:
             return
@@ -154,6 +154,15 @@ class Sync:
                 await self._load_lora(name, path)
             for name, push_id in self._missing_pushed().items():
                 await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
+
+    async def _let_go(self) -> None:
+        """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered: it
+        may be lost, and nobody knows yet. Raises the error of either."""
+        if keeping := holders(self._fleet, self._member):
+            other = self._fleet.upstreams[random.choice(keeping).address]
+            await other.ask(other.control.GetStatus, control_pb2.GetStatusRequest(), ASK_S)
+        await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
+        self._member.may_end = True
 
     @property
     def _takes_part(self) -> bool:

@@ -62,6 +62,27 @@ async def test_one_holder_of_two_ends_at_once() -> None:
         assert await ended(draining(fleet.daemons[0])) == []
 
 
+async def test_the_other_holder_has_to_answer_first() -> None:
+    """It may be lost, and the router has not noticed yet."""
+    async with AsyncExitStack() as stack:
+        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(other.address))
+        async with over([first]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 3)
+            link.silence()
+            ending = draining(first)
+            member = fleet.running.router.find(first.address).member
+            await until(lambda: fleet.state(first) is ReplicaState.DRAINING)
+            for _ in range(3):
+                before = member.engine
+                await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
+            assert fleet.state_of(link.address) is ReplicaState.READY and not ending.done()
+            link.let_go()
+            assert await ended(ending) == []
+
+
 async def test_a_fleet_of_which_all_replicas_end_waits_for_nobody() -> None:
     """None of them could take the version."""
     async with routed(3) as fleet:
