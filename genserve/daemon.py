@@ -49,6 +49,7 @@ from genserve.metrics.process import ProcessMetrics, daemon_metrics
 from genserve.notices import say, say_starting
 from genserve.observers import observers_of
 from genserve.openai_process import Launch
+from genserve.rpc.convert.control import kept_fleet_record
 from genserve.rpc.generation import abort_with
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts
@@ -316,6 +317,10 @@ async def _build_parts(
     sleeps = SleepController(engine, pauses, board, applier)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     keeper = await start_keeping(kept, opened, checkpoint, engine, resident, applier)
+    if keeper is not None:
+        if (record := keeper.record) is not None and record.fleet_epoch:
+            board.membership.record = kept_fleet_record(record, base_digest)
+        keeper.follow(board)
     directory = "" if metrics is None else metrics.directory
     abort = abort_with(engine, board)
     frontends = await start_frontends(engine.seats(), board, abort, template, directory, stack)

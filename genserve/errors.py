@@ -242,7 +242,7 @@ class FleetHeldError(GenserveError):
 
 
 class LastReplicaError(GenserveError):
-    """No other replica serves the version of the fleet: without this one it would be lost."""
+    """No other replica has the version, or an adapter, that was pushed to the fleet: it would be lost."""
 
     reason = "LAST_REPLICA"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from genserve.addresses import DEFAULT_ROUTER
-from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+from genserve.cli.options import Subparsers, add_connection_options, count, open_client, seconds
 from genserve.cli.streams import print_json
 from genserve.errors import DeadlineError, UnsupportedError
 
@@ -20,6 +20,7 @@ _ACTIONS = {
     "add": "add a daemon; it gets requests when it serves the version of the fleet",
     "drain": "remove a replica when its requests have ended",
     "remove": "remove a replica at once; its requests are cut off",
+    "wait": "wait until so many replicas get requests",
 }
 
 
@@ -36,9 +37,11 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         if action == "list":
             one.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
             one.add_argument("--json", action="store_true", help="print the replicas as one line of protobuf JSON")
+        elif action == "wait":
+            one.add_argument("count", type=count, metavar="COUNT", help="how many replicas have to be ready")
         else:
             one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
-        if action == "drain":
+        if action in ("drain", "wait"):
             one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
         if action in ("drain", "remove"):
             one.add_argument(
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
                 _drain(client, args.address, args.timeout, force=args.force)
             case "remove":
                 client.remove_replica(args.address, force=args.force)
+            case "wait":
+                _wait(client, args.count, args.timeout)
         watches, as_json = (args.watch, args.json) if args.action == "list" else (False, False)
         shown: Iterable[Replicas] = client.watch_replicas() if watches else [client.list_replicas()]
         for number, replicas in enumerate(shown):
@@ -84,8 +89,23 @@ def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> 
         client.drain_replica(address, force=force, timeout_s=timeout_s)
     except DeadlineError:
         raise DeadlineError(
-            f"{address} still has requests after {timeout_s:g} s: it goes on draining, unless it is added again"
+            f"{address} still has requests after {timeout_s:g} s, or nobody else has the version of the fleet: it goes "
+            "on draining, unless it is added again"
         ) from None
+
+
+def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
+    replicas: list[FleetReplica] = []
+    try:
+        for shown in client.watch_replicas(timeout_s=timeout_s):
+            replicas = shown.replicas
+            if sum(each.state == "ready" for each in replicas) >= num_ready:
+                return
+    except DeadlineError:
+        pass
+    ready = sum(each.state == "ready" for each in replicas)
+    others = "".join(f"; {each.address}: {remark(each)}" for each in replicas if each.state != "ready")
+    raise DeadlineError(f"{ready} of {num_ready} replicas are ready after {timeout_s:g} s{others}")
 
 
 def replica_table(replicas: "Replicas") -> str:

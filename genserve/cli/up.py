@@ -96,6 +96,7 @@ def _check(wanted: UpConfig) -> int:
     from genserve.doctor.finding import Finding
     from genserve.installed_engine import EngineNotUsableError, installed_engine
     from genserve.listening import require_free
+    from genserve.placement.config import flags_of_replica
     from genserve.placement.shares import process_shares
     from genserve.placement.up import daemon_flags
 
@@ -119,7 +120,7 @@ def _check(wanted: UpConfig) -> int:
     except EngineNotUsableError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1
-    flags = daemon_flags(wanted)
+    flags = flags_of_replica(daemon_flags(wanted), 0)
     config = check_flags(flags, "genserve up")
     return status if config is None else max(status, print_findings(config, flags, engine))
 

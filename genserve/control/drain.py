@@ -6,13 +6,16 @@ A tainted or sleeping engine is not resumed for this: its requests are aborted i
 import asyncio
 import enum
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from genserve.control.conditions import DaemonCondition, may_run
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.notices import say
 from genserve.signals import Stopped
+
+_TELL_AFTER_S: Final = 1.0
 
 
 class Closes(Protocol):
@@ -41,6 +44,7 @@ class Step(enum.Enum):
     REQUESTS = "requests"
     ANSWERS = "answers over HTTP"  # the engine has nothing more to do, but their clients have not read all of it
     KEEPING = "writing the served version to --keep-committed"
+    HAND_OVER = "handing over what was pushed to another replica"  # it can be read until the end
 
 
 @dataclass(slots=True)
@@ -101,6 +105,30 @@ class Drain:
         if self.keeper is not None:
             self._step = Step.KEEPING
             await self.keeper.close()
+        self._step = Step.HAND_OVER
+        await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Waits until the router of its fleet does not need what was pushed: others have it."""
+        membership = self.board.membership
+        tell_s: float | None = _TELL_AFTER_S  # others have it nearly always, and the router tells so at once
+        while self._has_pushed and membership.keeps_it:
+            changed = self.board.changed.next
+            try:
+                async with asyncio.timeout(tell_s):
+                    await changed.wait()
+            except TimeoutError:
+                tell_s = None
+                say(
+                    f"no other replica of the router at {membership.router_address} has what was pushed (version "
+                    f"{self.board.weight_version}): waiting until one has fetched it"
+                )
+
+    @property
+    def _has_pushed(self) -> bool:
+        if self.board.state().push_id and self.keeper is None:  # else it comes back with the daemon, from the disk
+            return True
+        return any(each.push_id for each in self.engine.loras.loaded())
 
     async def _abort(self, drained: Drained, which: str) -> None:
         aborted, _ = await self.engine.abort(None)

@@ -27,10 +27,13 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """What a fleet should be, as its router has written it down; the daemon reads nothing of it but its epoch."""
+    """What a fleet should be, as its router has written it down; the daemon reads nothing of it but its epoch, and of
+    which version it is."""
 
     epoch: int
     content: bytes
+    weight_version: int = 0
+    push_id: str = ""
 
 
 RETURN_S = 5.0
@@ -62,6 +65,7 @@ class Membership:
         self._called_at_s = -math.inf
         self._router: Router | None = None
         self._watches: Counter[str] = Counter()
+        self._is_let_go = False
         self.record = NO_RECORD
 
     @property
@@ -75,6 +79,17 @@ class Membership:
         if self._router is None or not self._watches[self._router.router_id]:
             return False
         return self._clock() < self._called_at_s + CALL_S
+
+    @property
+    def keeps_it(self) -> bool:
+        """Whether the router that looks after this daemon may still need what it serves: for other replicas."""
+        return bool(self.router_address) and not self._is_let_go
+
+    def let_go(self, router_id: str) -> None:
+        """The router that looks after this daemon has told that nothing is lost with it. Raises FleetHeldError."""
+        self.check(router_id)
+        self._is_let_go = True
+        self._tell()
 
     @contextmanager
     def looked_after(self, router: Router) -> Iterator[None]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from genserve.addresses import joined
 from genserve.config import ServeConfig
@@ -31,6 +32,8 @@ from genserve.tensors.safetensors import CheckpointFileError, read_checkpoint
 from genserve.worker.contract.placement import GIB
 
 _LOOK_TIMEOUT_S = 30.0
+_MOST_KEPT = 3
+"""Versions on a disk: the last two, and one that is being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,29 @@ def memory(start: Start) -> str:
     return f"new versions fit with {found.way} ({share})" if asked == "auto" else f"new versions fit with {asked}"
 
 
+def keeping(start: Start) -> str:
+    """--keep-committed can be written, and has room for the versions that lie there at most."""
+    if not start.config.keep_committed:
+        return "no version is kept: there is no --keep-committed"
+    path = Path(start.config.keep_committed).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    what = f"--keep-committed {path}: {there}"
+    if not there.is_dir():
+        raise OSError(f"{what} is no directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OSError(f"{what} is not writable")
+    free_bytes = disk_usage(there).free
+    free = f"{free_bytes / GIB:.2f} GiB are free"
+    if start.directory is None:
+        return f"{path} can be written, {free}: the model's size is not known"
+    num_more = _MOST_KEPT - sum((path / name).exists() for name in ("current", "previous"))
+    needed_bytes = num_more * _size(start.directory).weight_bytes
+    needed = f"{num_more} more versions need {needed_bytes / GIB:.2f} GiB"
+    if free_bytes < needed_bytes:
+        raise OSError(f"{what} has too little room: {needed}, {free}")
+    return f"{path} can be written: {needed}, {free}"
+
+
 def engine(start: Start) -> str:
     """vLLM takes its flags and the model's configuration, and none is refused because of pushes."""
     from genserve import daemon  # imports vLLM, which takes seconds: the other checks are done before
@@ -139,6 +165,7 @@ CHECKS: tuple[tuple[str, Callable[[Start], str]], ...] = (
     ("access", access),
     ("files", files),
     ("memory", memory),
+    ("keeping", keeping),
     ("flags", engine),
 )
 

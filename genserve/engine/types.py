@@ -157,7 +157,7 @@ class DigestedWeights:
 @dataclass(frozen=True, slots=True)
 class LoadedLora:
     """An adapter that requests can use; `loaded_at_s` in seconds of the epoch; `push_id` of the push that brought it,
-    "" if none did."""
+    "" if none did. `directory` has its files for as long as it is loaded."""
 
     name: str
     version: int
@@ -167,3 +167,4 @@ class LoadedLora:
     push_id: str
     loaded_at_s: float
     num_requests: int
+    directory: str

@@ -44,7 +44,8 @@ class FleetSleep:
 class Desired:
     """What a fleet should be. `epoch`: of what it is now, 0 = nobody has written anything down yet. `issued`: the
     highest that was given to a change, which may yet fail. `is_own`: this router has changed it. `loras`: the
-    directories of adapters that all have loaded from one, by their names."""
+    directories of adapters that all have loaded from one, by their names; `pushed_loras`: the pushes that have brought
+    the others."""
 
     def __init__(self, started_s: float) -> None:
         """`started_s`: when the router has started, in Unix seconds."""
@@ -53,6 +54,7 @@ class Desired:
         self.epoch = 0
         self.asleep = FleetSleep()
         self.loras: dict[str, str] = {}
+        self.pushed_loras: dict[str, str] = {}
         self.issued = 0
         self.is_own = False
         self._num_changing = 0
@@ -100,7 +102,8 @@ class Desired:
         self.asleep = FleetSleep(
             frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None
         )
-        self.loras = {lora.lora_name: lora.path for lora in record.loras}
+        self.loras = {lora.lora_name: lora.path for lora in record.loras if lora.path}
+        self.pushed_loras = {lora.lora_name: lora.push_id for lora in record.loras if lora.push_id}
 
     def overtake(self, epoch: int) -> None:
         """Another router has used an epoch above this one: the fleet is what this router says, and has the higher
@@ -111,6 +114,9 @@ class Desired:
 
     def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
         """What replicas keep."""
+        loras = [types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())]
+        pushed = sorted(self.pushed_loras.items())
+        loras += [types_pb2.FleetLora(lora_name=name, push_id=push_id) for name, push_id in pushed]
         return types_pb2.FleetState(
             epoch=epoch,
             weight_version=version.number,
@@ -120,7 +126,7 @@ class Desired:
             leases=leases,
             sleep_level=self.asleep.level,
             asleep_tags=sorted(self.asleep.tags),
-            loras=[types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())],
+            loras=loras,
         )
 
     def check_room(self, lora_name: str, path: str) -> None:

@@ -149,8 +149,9 @@ class Fleet(Destinations[Upstream]):
         self.refresh()
 
     def forget_lora(self, lora_name: str) -> None:
-        """An adapter is not to be loaded from its directory any more."""
-        if self.desired.loras.pop(lora_name, None) is not None:
+        """An adapter is not to be brought to replicas that lack it any more."""
+        known = [each.pop(lora_name, None) for each in (self.desired.loras, self.desired.pushed_loras)]
+        if any(each is not None for each in known):
             self.changed()
 
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
@@ -192,7 +193,8 @@ class Fleet(Destinations[Upstream]):
         members = [each for each in self.members if not each.joins] or self.members
         records = [each.record for each in members if each.record is not None and each.version is not None]
         if records:
-            self._adopt(max(records, key=lambda record: record.epoch))
+            # Of those of an epoch, one that a daemon has read from its disk says least.
+            self._adopt(max(records, key=lambda record: (record.epoch, record.ByteSize())))
         elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:
             log.info("the fleet serves version %d", found.number)
             self.leases.adopt(())
@@ -244,6 +246,7 @@ class Fleet(Destinations[Upstream]):
         member = upstream.member
         member.holds_leases = not self.leases.missing(member.address)
         member.has_foreign_lease = self.leases.has_foreign(member.address)
+        member.lacks_loras(self._without_lora(member))
         where = member.where(self.committed, self.desired.asleep_tags)
         before = self._where.get(member.address)
         if where == before:
@@ -253,6 +256,18 @@ class Fleet(Destinations[Upstream]):
             state, reason = where
             log.info("replica %s is %s%s", member.address, state.value, f": {reason}" if reason else "")
         return True
+
+    def _without_lora(self, member: Member) -> dict[str, str]:
+        """The adapters that a replica lacks of those that were pushed, or of which it has another one."""
+        if not self.desired.pushed_loras or member.lora_names is None:
+            return {}
+        there = {push_id for each in self.members for push_id in each.pushed_loras.values()}
+        return {
+            name: push_id
+            for name, push_id in self.desired.pushed_loras.items()
+            # Another one under the name is better than none, if nobody has it any more.
+            if member.pushed_loras.get(name) != push_id and (push_id in there or name not in member.lora_names)
+        }
 
     @property
     def wait_ready_s(self) -> float:

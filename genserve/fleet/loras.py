@@ -29,7 +29,13 @@ class FleetLoras:
                     unload = control_pb2.UnloadLoraRequest(lora_name=name)
                     await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
-            answers = await of_all(fleet, lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+            pushed = fleet.desired.pushed_loras.pop(name, None)  # or it would be brought back meanwhile
+            try:
+                answers = await of_all(fleet, lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+            except BaseException:
+                if pushed is not None:
+                    fleet.desired.pushed_loras[name] = pushed
+                raise
             fleet.desired.loras[name] = request.path
             fleet.changed()
         await write_record(fleet)

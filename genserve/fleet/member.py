@@ -1,12 +1,15 @@
 """What the router knows of one replica, and what follows from it. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from genserve.fleet.version import Version
 from genserve.routing.replica import Load, Replica, ReplicaState
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
+_PUSHED = "push "
+"""How the source of an adapter begins that was pushed."""
 _MAX_NUM_SEQS = 1 << 30
 """Of a replica that has not told it yet."""
 _NOT_TOLD = "\uffff"
@@ -31,16 +34,18 @@ class Member:
 
     `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
     to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
-    and None while it does not answer. `pushes`: those in flight there, as it last told. `record`: what it keeps of its
-    fleet, as it last told or was told; None = nothing. `is_written`: this router has told it one. `is_held`:
-    it was looked after by another router when it was last asked. `brought_beside`: the addresses of the replicas that
-    answered when it changed to the version that it serves, None = nobody has seen that.
-    `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
-    address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
-    not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
-    it. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the
-    fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences that were sent to it by
-    this router and have not ended.
+    and None while it does not answer. `takes_loras`: whether it may have adapters. `pushed_loras`: the pushes that have
+    brought those that were pushed, by their names; `missing_loras`: the same of those that it lacks. `pushes`: those in
+    flight there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
+    `is_written`: this router has told it one. `is_held`: it was looked after by another router when it was last asked.
+    `brought_beside`: the addresses of the replicas that answered when it changed to the version that it serves, None =
+    nobody has seen that. `instance_id`: of the run that told last; it stays when that does not answer any more, so that
+    another run at this address can be told from it. `version`: what it serves, None while that is not known.
+    `sync_failure`: why it could not be brought to the version of the fleet, "" = it was not tried, or is being tried.
+    `is_draining`: somebody drains it. `is_given_up`: by force, though nobody else may have the version of the fleet.
+    `may_end`: its daemon shuts down, and was told that it need not wait for others. `is_gone`: it was removed.
+    `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the fleet is; `has_foreign_lease`:
+    whether it is where another fleet was. `inflight`: sequences that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -60,7 +65,12 @@ class Member:
     brought_beside: frozenset[str] | None = None
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
+    pushed_loras: Mapping[str, str] = field(default_factory=dict)
+    takes_loras: bool = False
+    missing_loras: Mapping[str, str] = field(default_factory=dict)
     is_draining: bool = False
+    is_given_up: bool = False
+    may_end: bool = False
     is_gone: bool = False
     num_losses: int = 0
     holds_leases: bool = True
@@ -81,6 +91,7 @@ class Member:
         self.record = info.fleet if info.HasField("fleet") else None
         self.max_num_seqs = max(1, info.limits.max_num_seqs)
         self.max_active_requests = info.limits.max_active_requests
+        self.takes_loras = "lora" in info.features
         self.failure = ""
         self._changed()
 
@@ -113,6 +124,7 @@ class Member:
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
+            self.may_end = False
         elif self.version != Version.of(engine):
             self.version = None
         self.engine, self.load, self.pushes = engine, load, pushes
@@ -151,10 +163,29 @@ class Member:
         self.version = None
         self._changed()
 
-    def has_loras(self, lora_names: Iterable[str]) -> None:
+    def told_loras(self, loras: Iterable[control_pb2.Lora]) -> None:
         """It has told its adapters: all of them."""
-        self.lora_names = frozenset(lora_names)
+        told = {lora.lora_name: lora.source for lora in loras}
+        pushed = {name: source.removeprefix(_PUSHED) for name, source in told.items() if source.startswith(_PUSHED)}
+        self.has_loras(told, pushed)
+
+    def has_loras(self, lora_names: Iterable[str], pushed: Mapping[str, str] = MappingProxyType({})) -> None:
+        """These are its adapters, of which pushes have brought some."""
+        self.lora_names, self.pushed_loras = frozenset(lora_names), pushed
         self._changed()
+
+    def lacks_loras(self, push_ids: Mapping[str, str]) -> None:
+        """Of the adapters that were pushed to the fleet it lacks these, or has others under their names."""
+        if push_ids != self.missing_loras:
+            self.missing_loras = push_ids
+            self._changed()
+
+    @property
+    def _routed_loras(self) -> frozenset[str] | None:
+        """The adapters that requests may name here; None = unknown, of a replica that has none."""
+        if self.lora_names is None:
+            return frozenset() if self.takes_loras else None
+        return self.lora_names - self.missing_loras.keys()
 
     def lost(self, failure: str) -> None:
         """It does not answer, or answers that it is not healthy."""
@@ -165,6 +196,7 @@ class Member:
         self.load = None
         self.pushes = ()
         self.lora_names = None
+        self.pushed_loras = {}
         self._changed()
 
     def sent(self, num_sequences: int) -> None:
@@ -233,7 +265,7 @@ class Member:
                 if load is None
                 else Load(load.running, load.waiting, load.kv_usage, load.tokens_per_second, self._inflight_at_report),
                 self.inflight,
-                self.lora_names,
+                self._routed_loras,
             )
             self._routed_state = state
         return self._routed

@@ -13,7 +13,10 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
     member, committed = upstream.member, fleet.committed
     if committed is None or member.version is None or not member.version.is_same(committed):
         return False
-    return member.record is None or member.record.epoch < fleet.desired.epoch
+    if member.record is None or member.record.epoch < fleet.desired.epoch:
+        return True
+    # What a daemon has read from its disk says of an epoch which version that was, and no more.
+    return not member.is_written and member.record != fleet.record()
 
 
 async def write_record(fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from genserve.arguments import MAX_REPLICAS
 from genserve.cancellation import cancel_all
 from genserve.errors import InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.hand_over import only_there
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
@@ -120,7 +121,7 @@ class Router:
         if (known := self.fleet.upstreams.get(address)) is not None:
             if (draining := self._draining.pop(address, None)) is not None:
                 draining.cancel()
-                known.member.is_draining = False
+                known.member.is_draining = known.member.is_given_up = False
                 self.fleet.refresh(known)
             return known
         if len(self.fleet.upstreams) >= MAX_REPLICAS:
@@ -141,10 +142,12 @@ class Router:
         finally:
             await upstream.close()
 
-    async def drain(self, address: str) -> None:
-        """Removes a replica when its requests have ended. What was begun goes on if this is cancelled."""
+    async def drain(self, address: str, *, force: bool = False) -> None:
+        """Removes a replica when its requests have ended, and another one has the version of the fleet, unless `force`
+        gives that up. What was begun goes on if this is cancelled."""
         upstream = self.find(address)
         upstream.member.is_draining = True
+        upstream.member.is_given_up |= force
         self.fleet.refresh(upstream)
         draining = self._draining.get(address)
         if draining is None:
@@ -152,7 +155,9 @@ class Router:
         await asyncio.wait({draining})  # which is cancelled if the replica is added again
 
     async def _drain(self, upstream: Upstream) -> None:
-        while upstream.member.inflight and not upstream.member.is_gone:
+        member = upstream.member
+        # Who else had the version when this began may be lost by now.
+        while not member.is_gone and (member.inflight or (not member.is_given_up and only_there(self.fleet, member))):
             await self.fleet.states_changed.wait()
         if not upstream.member.is_gone:
             await self.remove(upstream.address)
@@ -196,17 +201,11 @@ class Router:
     def check_not_last(self, address: str) -> None:
         """Raises LastReplicaError for the only replica that has what somebody has pushed to the fleet, and
         ReplicaNotFoundError."""
-        member, committed = self.find(address).member, self.fleet.committed
-        if committed is None or member.version is None or not member.version.is_same(committed):
-            return
-        if committed.is_checkpoint:
-            return
-        others = (each.version for each in self.fleet.members if each is not member and not each.is_draining)
-        if not any(version is not None and version.is_same(committed) for version in others):
+        if what := only_there(self.fleet, self.find(address).member):
             raise LastReplicaError(
-                f"replica {address} is the only one that has version {committed.number}: wait until another one is "
-                "ready, or set force (--force) to give the version up",
-                metadata={"weight_version": str(committed.number)},
+                f"replica {address} is the only one that has {what}: wait until another one has it, or set force "
+                "(--force) to give it up",
+                metadata={"weight_version": str(self.weight_version)},
             )
 
     async def close(self) -> None:

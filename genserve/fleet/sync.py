@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from genserve.arguments import MAX_PEERS
@@ -12,9 +13,11 @@ from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.hand_over import holders, may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
+from genserve.fleet.push.adapters import ask_loras, bring_pushed_lora
 from genserve.fleet.records import lacks_record, write_on
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
@@ -55,27 +58,35 @@ class Sync:
                 self._member.sync_failure = ""
                 self._fleet.refresh()
                 if self._can_be_helped():  # it did not help
-                    await asyncio.sleep(backoff.next_s())
+                    await self._rest(backoff.next_s())
             except GenserveError as error:
                 self._member.sync_failure = error.message
-                log.warning("replica %s could not be brought to the version of the fleet: %s",
+                log.warning("replica %s could not be brought to what the fleet is: %s",
                             self._upstream.address, error.message)  # fmt: skip
-                await asyncio.sleep(backoff.next_s())
+                await self._rest(backoff.next_s())
             except Exception as error:  # a fault of ours: it is tried again as any other
                 self._member.sync_failure = f"the router failed to sync it: {error!r}"
                 log.exception("the sync of replica %s failed", self._upstream.address)
-                await asyncio.sleep(_MAX_PAUSE_S)
+                await self._rest(_MAX_PAUSE_S)
             self._fleet.refresh()
+
+    async def _rest(self, pause_s: float) -> None:
+        """Before the next attempt. A daemon that waits for a word to end gets it at once."""
+        has_failed = may_end(self._fleet, self._member)  # to give it that
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                while has_failed or not may_end(self._fleet, self._member):
+                    await self._fleet.states_changed.wait()
 
     def _can_be_helped(self) -> bool:
         member, committed = self._member, self._fleet.committed
-        if self._fleet.leases.left_over(member.address):
+        if self._fleet.leases.left_over(member.address) or may_end(self._fleet, member):
             return True
         if committed is None or member.version is None:
             return False
         state, _ = self._fleet.where(member)
         if state is ReplicaState.READY:
-            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras())
+            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras() or self._missing_pushed())
         if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):
@@ -102,6 +113,11 @@ class Sync:
             return {}
         return {name: path for name, path in self._fleet.desired.loras.items() if name not in names}
 
+    def _missing_pushed(self) -> Mapping[str, str]:
+        """The pushes of adapters that all replicas should have loaded."""
+        tags = self._fleet.desired.asleep_tags
+        return {} if tags is None or tags else self._member.missing_loras
+
     def _needs_version(self, committed: Version) -> bool:
         version = self._member.version
         return self._is_tainted or (version is not None and not version.is_same(committed))
@@ -116,6 +132,8 @@ class Sync:
         for lease_id, own_id in leases.left_over(address):
             if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
                 await self._resume(lease_id, own_id)
+        if may_end(self._fleet, self._member):
+            await self._let_go()
         committed = self._fleet.committed
         if committed is None or not self._takes_part:
             return
@@ -134,6 +152,17 @@ class Sync:
         if self._fleet.where(self._member)[0] is ReplicaState.READY:
             for name, path in self._missing_loras().items():
                 await self._load_lora(name, path)
+            for name, push_id in self._missing_pushed().items():
+                await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
+
+    async def _let_go(self) -> None:
+        """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered: it
+        may be lost, and nobody knows yet. Raises the error of either."""
+        if keeping := holders(self._fleet, self._member):
+            other = self._fleet.upstreams[random.choice(keeping).address]
+            await other.ask(other.control.GetStatus, control_pb2.GetStatusRequest(), ASK_S)
+        await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
+        self._member.may_end = True
 
     @property
     def _takes_part(self) -> bool:
@@ -156,12 +185,12 @@ class Sync:
         self._tell_state(answer.state)
 
     async def _load_lora(self, name: str, path: str) -> None:
-        upstream, member = self._upstream, self._member
+        upstream = self._upstream
         request = control_pb2.LoadLoraRequest(lora_name=name, path=path)
         async with self._fleet.lora_turns.of(name):
             if self._missing_loras().get(name) == path:  # it may have been unloaded meanwhile
                 await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
-                member.has_loras((member.lora_names or frozenset()) | {name})
+                await ask_loras(upstream)
 
     def _tell_state(self, state: types_pb2.EngineState) -> None:
         if self._member.engine is not None:
@@ -191,7 +220,12 @@ class Sync:
         if await self._commits(committed):
             return
         upstream, member = self._upstream, self._member
-        peers = [other for other in self._fleet.ready if other is not upstream]
+        # One that shuts down waits until its version is handed over.
+        peers = [
+            each
+            for each in self._fleet.ready or self._fleet.in_state(ReplicaState.DRAINING)
+            if each is not upstream and each.member.version is not None and each.member.version.is_same(committed)
+        ]
         if not peers:
             raise NoReplicaError(f"no replica has version {committed.number} to fetch it from")
         random.shuffle(peers)

@@ -150,10 +150,10 @@ class Watch:
         loras_changed = False
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
-            before = member.lora_names
+            before = member.lora_names, member.pushed_loras
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
-            member.has_loras(lora.lora_name for lora in loras.loras)
-            loras_changed = member.lora_names != before
+            member.told_loras(loras.loras)
+            loras_changed = (member.lora_names, member.pushed_loras) != before
         self._fleet.refresh(None if leases_changed or loras_changed else upstream)
 
     def _found(self, info: control_pb2.GetServerInfoResponse) -> None:

@@ -159,7 +159,10 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     async def Drain(
         self, request: control_pb2.DrainRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.DrainResponse:
-        """Begins the shutdown, before this call has ended."""
+        """Begins the shutdown, before this call has ended. A router calls a daemon that shuts down already: what that
+        serves is not needed any more."""
+        if router_id := router_id_of(context):
+            self._board.membership.let_go(router_id)
         self._stop("Drain", drain_timeout_s(request))
         self._board.become(DaemonCondition.DRAINING)
         return self._answer(control_pb2.DrainResponse)

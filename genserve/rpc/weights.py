@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.digests import LiveDigests
 from genserve.weights.kept.keeper import Keeper
 from genserve.weights.load.loader import WeightLoader
+from genserve.weights.lora.pulled import PulledLora
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.push.stream import until_expired
@@ -215,7 +216,9 @@ class WeightServicer(WeightServiceServicer):
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
         """The bytes of the served version, or of a push. A peer that does not read loses them after a while."""
-        with self._pulled(request.push_id) as pulled:
+        loaded = [each for each in self._engine.loras.loaded() if each.push_id == request.push_id != ""]
+        adapter = await asyncio.to_thread(PulledLora, loaded[0]) if loaded else None
+        with self._pulled(request.push_id) if adapter is None else nullcontext(adapter) as pulled:
             async with aclosing(pull_frames(request, pulled)) as frames:
                 async for frame in frames:
                     try:

@@ -226,7 +226,9 @@ class ControlServiceServicer:
         Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
         shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-        A repeat changes nothing: the time of the first call holds.
+        A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+        until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+        what was pushed to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -91,7 +91,9 @@ class ControlServiceStub:
     Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
     shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-    A repeat changes nothing: the time of the first call holds.
+    A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+    until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+    what was pushed to it.
     """
 
 @_typing.type_check_only
@@ -157,7 +159,9 @@ class ControlServiceAsyncStub(ControlServiceStub):
     Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
     shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-    A repeat changes nothing: the time of the first call holds.
+    A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+    until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+    what was pushed to it.
     """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -304,7 +308,9 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
         shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
 
-        A repeat changes nothing: the time of the first call holds.
+        A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+        until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+        what was pushed to it.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

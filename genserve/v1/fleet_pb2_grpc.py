@@ -98,7 +98,8 @@ class FleetServiceServicer:
     def RemoveReplica(self, request, context):
         """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+        unless force is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +108,8 @@ class FleetServiceServicer:
     def DrainReplica(self, request, context):
         """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+        unless force is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,12 +51,14 @@ class FleetServiceStub:
     RemoveReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemoveReplicaRequest, _fleet_pb2.RemoveReplicaResponse]
     """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
 
-    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+    unless force is set.
     """
     DrainReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]
     """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
 
-    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+    unless force is set.
     """
 
 @_typing.type_check_only
@@ -82,12 +84,14 @@ class FleetServiceAsyncStub(FleetServiceStub):
     RemoveReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemoveReplicaRequest, _fleet_pb2.RemoveReplicaResponse]  # type: ignore[assignment]
     """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
 
-    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+    unless force is set.
     """
     DrainReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]  # type: ignore[assignment]
     """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
 
-    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+    Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+    unless force is set.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -134,7 +138,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.RemoveReplicaResponse, _abc.Awaitable[_fleet_pb2.RemoveReplicaResponse]]:
         """Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+        unless force is set.
         """
 
     @_abc_1.abstractmethod
@@ -145,7 +150,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.DrainReplicaResponse, _abc.Awaitable[_fleet_pb2.DrainReplicaResponse]]:
         """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
 
-        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+        Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+        unless force is set.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

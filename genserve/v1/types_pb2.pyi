@@ -312,7 +312,7 @@ class FleetState(_message.Message):
 
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetLora]:
-        """Adapters that all replicas have loaded from a directory."""
+        """Adapters that all replicas have loaded."""
 
     def __init__(
         self,
@@ -345,19 +345,23 @@ class FleetLora(_message.Message):
 
     LORA_NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
     lora_name: _builtins.str
     """Its name."""
     path: _builtins.str
-    """The directory, on each host."""
+    """The directory that it was loaded from, on each host; empty if it was pushed."""
+    push_id: _builtins.str
+    """The push that brought it; empty if none did. A replica that lacks it gets it from another one."""
     def __init__(
         self,
         *,
         lora_name: _builtins.str = ...,
         path: _builtins.str = ...,
+        push_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_name", b"lora_name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_name", b"lora_name", "path", b"path", "push_id", b"push_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1349,7 +1349,9 @@ class PullWeightsRequest(_message.Message):
     chunk_bytes: _builtins.int
     """Maximum number of bytes of a chunk; default 1 MiB."""
     push_id: _builtins.str
-    """Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do."""
+    """Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do. Of
+    a push that has brought an adapter, as long as that is loaded: its tensors, and `lora` in the header.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
         """The parts of the byte space to send, at most 4096; default all of it."""

@@ -28,6 +28,8 @@ class ResidentVersion:
     """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` and `origin`: those of the
     push that brought it, "" if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
+    lora = None  # these are weights
+
     def __init__(
         self,
         weight_version: int,

@@ -16,10 +16,18 @@ _KV_CACHE_BYTES = 64 << 20
 class FleetProcesses:
     """So many daemons on one checkpoint, and their router."""
 
-    def __init__(self, checkpoint: Path, directory: Path, num_replicas: int, router_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        directory: Path,
+        num_replicas: int,
+        router_flags: Sequence[str] = (),
+        flags: Sequence[str] = (),
+    ) -> None:
         self._checkpoint = checkpoint
         self._directory = directory
         self._router_flags = router_flags
+        self._flags = flags
         self._lives = [0] * num_replicas
         # A daemon may have ended when its port is needed again.
         # In order, because a push goes from the first one to the last.
@@ -73,7 +81,7 @@ class FleetProcesses:
     def _started(self, index: int) -> DaemonProcess:
         flags = ["--model", str(self._checkpoint), "--max-model-len", "2048"]
         flags += ["--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
-        flags += ["--port", self.addresses[index].rpartition(":")[2]]
+        flags += ["--port", self.addresses[index].rpartition(":")[2], *self._flags]
         return DaemonProcess(flags, self._directory / f"daemon.{index}.{self._lives[index]}")
 
     def _kill(self) -> None:

@@ -48,8 +48,12 @@ class RoutedFleet:
 
     def state(self, daemon: Daemon) -> ReplicaState:
         """What the router takes a daemon to be."""
+        return self.state_of(daemon.address)
+
+    def state_of(self, address: str) -> ReplicaState:
+        """What the router takes a replica to be."""
         fleet = self.running.router.fleet
-        return fleet.where(fleet.upstreams[daemon.address].member)[0]
+        return fleet.where(fleet.upstreams[address].member)[0]
 
     async def until_ready(self, count: int | None = None) -> None:
         """Waits until so many replicas get requests; by default all."""

@@ -8,6 +8,7 @@ import pytest
 
 from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli import main, make_parser
+from genserve.control.conditions import DaemonCondition
 from genserve.fleet.config import RouteConfig
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, replica, routed
@@ -81,12 +82,27 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
         for timeout_s in (0.1, 5, 25):  # a busy machine may take longer to bring it there
             _, _, errors = await genserve("replicas", "drain", address, "--timeout", f"{timeout_s}s")
             assert errors == (
-                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s: it goes on draining, "
-                "unless it is added again\n"
+                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or nobody else has "
+                "the version of the fleet: it goes on draining, unless it is added again\n"
             )
             if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
                 break
         assert "it is being drained" in (await genserve("replicas", "list"))[1]
+
+
+async def test_wait_returns_when_so_many_replicas_are_ready(fleet: RoutedFleet, genserve: Command) -> None:
+    """Or says what the others do instead."""
+    status, _, errors = await genserve("replicas", "wait", "3", "--timeout", "100ms")
+    assert status == 1 and "2 of 3 replicas are ready" in errors
+    async with replica() as other:
+        waiting = asyncio.create_task(genserve("replicas", "wait", "3"))
+        await fleet.client.add_replica(other.address)
+        status, output, _ = await waiting
+        assert status == 0 and other.address in output
+        other.board.become(DaemonCondition.DRAINING)
+        await until(lambda: fleet.running.router.fleet.in_state(ReplicaState.DRAINING))
+        _, _, errors = await genserve("replicas", "wait", "3", "--timeout", "100ms")
+        assert f"{other.address}: it is shutting down" in errors
 
 
 async def test_a_daemon_is_named_as_what_it_is(fleet: RoutedFleet, genserve: Command) -> None:

@@ -120,7 +120,7 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
 
 
 async def test_an_adapter_from_a_directory_is_loaded_on_who_joins(fleet: RoutedFleet, tmp_path: Path) -> None:
-    """Until it is unloaded, or another one is pushed under its name: the router does not have the bytes of that."""
+    """Until another one is pushed under its name, which is brought instead."""
     save_file(TENSORS, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
     await fleet.client.load_lora(NAME, tmp_path)
@@ -134,8 +134,8 @@ async def test_an_adapter_from_a_directory_is_loaded_on_who_joins(fleet: RoutedF
             if daemon is late:
                 await until(lambda: NAME in late.engine.loras.files)
                 await fleet.client.push_lora(NAME, TENSORS, CONFIG)
-        await fleet.until_reported()
-        assert NAME not in later.engine.loras.files
+        await until(lambda: NAME in later.engine.loras.files)
+        assert later.engine.loras.files[NAME].push_id
 
 
 @pytest.fixture

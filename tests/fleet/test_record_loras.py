@@ -9,12 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.errors import InvalidFieldError, LoraNotFoundError
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, over, until_reached
+from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError
+from genserve.fleet.member import Member
+from genserve.routing.replica import ReplicaState
+from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, over, replica, restarted, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
@@ -25,18 +27,126 @@ from tests.support.scripted_engine import Gate
 
 
 async def test_a_pushed_adapter_is_not_replaced_from_a_directory(tmp_path: Path) -> None:
-    """What LoadLora had loaded under its name before is out of date."""
+    """What LoadLora had loaded under its name before is out of date: who joins gets the pushed one."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
         async with over(daemons[:1]) as fleet:
             await fleet.until_ready(1)
             await fleet.client.load_lora("poet", adapter(tmp_path))
-            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5, push_id="p")
             fleet.running.router.add(daemons[1].address)
             await fleet.until_ready(2)
-            await until(lambda: all(each.lora_names is not None for each in fleet.running.router.fleet.members))
+            await until(lambda: "poet" in daemons[1].engine.loras.files)
             await fleet.until_reported()
-            assert "poet" not in daemons[1].engine.loras.files
+            assert loaded(daemons[1]) == ("push p", 5)
+
+
+def loaded(daemon: Daemon) -> tuple[str, int]:
+    """Where the adapter came from that is loaded, and its version."""
+    (lora,) = daemon.engine.loras.loaded()
+    return lora.source, lora.version
+
+
+def tensors_of(daemon: Daemon) -> dict[str, Any]:
+    """Of the adapter that is loaded, as vLLM reads them."""
+    return dict(load_file(Path(daemon.engine.loras.files["poet"].directory) / "adapter_model.safetensors"))
+
+
+def members(fleet: RoutedFleet) -> list[Member]:
+    """What the router knows of its replicas."""
+    return fleet.running.router.fleet.members
+
+
+async def test_a_pushed_adapter_is_brought_to_who_joins() -> None:
+    """From a replica that has it: its tensors, its configuration and its version."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5, push_id="p")
+            fleet.running.router.add(second.address)
+            await until(lambda: "poet" in second.engine.loras.files)
+            assert loaded(first) == loaded(second) == ("push p", 5)
+            assert {name: each.tolist() for name, each in tensors_of(second).items()} == {
+                name: each.tolist() for name, each in TENSORS.items()
+            }
+            await until(lambda: all(each.as_replica(ReplicaState.READY).lora_names for each in members(fleet)))
+
+
+async def test_a_replica_with_another_adapter_of_the_name_gets_no_requests_for_it() -> None:
+    """Until it has that of the fleet: it was away when that was pushed. Other requests reach it."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        other = {name: 2 * tensor for name, tensor in TENSORS.items()}
+        async with AsyncClient(second.address) as alone:
+            await alone.push_lora("poet", other, CONFIG, version=9, push_id="old")
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5, push_id="p")
+            gate = second.engine.gates["load_lora"] = Gate()
+            fleet.running.router.add(second.address)
+            await until(gate.reached.is_set)
+            late = fleet.running.router.find(second.address).member
+            replicas = {each.address: each for each in fleet.running.router.fleet.replicas()}
+            assert replicas[second.address].state is ReplicaState.READY
+            assert replicas[second.address].lora_names == frozenset()
+            listed = {each.address: each.reason for each in (await fleet.client.list_replicas()).replicas}
+            assert "'poet'" in listed[second.address] and not listed[first.address]
+            gate.open.set()
+            await until(lambda: late.as_replica(ReplicaState.READY).lora_names == {"poet"})
+            assert loaded(second) == ("push p", 5)
+
+
+async def test_an_adapter_that_no_replica_has_any_more_is_told() -> None:
+    """Where operators look; nothing is routed to who lacks it."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(first.address))
+        async with over([]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            link.kill()
+            await until(lambda: not fleet.running.router.fleet.ready)
+            fleet.running.router.add(second.address)
+            await fleet.until_ready(1)
+            await until(lambda: "push it again" in fleet.running.router.find(second.address).member.sync_failure)
+            (reason,) = [
+                each.reason for each in (await fleet.client.list_replicas()).replicas if each.address == second.address
+            ]
+            assert "'poet'" in reason and "push it again" in reason
+
+
+async def test_a_router_that_starts_brings_pushed_adapters_to_who_joins() -> None:
+    """It reads in the record which there are; one that was unloaded is not among them."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            for name in ("poet", "gone"):
+                await fleet.client.push_lora(name, TENSORS, CONFIG, push_id=name)
+            await fleet.client.unload_lora("gone")
+            async with restarted(fleet) as again:
+                await again.until_ready(1)
+                again.running.router.add(second.address)
+                await until(lambda: "poet" in second.engine.loras.files)
+                await again.until_reported()
+                assert second.engine.loras.files.keys() == {"poet"}
+
+
+async def test_the_only_replica_with_an_adapter_is_not_drained() -> None:
+    """The other one cannot take it."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(adapting())
+        second = await stack.enter_async_context(replica())
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            fleet.running.router.add(second.address)
+            await fleet.until_ready(2)
+            with refuses(LastReplicaError, says="adapter 'poet'"):
+                await fleet.client.drain_replica(first.address)
+            await fleet.client.drain_replica(first.address, force=True)
 
 
 async def test_an_adapter_that_is_being_unloaded_is_not_loaded_again(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ class ScriptedLoras:
         files = self.files[name]
         version = self.versions[name]
         source, push_id = files.source, files.push_id
-        return LoadedLora(name, version, files.rank, files.size_bytes, source, push_id, 1.5, num_requests=2)
+        what = name, version, files.rank, files.size_bytes, source, push_id
+        return LoadedLora(*what, 1.5, num_requests=2, directory=files.directory)
 
 
 class ScriptedInterruption:

@@ -217,7 +217,7 @@ export class FleetHeldError extends GenserveError {
   static override readonly reason = "FLEET_HELD";
 }
 
-/** No other replica serves the version of the fleet: without this one it would be lost. */
+/** No other replica has the version, or an adapter, that was pushed to the fleet: it would be lost. */
 export class LastReplicaError extends GenserveError {
   static override readonly reason = "LAST_REPLICA";
 }

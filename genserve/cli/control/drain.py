@@ -11,7 +11,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "drain",
         help="shut the daemon down when its requests have ended",
         description="Shuts the daemon down as SIGTERM does: it refuses new calls, lets running requests and pushes "
-        "finish, and ends. A router shuts itself down; `genserve replicas drain` takes a replica out of it.",
+        "finish, waits until another replica of its fleet has what was pushed, and ends. A router shuts itself "
+        "down; `genserve replicas drain` takes a replica out of it.",
     )
     parser.add_argument(
         "--drain-timeout",

@@ -65,6 +65,7 @@ class HeldLora:
             files.push_id,
             self.loaded_at_s,
             num_requests=len(self.users),
+            directory=files.directory,
         )
 
 

@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from genserve.client.forward.loss import may_have_done
 from genserve.errors import GenserveError
 from genserve.fleet.deadlines import apply_s
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.push.applied import merged
 from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
@@ -29,6 +30,7 @@ async def commit_everywhere(
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
     request.ClearField("fleet")
+    before = fleet.desired.pushed_loras.pop(push.lora_name, None)  # or it would be brought back meanwhile
     if not is_lora:  # which may come while weights are committed
         base_digest = "" if fleet.committed is None else fleet.committed.base_digest
         version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
@@ -47,8 +49,11 @@ async def commit_everywhere(
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
     if is_lora:
         if answers:
-            await _forget_directory(fleet, push.lora_name)
-            _check_all_have(push.lora_name, failures)
+            failed = {upstream: error for upstream, error in failures.items() if not upstream.member.is_gone}
+            await _took_lora(fleet, push, outcomes.keys() - failures.keys(), by_all=not failed)
+            _check_all_have(push.lora_name, failed)
+        elif before is not None:
+            fleet.desired.pushed_loras[push.lora_name] = before
     else:
         for upstream in failures:
             upstream.member.doubt()
@@ -69,18 +74,22 @@ async def commit_everywhere(
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
 
 
-async def _forget_directory(fleet: Fleet, lora_name: str) -> None:
-    """An adapter that was pushed has taken the place of one from a directory: who joins must not load that."""
-    fleet.forget_lora(lora_name)
+async def _took_lora(fleet: Fleet, push: weights_pb2.Push, replicas: Iterable[Upstream], *, by_all: bool) -> None:
+    """An adapter that was pushed has taken the place of another one: who joins gets this one, if all have it."""
+    desired = fleet.desired
+    desired.loras.pop(push.lora_name, None)
+    await everywhere(replicas, ask_loras)  # before they are taken to lack it
+    if by_all:
+        desired.pushed_loras[push.lora_name] = push.push_id
+    fleet.changed()
     await write_record(fleet)
 
 
 def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:
     """Raises the error of a replica that does not have an adapter which others have loaded: it does not catch up by
-    itself, and may serve another one under this name. One that was removed meanwhile does not count."""
+    itself, and may serve another one under this name."""
     for upstream, error in failures.items():
-        if not upstream.member.is_gone:
-            raise told_by(upstream, error, f"; other replicas have loaded adapter {lora_name!r}: push it again")
+        raise told_by(upstream, error, f"; other replicas have loaded adapter {lora_name!r}: push it again")
 
 
 async def _commit(

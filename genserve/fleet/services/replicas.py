@@ -5,6 +5,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from genserve.fleet.hand_over import only_there
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
@@ -97,7 +98,7 @@ class FleetReplicas(FleetServiceServicer):
         upstream = self._router.find(request.address)
         if not request.force:
             self._router.check_not_last(request.address)
-        await self._router.drain(request.address)
+        await self._router.drain(request.address, force=request.force)
         return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
 
     def _watched(self, changed: asyncio.Event) -> fleet_pb2.WatchReplicasResponse:
@@ -117,6 +118,11 @@ class FleetReplicas(FleetServiceServicer):
     def _replica(self, upstream: Upstream) -> fleet_pb2.Replica:
         member = upstream.member
         state, reason = self._router.fleet.where(member)
+        if state is ReplicaState.DRAINING and (what := only_there(self._router.fleet, member)):
+            reason = f"{reason}, and nobody else has {what} yet"
+        if state is ReplicaState.READY and member.missing_loras:
+            names = ", ".join(map(repr, member.missing_loras))
+            reason = member.sync_failure or f"it gets no requests for adapter {names} yet, which it fetches"
         return fleet_pb2.Replica(
             address=member.address,
             state=_STATES[state],

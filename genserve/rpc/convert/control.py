@@ -20,6 +20,7 @@ from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, tell_listeni
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
+from genserve.weights.kept.directory import KeptRecord
 from genserve.weights.push.in_flight import PushInFlight
 
 StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)
@@ -85,7 +86,21 @@ def fleet_record(message: types_pb2.FleetState) -> FleetRecord:
         raise InvalidFieldError.of("fleet.epoch", "must be above 0")
     if (size := message.ByteSize()) > MAX_FLEET_STATE_BYTES:
         raise InvalidFieldError.of("fleet", f"has {size} bytes, at most {MAX_FLEET_STATE_BYTES} are kept")
-    return FleetRecord(message.epoch, message.SerializeToString())
+    return FleetRecord(message.epoch, message.SerializeToString(), message.weight_version, message.push_id)
+
+
+def kept_fleet_record(kept: KeptRecord, base_digest: str) -> FleetRecord:
+    """What is left of the fleet's record on a disk: that it has served this version, and in which epoch. Leases and
+    sleep have ended with the process."""
+    return fleet_record(
+        types_pb2.FleetState(
+            epoch=kept.fleet_epoch,
+            weight_version=kept.weight_version,
+            push_id=kept.push_id,
+            content_digest=kept.content_digest,
+            base_digest=base_digest,
+        )
+    )
 
 
 def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:

@@ -88,6 +88,8 @@ class PeerSource:
             async with aclosing(_frames(call)) as frames:
                 with _of_the_peer():
                     header = await read_header(frames)
+                    if header.HasField("lora"):
+                        raise SourceError(f"push {header.push_id!r} has brought an adapter there, and no weights")
                     self._check_num_tensors(len(header.manifest.tensors))
                     if weight_version not in (0, header.weight_version):
                         raise SourceError(f"it has version {header.weight_version}, not {weight_version}")

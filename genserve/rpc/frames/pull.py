@@ -11,6 +11,7 @@ from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
+from genserve.weights.push.types import LoraAdapter
 from genserve.wire import manifest_message
 
 DEFAULT_CHUNK_BYTES = 1 << 20
@@ -46,6 +47,10 @@ class Pullable(Protocol):
     @property
     def size_bytes(self) -> int:
         """The size."""
+
+    @property
+    def lora(self) -> LoraAdapter | None:
+        """The adapter that the tensors are; None = they are weights."""
 
     def there(self, start: int, end: int) -> Range | None:
         """The first bytes of [start, end) that have arrived; None = none yet. Raises if no more will."""
@@ -114,6 +119,8 @@ def _header(pulled: Pullable) -> bytes:
         attempt=pulled.origin,
         content_digest=pulled.content_digest,
     )
+    if (lora := pulled.lora) is not None:
+        header.lora.lora_name, header.lora.config = lora.lora_name, lora.config
     return weights_pb2.PullWeightsResponse(header=header).SerializeToString()
 
 

@@ -33,11 +33,13 @@ class KeptError(ValueError):
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
     """What a checkpoint's own files do not say. `push_id`: of the push that brought the version. `content_digest`: of
-    the tensors in the files."""
+    the tensors in the files. `fleet_epoch`: in which a router has written down that its fleet serves the version; 0 =
+    none has."""
 
     weight_version: int
     push_id: str
     content_digest: str
+    fleet_epoch: int = 0
 
     def to_json(self) -> str:
         """One object."""
@@ -58,8 +60,8 @@ class KeptRecord:
                 "weight_version": int(version),
                 "push_id": str(push_id),
                 "content_digest": str(digest),
-            } if version > 0 and digest:
-                return cls(version, push_id, digest)
+            } if version > 0 and digest and type(epoch := found.get("fleet_epoch", 0)) is int and epoch >= 0:
+                return cls(version, push_id, digest, epoch)
         raise _unreadable(path, "lacks a field, or has another type there")
 
 
@@ -141,11 +143,12 @@ class KeptDirectory:
 
     def finish(self, record: KeptRecord) -> None:
         """What was begun is the current version from now on; its files are on disk already."""
-        unfinished = self.writing / f"{RECORD}.unfinished"
-        write_through(unfinished, record.to_json().encode())
-        unfinished.rename(self.writing / RECORD)
-        sync(self.writing)
+        _write_record(self.writing, record)
         self.settle()
+
+    def note(self, record: KeptRecord) -> None:
+        """Replaces the record of the current version."""
+        _write_record(self.path / "current", record)
 
     def settle(self) -> None:
         """Moves what was begun to its place if it is whole, and removes it otherwise, and what is not needed any
@@ -187,6 +190,14 @@ def _check_told(record: KeptRecord, path: Path) -> None:
         check_text(record.push_id, "push_id")
     except InvalidFieldError as error:
         raise _unreadable(path, error.message) from error
+
+
+def _write_record(directory: Path, record: KeptRecord) -> None:
+    unfinished = directory / f"{RECORD}.unfinished"
+    unfinished.unlink(missing_ok=True)  # a crash may have left it
+    write_through(unfinished, record.to_json().encode())
+    unfinished.rename(directory / RECORD)
+    sync(directory)
 
 
 def write_through(path: Path, data: bytes) -> None:

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from genserve.change import Change
+from genserve.control.membership import NO_RECORD
+from genserve.control.state import StateBoard
 from genserve.errors import GenserveError, NotResidentError
 from genserve.weights.kept.checkpoint import SHARD_BYTES, digest_of, open_kept, write_checkpoint
 from genserve.weights.kept.directory import KeptDirectory, KeptError, KeptRecord, KeptVersion
@@ -40,8 +43,26 @@ class Keeper:
         self._handled = resident.served  # the checkpoint, or what was kept
         self._changed = Change()
         self._stopping = threading.Event()
+        self._written_down = NO_RECORD
+        self._told = Change()
         latest = directory.latest
         self._record = None if latest is None else latest.record
+
+    @property
+    def record(self) -> KeptRecord | None:
+        """Of the version that is on disk; None = none yet."""
+        return self._record
+
+    def follow(self, board: StateBoard) -> None:
+        """From now on the epoch in which a router has written down that its fleet serves a version is kept with it."""
+
+        def look() -> None:
+            if board.membership.record is not self._written_down:
+                self._written_down = board.membership.record
+                self._told.tell()
+
+        look()
+        board.call_on_change(look)
 
     @property
     def weight_version(self) -> int:
@@ -70,10 +91,11 @@ class Keeper:
         """Keeps each version that is served, until it is cancelled. Never returns, and fails only with the loop."""
         try:
             while True:
-                replaced = self._resident.replacement.next
+                replaced, told = self._resident.replacement.next, self._told.next
                 await self._keep_served()
+                await self._keep_epoch()
                 self._changed.tell()
-                await replaced.wait()
+                await _either(replaced, told)
         finally:
             self._stopping.set()
 
@@ -98,6 +120,7 @@ class Keeper:
                 began_s = time.perf_counter()
                 # The thread goes on for a moment if this task is cancelled: it looks whether it is to stop.
                 record = await asyncio.to_thread(self._write, version)
+            record = replace(record, fleet_epoch=self._epoch_of(record))
             self._record = await asyncio.to_thread(self._finish, record)  # the memory is free for a push meanwhile
             log.info("%s is kept in %s (%.1f s)", what, self.directory.path, time.perf_counter() - began_s)
         except Exception as error:  # whatever it is, serving goes on
@@ -114,6 +137,22 @@ class Keeper:
             latest = self.directory.latest
             return None if latest is None else latest.record
         return None
+
+    def _epoch_of(self, record: KeptRecord) -> int:
+        told = self._written_down
+        return told.epoch if (told.weight_version, told.push_id) == (record.weight_version, record.push_id) else 0
+
+    async def _keep_epoch(self) -> None:
+        """The first one in which the version was that of the fleet says enough: later versions have higher ones."""
+        record = self._record
+        if record is None or record.fleet_epoch or not (epoch := self._epoch_of(record)):
+            return
+        noted = replace(record, fleet_epoch=epoch)
+        try:
+            await asyncio.to_thread(self.directory.note, noted)
+            self._record = noted
+        except OSError as error:
+            log.error("the epoch of version %d is not kept: %s", record.weight_version, error)
 
     def _write(self, version: ResidentVersion) -> KeptRecord:
         """Writes it, in a thread, and returns what was written."""
@@ -149,3 +188,13 @@ class Keeper:
     def _check_running(self) -> None:
         if self._stopping.is_set():
             raise _Stopped
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waits = [asyncio.create_task(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

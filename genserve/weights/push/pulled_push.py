@@ -5,6 +5,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import LoraAdapter
 from genserve.weights.resident import ResidentStore
 
 
@@ -41,6 +42,11 @@ class PulledPush:
     def content_digest(self) -> str:
         """Of what it brings; "" = unknown."""
         return self._push.content_digest or self._push.named_digest
+
+    @property
+    def lora(self) -> LoraAdapter | None:
+        """The adapter that it brings."""
+        return self._push.header.lora
 
     @property
     def size_bytes(self) -> int:

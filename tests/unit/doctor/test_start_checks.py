@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from genserve.cli import main
 from genserve.config import ServeConfig
 from genserve.doctor import start_checks
 from genserve.doctor.start_checks import CHECKS, Finding, Start, findings
+from genserve.tensors.safetensors import read_checkpoint
 from genserve.worker.contract.placement import GIB
 from tests.support import models
 from tests.support.credentials import Authority, one_each
@@ -126,3 +128,36 @@ def test_files_of_access_are_checked(model: Path, tmp_path: Path) -> None:
         finding = access(**wrong)
         assert not finding.is_ok
         assert says in finding.text
+
+
+def kept(model: Path, path: Path | str) -> Finding:
+    """What is found of --keep-committed."""
+    return found(ServeConfig(keep_committed=str(path)), model, ["keeping"])["keeping"]
+
+
+def test_where_versions_are_to_be_kept_can_be_written(model: Path, tmp_path: Path) -> None:
+    """It is made if it is not there. A file stands in the way, also above it."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "replica-0"):
+        finding = kept(model, path)
+        assert not finding.is_ok
+        assert finding.text == f"--keep-committed {path}: {tmp_path / 'file'} is no directory"
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        assert kept(model, path).is_ok
+    assert not (tmp_path / "a").exists()
+    assert kept(model, "").text == "no version is kept: there is no --keep-committed"
+    if os.geteuid() != 0:  # root may write everywhere
+        (closed := tmp_path / "closed").mkdir(mode=0o500)
+        assert f"{closed} is not writable" in kept(model, closed / "kept").text
+
+
+def test_a_disk_without_room_for_three_versions_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less is needed where some lie there already."""
+    size = sum(len(each.data) for each in read_checkpoint(model))
+    monkeypatch.setattr(start_checks, "disk_usage", lambda path: SimpleNamespace(free=2 * size))
+    finding = kept(model, tmp_path / "kept")
+    assert not finding.is_ok and "3 more versions" in finding.text
+    (tmp_path / "kept" / "current").mkdir(parents=True)
+    assert kept(model, tmp_path / "kept").is_ok

@@ -121,9 +121,9 @@ def test_the_ports_of_a_router_replace_those_of_the_replica_that_it_asked() -> N
 
 
 def test_an_adapter() -> None:
-    """Requests that use it are those that run. Its push is in its source."""
+    """Requests that use it are those that run. Its push is in its source; where its files lie is nobody's business."""
     lora = distinct(LoadedLora)
-    names = {"loaded_at_s": "load_time", "num_requests": "running_requests", "push_id": ""}
+    names = {"loaded_at_s": "load_time", "num_requests": "running_requests", "push_id": "", "directory": ""}
     assert said(Lora.of(sent(to_lora(lora)))) == renamed(said(lora), names)
 
 

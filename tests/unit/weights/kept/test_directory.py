@@ -41,6 +41,19 @@ def test_the_latest_version_and_the_one_before_are_kept(tmp_path: Path) -> None:
     assert {each.name for each in (tmp_path / "kept").iterdir()} == {".lock", "current", "previous"}
 
 
+def test_a_record_of_an_older_genserve_has_no_epoch(tmp_path: Path) -> None:
+    """It is read as before; one that is no number is not."""
+    record = KeptRecord(3, "push 3", "digest", 7)
+    path = tmp_path / RECORD
+    path.write_text(record.to_json())
+    assert KeptRecord.read(path) == record
+    path.write_text(record.to_json().replace('"fleet_epoch": 7', '"other": 7'))
+    assert KeptRecord.read(path) == KeptRecord(3, "push 3", "digest")
+    path.write_text(record.to_json().replace('"fleet_epoch": 7', '"fleet_epoch": "7"'))
+    with pytest.raises(KeptError):
+        KeptRecord.read(path)
+
+
 def test_the_version_before_one_that_is_not_kept_is_the_latest(tmp_path: Path) -> None:
     """The disk was full, or it is still being written."""
     files, directory = model_files(tmp_path / "model"), KeptDirectory(tmp_path / "kept")

@@ -7,10 +7,13 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from genserve.control.membership import FleetRecord, Router
+from genserve.control.state import StateBoard
 from genserve.errors import NotResidentError
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.kept.checkpoint import digest_of, open_kept
@@ -111,6 +114,38 @@ async def test_each_version_that_is_served_is_kept_but_not_the_checkpoint(tmp_pa
         await keeper.close()
         assert kept(keeper) == (record(2), record(1)) and keeper.weight_version == 2
         assert keeper.before_served().record == record(1)
+        assert keeper.num_failed == 0
+
+
+def board_of_fleet() -> StateBoard:
+    """Of a daemon that a router looks after."""
+    board = StateBoard(None, tuple, "daemon")
+    board.membership.looked_after(Router("r", "router")).__enter__()
+    return board
+
+
+def written(epoch: int, number: int) -> FleetRecord:
+    """By the router."""
+    return FleetRecord(epoch, b"", number, f"push {number}")
+
+
+async def test_the_epoch_of_a_version_is_kept_with_it(tmp_path: Path) -> None:
+    """Whether the router writes it down before or after the version is on the disk. That of another version is not."""
+    async with keeping(tmp_path) as (keeper, store):
+        board = board_of_fleet()
+        keeper.follow(board)
+        board.membership.keep("r", written(5, 1))
+        store.replace(resident(1))
+        await keeper.close()
+        assert kept(keeper) == (replace(record(1), fleet_epoch=5), None)
+        store.replace(resident(2))
+        await keeper.close()
+        assert kept(keeper)[0] == record(2)
+        board.membership.keep("r", written(6, 2))
+        await until(lambda: kept(keeper)[0] == replace(record(2), fleet_epoch=6))
+        board.membership.keep("r", written(7, 3))
+        await turns()
+        assert kept(keeper)[0] == replace(record(2), fleet_epoch=6)
         assert keeper.num_failed == 0
 
 

@@ -3849,7 +3849,9 @@ export const ControlServiceService = {
    * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
    * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing: the time of the first call holds.
+   * A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+   * until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+   * what was pushed to it.
    */
   drain: {
     path: "/genserve.v1.ControlService/Drain" as const,
@@ -3929,7 +3931,9 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
    * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
    * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing: the time of the first call holds.
+   * A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+   * until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+   * what was pushed to it.
    */
   drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
@@ -4174,7 +4178,9 @@ export interface ControlServiceClient extends Client {
    * Answers when that has begun, with phase DRAINING. Whatever supervises the process may start it again. A router
    * shuts itself down, and its replicas go on, except those that `genserve up` has started with it.
    *
-   * A repeat changes nothing: the time of the first call holds.
+   * A repeat changes nothing: the time of the first call holds. But a daemon that shuts down waits, within that time,
+   * until the router that looks after it calls Drain as well: nothing is lost with the daemon then, because others have
+   * what was pushed to it.
    */
   drain(
     request: DrainRequest,

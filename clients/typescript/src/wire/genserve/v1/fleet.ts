@@ -1067,7 +1067,8 @@ export const FleetServiceService = {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   removeReplica: {
     path: "/genserve.v1.FleetService/RemoveReplica" as const,
@@ -1082,7 +1083,8 @@ export const FleetServiceService = {
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   drainReplica: {
     path: "/genserve.v1.FleetService/DrainReplica" as const,
@@ -1114,13 +1116,15 @@ export interface FleetServiceServer extends UntypedServiceImplementation {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   removeReplica: handleUnaryCall<RemoveReplicaRequest, RemoveReplicaResponse>;
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   drainReplica: handleUnaryCall<DrainReplicaRequest, DrainReplicaResponse>;
 }
@@ -1179,7 +1183,8 @@ export interface FleetServiceClient extends Client {
   /**
    * Removes a replica at once; its requests that run are cut off. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   removeReplica(
     request: RemoveReplicaRequest,
@@ -1199,7 +1204,8 @@ export interface FleetServiceClient extends Client {
   /**
    * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
    *
-   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else serves the version of the fleet, unless force is set.
+   * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
+   * unless force is set.
    */
   drainReplica(
     request: DrainReplicaRequest,

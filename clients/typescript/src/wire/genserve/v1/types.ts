@@ -142,7 +142,7 @@ export interface FleetState {
     | undefined;
   /** What sleeps on all replicas, as in EngineState. */
   asleepTags: string[];
-  /** Adapters that all replicas have loaded from a directory. */
+  /** Adapters that all replicas have loaded. */
   loras: FleetLora[];
 }
 
@@ -150,8 +150,10 @@ export interface FleetState {
 export interface FleetLora {
   /** Its name. */
   loraName: string;
-  /** The directory, on each host. */
+  /** The directory that it was loaded from, on each host; empty if it was pushed. */
   path: string;
+  /** The push that brought it; empty if none did. A replica that lacks it gets it from another one. */
+  pushId: string;
 }
 
 /** How far a start has come. */
@@ -766,7 +768,7 @@ export const FleetState: MessageFns<FleetState> = {
 };
 
 function createBaseFleetLora(): FleetLora {
-  return { loraName: "", path: "" };
+  return { loraName: "", path: "", pushId: "" };
 }
 
 export const FleetLora: MessageFns<FleetLora> = {
@@ -776,6 +778,9 @@ export const FleetLora: MessageFns<FleetLora> = {
     }
     if (message.path !== "") {
       writer.uint32(18).string(message.path);
+    }
+    if (message.pushId !== "") {
+      writer.uint32(26).string(message.pushId);
     }
     return writer;
   },
@@ -809,6 +814,14 @@ export const FleetLora: MessageFns<FleetLora> = {
             message.path = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.pushId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -828,6 +841,7 @@ export const FleetLora: MessageFns<FleetLora> = {
     const message = createBaseFleetLora();
     message.loraName = object.loraName ?? "";
     message.path = object.path ?? "";
+    message.pushId = object.pushId ?? "";
     return message;
   },
 };

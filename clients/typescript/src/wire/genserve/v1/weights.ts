@@ -611,7 +611,10 @@ export interface PullWeightsRequest {
   ranges: ByteRange[];
   /** Maximum number of bytes of a chunk; default 1 MiB. */
   chunkBytes: number;
-  /** Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do. */
+  /**
+   * Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do. Of
+   * a push that has brought an adapter, as long as that is loaded: its tensors, and `lora` in the header.
+   */
   pushId: string;
 }
 

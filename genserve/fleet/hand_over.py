@@ -1,0 +1,46 @@
+"""Whether a replica may go without something of the fleet going with it. Pure."""
+
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.member import Member
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import types_pb2
+
+
+def only_there(fleet: Fleet, member: Member) -> str:
+    """What somebody has pushed to the fleet, and nobody else has who stays, for people; "" = nothing."""
+    committed, staying = fleet.committed, _staying(fleet, member)
+    if committed is None:
+        return ""
+    if not committed.is_checkpoint and _has_version(fleet, member) and not holders(fleet, member):
+        return f"version {committed.number}"
+    for name, push_id in fleet.desired.pushed_loras.items():
+        has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]
+        if has == [member]:
+            return f"adapter {name!r}"
+    return ""
+
+
+def holders(fleet: Fleet, leaving: Member) -> list[Member]:
+    """The others that stay and have the version of the fleet."""
+    return [each for each in _staying(fleet, leaving) if _has_version(fleet, each)]
+
+
+def may_end(fleet: Fleet, member: Member) -> bool:
+    """Whether a daemon that shuts down, and waits until its version is handed over, is to be told that it need not wait
+    any more: others have it, or all of them shut down as well, so that nobody is there to take it."""
+    if not shuts_down(member) or member.may_end or fleet.committed is None or member.version is None:
+        return False
+    return not only_there(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
+
+
+def shuts_down(member: Member) -> bool:
+    """Whether the daemon itself drains."""
+    return member.engine is not None and member.engine.phase == types_pb2.PHASE_DRAINING
+
+
+def _has_version(fleet: Fleet, member: Member) -> bool:
+    return member.version is not None and fleet.committed is not None and member.version.is_same(fleet.committed)
+
+
+def _staying(fleet: Fleet, leaving: Member) -> list[Member]:
+    return [each for each in fleet.members if each is not leaving and fleet.where(each)[0] is not ReplicaState.DRAINING]

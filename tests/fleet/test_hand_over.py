@@ -1,0 +1,163 @@
+"""A replica that is to end hands the version of the fleet over first."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from genserve.control.conditions import DaemonCondition
+from genserve.control.drain import Drain, Drained
+from genserve.errors import LastReplicaError
+from genserve.routing.replica import ReplicaState
+from genserve.signals import Stopped
+from tests.fleet.routers import RoutedFleet, hold, over, push, replica, routed
+from tests.support.breakable_link import BreakableLink
+from tests.support.patience import STEP_S, until
+from tests.support.refusals import refuses
+from tests.support.scripted_daemon import Daemon
+
+HOUR_S = 3600.0
+
+
+def draining(daemon: Daemon, limit_s: float = HOUR_S) -> "asyncio.Task[Drained]":
+    """What SIGTERM does to a daemon."""
+    parts = daemon.parts
+    drain = Drain(daemon.engine, daemon.board, daemon.pauses, parts.transfers, daemon.registry)
+    return asyncio.create_task(drain.run(Stopped(), limit_s))
+
+
+async def ended(task: "asyncio.Task[Drained]") -> list[str]:
+    """What it has cut off, when it has ended."""
+    async with asyncio.timeout(STEP_S):
+        return (await task).cut
+
+
+async def test_the_only_holder_ends_when_another_replica_has_the_version() -> None:
+    """Which fetches it from the one that shuts down, and serves it then."""
+    async with AsyncExitStack() as stack:
+        last, joiner = [await stack.enter_async_context(replica()) for _ in range(2)]
+        async with over([last]) as fleet:
+            await fleet.until_ready(1)
+            await push(fleet.running.address, 3)
+            ending = draining(last)
+            await until_draining(fleet, last)
+            assert not ending.done()
+            fleet.running.router.add(joiner.address)
+            assert await ended(ending) == []
+            assert hold(3, joiner) and fleet.state(joiner) is ReplicaState.READY
+
+
+async def until_draining(fleet: RoutedFleet, daemon: Daemon) -> None:
+    """Waits until the router knows it, and would have told the daemon if it might end."""
+    await until(lambda: fleet.state(daemon) is ReplicaState.DRAINING)
+    await fleet.until_reported()
+
+
+async def test_one_holder_of_two_ends_at_once() -> None:
+    """So does one of a fleet to which nobody has pushed."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 3)
+        assert await ended(draining(fleet.daemons[0])) == []
+    async with routed(1) as fleet:
+        assert await ended(draining(fleet.daemons[0])) == []
+
+
+async def test_the_other_holder_has_to_answer_first() -> None:
+    """It may be lost, and the router has not noticed yet."""
+    async with AsyncExitStack() as stack:
+        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(other.address))
+        async with over([first]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 3)
+            link.silence()
+            ending = draining(first)
+            member = fleet.running.router.find(first.address).member
+            await until(lambda: fleet.state(first) is ReplicaState.DRAINING)
+            for _ in range(3):
+                before = member.engine
+                await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
+            assert fleet.state_of(link.address) is ReplicaState.READY and not ending.done()
+            link.let_go()
+            assert await ended(ending) == []
+
+
+async def test_a_fleet_of_which_all_replicas_end_waits_for_nobody() -> None:
+    """None of them could take the version."""
+    async with routed(3) as fleet:
+        await push(fleet.running.address, 3)
+        endings = [draining(daemon) for daemon in fleet.daemons]
+        assert [await ended(each) for each in endings] == [[]] * 3
+
+
+async def test_the_only_holder_waits_no_longer_than_its_drain_may_take() -> None:
+    """It says what is lost."""
+    async with routed(1) as fleet:
+        await push(fleet.running.address, 3)
+        (cut,) = await ended(draining(fleet.daemons[0], 0.2))
+        assert "handing over what was pushed to another replica" in cut
+
+
+async def test_the_only_holder_says_why_it_does_not_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """On its stderr, with the router."""
+    async with routed(1) as fleet:
+        await push(fleet.running.address, 3)
+        ending = draining(fleet.daemons[0])
+        await until_draining(fleet, fleet.daemons[0])
+        said: list[str] = []
+        await until(lambda: said.append(capsys.readouterr().err) or "(version 3): waiting until" in "".join(said))  # type: ignore[func-returns-value]
+        assert fleet.running.address in "".join(said)
+        (listed,) = (await fleet.client.list_replicas()).replicas
+        assert "nobody else has version 3" in listed.reason
+        ending.cancel()
+
+
+@pytest.mark.parametrize("pushed", ["through a router", "alone"])
+async def test_a_daemon_without_a_router_ends_at_once(pushed: str) -> None:
+    """Nobody would bring its version to others: the router has ended, or there was none."""
+    async with replica() as daemon:
+        if pushed == "alone":
+            await push(daemon.address, 3)
+        else:
+            async with over([daemon]) as fleet:
+                await fleet.until_ready(1)
+                await push(fleet.running.address, 3)
+            await until(lambda: not daemon.board.membership.router_address)
+        assert await ended(draining(daemon)) == []
+
+
+async def test_a_replica_that_shuts_down_is_no_other_copy() -> None:
+    """The remaining one is not drained: the version would end with both."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 1)
+        first, second = fleet.daemons
+        first.board.become(DaemonCondition.DRAINING)
+        await until(lambda: fleet.state(first) is ReplicaState.DRAINING)
+        with refuses(LastReplicaError, says="version 1"):
+            await fleet.client.drain_replica(second.address)
+
+
+async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> None:
+    """It was allowed to go while there were two."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 4)
+            member = fleet.running.router.find(daemons[0].address).member
+            member.sent(1)
+            draining = asyncio.create_task(fleet.client.drain_replica(daemons[0].address))
+            await until(lambda: member.is_draining)
+            link.kill()
+            await until(lambda: not fleet.running.router.fleet.ready)
+            member.ended(1)
+            fleet.running.router.fleet.states_changed.tell()
+            await fleet.until_reported()
+            assert not draining.done() and not member.is_gone
+            fleet.running.router.add(daemons[2].address)
+            async with asyncio.timeout(STEP_S):
+                await draining
+            assert hold(4, daemons[2]) and member.is_gone
