@@ -65,6 +65,24 @@ def test_a_replica_that_was_away_gets_the_lease_again() -> None:
     leases.left("a:1")
     assert held(leases, "a:1") == [L]
     leases.left("b:2")
+    assert held(leases, "a:1") == [L]  # which the other one has still
+
+
+def test_a_lease_whose_last_replica_restarts_is_over() -> None:
+    """Nobody has it any more. While that replica was away, it may have been there."""
+    leases = Leases()
+    leases.told("a:1", [pause()])
+    leases.left("a:1")
+    assert [lease.lease_id for lease in leases.active] == [L]
+    leases.told("a:1", [])
+    assert leases.active == []
+
+
+def test_a_lease_whose_last_replica_is_away_ends_in_time() -> None:
+    """No status says that it has expired."""
+    leases = Leases()
+    leases.told("a:1", [pause(left_s=-1.0)])
+    leases.left("a:1")
     assert leases.active == []
 
 
