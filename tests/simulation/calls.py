@@ -1,41 +1,30 @@
-"""Calls of gRPC over the network in memory: the side of the client, as grpc.aio has it, and the side of the server."""
+"""Calls of gRPC over the network in memory: what is on its way, and the side of the client, as grpc.aio has it."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from genserve.change import Change
-from genserve.rpc.handlers import behavior_of
-from tests.simulation.network import Network, Pipe, Server
+from tests.simulation.network import Network, Pipe
+from tests.simulation.served_call import Context, Ended, Metadata
 from tests.simulation.virtual_time import PROCESS, Process
-
-Metadata = tuple[tuple[str, Any], ...]
-
-
-class Details(NamedTuple):
-    """grpc.HandlerCallDetails."""
-
-    method: str
-    invocation_metadata: Metadata
-
-
-class Ended(NamedTuple):
-    """How a call has ended."""
-
-    code: grpc.StatusCode
-    details: str = ""
-    trailing: Metadata = ()
 
 
 class Conversation:
     """Both sides of one call, and what is on its way between them."""
 
     def __init__(
-        self, network: Network, address: str, method: str, call: "MemoryCall", timeout_s: float | None, metadata: Metadata
+        self,
+        network: Network,
+        address: str,
+        method: str,
+        call: "MemoryCall",
+        timeout_s: float | None,
+        metadata: Metadata,
     ) -> None:
         self.network = network
         self.method = method
@@ -52,9 +41,11 @@ class Conversation:
         self._loses = ""
         drawn = network.drawn
         if drawn.random() < network.weather.lost:
-            self._loses = drawn.choice(("request", "answer", "late", "all"))
+            self._loses = drawn.choice(("request", "answer", "late", "all", "straggles"))
             if self._loses in ("late", "all"):  # it breaks at some time, or at one end alone
                 asyncio.get_running_loop().call_later(drawn.random() * 2, self.breaks, drawn.random() * 3)
+        if self._loses == "straggles":  # it arrives, and by then its sender may be gone
+            self._up.hold_up(drawn.random() * 15)
         if self._loses == "request":
             self.breaks(0.0)
         else:
@@ -131,6 +122,8 @@ class Conversation:
         if self._served is not None and self._served.server.process is process:
             later(20.0 if self._link.is_cut else self.network.delay_s(), self.client_broke, "Socket closed")
             self._forget()
+        elif self.caller is process and self._loses == "straggles":
+            self._up.send(("cancel",))
         elif self.caller is process:
             later(30.0 if self._link.is_cut else self.network.delay_s(), self.server_broke)
 
@@ -294,108 +287,3 @@ class MemoryCall:
     @property
     def _is_locally_cancelled(self) -> bool:
         return self._ended is not None and self._ended.details.startswith("Locally")
-
-
-class Context:
-    """grpc.aio.ServicerContext, and the task that serves a call."""
-
-    def __init__(self, conversation: Conversation, server: Server, timeout_s: float | None, metadata: Metadata) -> None:
-        self.server = server
-        self.requests: deque[bytes | None] = deque()
-        self.changed = Change()
-        self._conversation = conversation
-        self._metadata = metadata
-        loop = asyncio.get_running_loop()
-        self._until_s = None if timeout_s is None else loop.time() + timeout_s
-        self._late = None if timeout_s is None else loop.call_later(timeout_s, conversation.server_broke)
-        self._handler: Any = None
-        self._has_begun = self._is_carried_out = False
-
-    async def serve(self) -> None:
-        """Serves the call to its end."""
-        method, ended = self._conversation.method, Ended(grpc.StatusCode.OK)
-        try:
-            await self._serve(method)
-        except _AbortedError as error:
-            ended = error.ended
-        except asyncio.CancelledError:
-            ended = Ended(grpc.StatusCode.CANCELLED, "cancelled by the server")
-        except Exception as error:
-            self._conversation.network.faults.append(f"{method} raised {error!r}")
-            ended = Ended(grpc.StatusCode.UNKNOWN, repr(error))
-        finally:
-            if self._late is not None:
-                self._late.cancel()
-            self._tell("ends")
-        self._conversation.answer("ended", ended)
-
-    async def _serve(self, method: str) -> None:
-        details = Details(method, self._metadata)
-
-        async def found(details: Any, index: int = 0) -> Any:
-            interceptors = self.server.interceptors
-            if index == len(interceptors):
-                self._is_carried_out = True
-                return self.server.table.service(details)
-            return await interceptors[index].intercept_service(lambda each: found(each, index + 1), details)
-
-        handler = self._handler = await found(details)
-        if handler is None:
-            raise _AbortedError(Ended(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}"))
-        self._tell("begins")
-        behavior: Callable[..., Awaitable[Any]] = behavior_of(handler)
-        requests = self._messages()
-        answer = await behavior(requests if handler.request_streaming else await anext(requests), self)
-        if not handler.response_streaming:
-            await self.write(answer)
-
-    def _tell(self, moment: str) -> None:
-        if self.server.saw is not None and self._is_carried_out:
-            self.server.saw(self._conversation.method, self._metadata, moment)
-
-    async def _messages(self) -> AsyncIterator[Any]:
-        while True:
-            while not self.requests:
-                await self.changed.wait()
-            data = self.requests.popleft()
-            if data is None:
-                return
-            parse = self._handler.request_deserializer
-            yield data if parse is None else parse(data)
-
-    # --- what grpc.aio offers
-
-    async def write(self, message: Any) -> None:
-        serialize = self._handler.response_serializer
-        self._tell("writes")
-        await self.send_initial_metadata(())
-        self._conversation.answer("message", message if serialize is None else serialize(message))
-        await asyncio.sleep(0)
-
-    async def send_initial_metadata(self, metadata: Any) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._conversation.answer("metadata", tuple(metadata))
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        raise _AbortedError(Ended(code, details, tuple(trailing_metadata)))
-
-    async def abort_with_status(self, status: grpc.Status) -> None:
-        await self.abort(status.code, status.details, status.trailing_metadata or ())
-
-    def invocation_metadata(self) -> Metadata:
-        return self._metadata
-
-    def time_remaining(self) -> float | None:
-        return None if self._until_s is None else self._until_s - asyncio.get_running_loop().time()
-
-    def peer(self) -> str:
-        return "ipv4:192.0.2.1:1"
-
-
-class _AbortedError(grpc.aio.AbortError):
-    """Ends a call with a status."""
-
-    def __init__(self, ended: Ended) -> None:
-        super().__init__(ended.details)
-        self.ended = ended

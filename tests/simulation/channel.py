@@ -51,7 +51,9 @@ class MemoryChannel:
             await self._network.changed.wait()
         await asyncio.sleep(self._network.delay_s())
 
-    def unary_unary(self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any) -> Any:
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
         return self._method(method, request_serializer, response_deserializer, is_unary=True)
 
     def unary_stream(
@@ -73,7 +75,13 @@ class MemoryChannel:
         return refuse
 
     def _method(
-        self, method: str, serialize: Any, parse: Callable[[bytes], Any] | None, *, is_unary: bool, streams: bool = False
+        self,
+        method: str,
+        serialize: Any,
+        parse: Callable[[bytes], Any] | None,
+        *,
+        is_unary: bool,
+        streams: bool = False,
     ) -> Callable[..., MemoryCall]:
         def begin(request: Any, timeout: float | None = None, metadata: Any = None, **_: Any) -> MemoryCall:
             if self._is_closed:

@@ -1,7 +1,7 @@
 """Those who use a fleet: a trainer, an operator, and who asks for tokens. Each is a program on a host of its own."""
 
 import asyncio
-
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -11,7 +11,8 @@ import grpc.aio
 
 from genserve.client.forward.loss import may_have_done
 from genserve.client.transport.errors import error_of
-from genserve.errors import GenserveError, NoReplicaError
+from genserve.errors import GenserveError, NoReplicaError, UnavailableError
+from genserve.fleet.leases import new_lease_id
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
@@ -19,7 +20,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.wire import duration_of
 from tests.simulation.channel import MemoryChannel
 from tests.simulation.engine import CONTENT_BYTES, bytes_of
-from tests.simulation.events import Events, Lease, Push, Request
+from tests.simulation.events import ASLEEP, Events, Lease, Push, Request
 from tests.simulation.network import Network
 
 _SLACK_S = 1.0
@@ -64,11 +65,11 @@ class Trainer(Client):
     async def run(self) -> None:
         """Pushes until it is cancelled."""
         while True:
-            await asyncio.sleep(self.drawn.expovariate(1 / 4.0))
+            await asyncio.sleep(self.drawn.expovariate(1 / 3.0))
             kind = self.drawn.random()
-            if kind < 0.12:
+            if kind < 0.25:
                 await self.push(max(1, self.version - self.drawn.randrange(1, 4)), force=True)
-            elif kind < 0.2:
+            elif kind < 0.3:
                 number = self.drawn.choice((self.version, self.version + 1, self.version + 5))
                 await self.push(max(1, number), force=True, alone_at=self.drawn.choice(self.replicas))
             else:
@@ -126,42 +127,73 @@ class Operator(Client):
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await asyncio.sleep(self.drawn.expovariate(1 / 5.0))
+            await asyncio.sleep(self.drawn.expovariate(1 / 3.0))
             await self._pause()
 
     async def _pause(self) -> None:
-        stub, drawn = ControlServiceStub(self.channel()), self.drawn
-        ttl_s = 2.0 + drawn.random() * 10
+        drawn, asked_s = self.drawn, self.events.now_s
+        ttl_s = 3.0 + drawn.random() * drawn.choice((5.0, 40.0))
         request = control_pb2.PauseRequest(
-            holder="operator", ttl=duration_of(ttl_s), timeout=duration_of(5.0)
+            holder="operator", ttl=duration_of(ttl_s), timeout=duration_of(5.0), request_id=f"{drawn.getrandbits(64)}"
         )
-        if drawn.random() < 0.3:
-            request.request_id = f"pause-{drawn.getrandbits(32)}"
-        asked_s = self.events.now_s
-        try:
-            answer = await self.ask("pause", stub.Pause, request, ASK_S)
-        except GenserveError:
-            return
-        lease = Lease(answer.lease.lease_id, self.events.now_s, asked_s + ttl_s)
+        lease = Lease(new_lease_id(request.request_id), math.inf, asked_s + ttl_s)
         self.events.leases.append(lease)
-        await asyncio.sleep(drawn.random() * 4)
+        try:
+            await self.ask("pause", ControlServiceStub(self.channel()).Pause, request, ASK_S)
+        except GenserveError as error:
+            if not isinstance(error, UnavailableError) or "the fleet" not in error.message:
+                lease.failed_s = self.events.now_s  # the router has answered
+            return
+        lease.told_s = self.events.now_s
+        await asyncio.sleep(drawn.expovariate(1 / 4.0))
         if drawn.random() < 0.3:
             with suppress(GenserveError):
                 renewed_s = self.events.now_s
-                request = control_pb2.RenewPauseRequest(lease_id=lease.lease_id, ttl=duration_of(ttl_s))
-                await self.ask("renew", ControlServiceStub(self.channel()).RenewPause, request, ASK_S)
+                renewal = control_pb2.RenewPauseRequest(lease_id=lease.lease_id, ttl=duration_of(ttl_s))
+                await self.ask("renew", ControlServiceStub(self.channel()).RenewPause, renewal, ASK_S)
                 if lease.until_s > self.events.now_s:
                     lease.until_s = max(lease.until_s, renewed_s + ttl_s)
-                await asyncio.sleep(drawn.random() * 4)
+                await asyncio.sleep(drawn.expovariate(1 / 4.0))
+        if drawn.random() < 0.2:
+            await asyncio.sleep(max(0.0, lease.until_s - self.events.now_s))
         lease.until_s = min(lease.until_s, self.events.now_s)
         for _ in range(3):
             try:
-                request = control_pb2.ResumeRequest(lease_id=lease.lease_id)
-                await self.ask("resume", ControlServiceStub(self.channel()).Resume, request, ASK_S)
+                resume = control_pb2.ResumeRequest(lease_id=lease.lease_id)
+                await self.ask("resume", ControlServiceStub(self.channel()).Resume, resume, ASK_S)
                 return
             except GenserveError as error:
                 if not may_have_done(error):
                     return
+
+
+class Sleeper(Client):
+    """Puts the fleet to sleep, and wakes it up."""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.drawn.expovariate(1 / 6.0))
+            request = control_pb2.SleepRequest(level=1, timeout=duration_of(5.0))
+            try:
+                await self.ask("sleep", ControlServiceStub(self.channel()).Sleep, request, ASK_S)
+            except GenserveError:
+                await self.wake_up()
+                continue
+            sleep = Lease(ASLEEP, self.events.now_s, math.inf)
+            self.events.leases.append(sleep)
+            await asyncio.sleep(self.drawn.expovariate(1 / 3.0))
+            sleep.until_s = self.events.now_s
+            await self.wake_up()
+
+    async def wake_up(self) -> None:
+        """Until it is answered."""
+        while True:
+            try:
+                await self.ask("wake up", ControlServiceStub(self.channel()).WakeUp, control_pb2.WakeUpRequest(), ASK_S)
+                return
+            except GenserveError:
+                await asyncio.sleep(1.0)
 
 
 class Rollouts(Client):
@@ -170,7 +202,7 @@ class Rollouts(Client):
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await asyncio.sleep(self.drawn.expovariate(1 / 1.0))
+            await asyncio.sleep(self.drawn.expovariate(1 / 0.5))
             await self._generate()
 
     async def _generate(self) -> None:
@@ -189,5 +221,3 @@ class Rollouts(Client):
             told.ended = error_of(error, "the fleet").reason
         if self.events.now_s > told.asked_s + REQUEST_S + _SLACK_S:
             self.events.violation(f"a request took {self.events.now_s - told.asked_s:.1f} s")
-
-

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from genserve.v1 import types_pb2
 from tests.simulation.virtual_time import Process
 
 
@@ -33,7 +34,8 @@ class Token:
 class Push:
     """A push of a trainer. `content` numbers its bytes. `alone_at`: the replica that it was pushed to, not the fleet;
     "" = the fleet. `told_s`: when its trainer was told that it is applied; `over_s`: when nobody waited for it any
-    more; `lost_s`: when nobody who could be reached had it any more."""
+    more; `lost_s`: when nobody who could be reached had it any more; `gone_s`: when nobody had it at all, or its fleet
+    had gone on without who has it."""
 
     content: int
     version: int
@@ -44,18 +46,25 @@ class Push:
     told_s: float = math.inf
     over_s: float = math.inf
     lost_s: float = math.inf
+    gone_s: float = math.inf
     is_refused: bool = False
     is_unknown: bool = False
 
 
+ASLEEP = "asleep"
+"""Instead of the id of a lease: the fleet sleeps."""
+
+
 @dataclass
 class Lease:
-    """A pause that its holder was told of. `until_s`: when it may be over; `lost_s`: as of a push."""
+    """A pause that its holder was told of. `until_s`: when it may be over; `lost_s`: as of a push. `failed_s`: when its
+    holder was told that there is none."""
 
     lease_id: str
     told_s: float
     until_s: float
     lost_s: float = math.inf
+    failed_s: float = math.inf
 
 
 @dataclass
@@ -98,6 +107,12 @@ class Events:
     def violation(self, what: str) -> None:
         """Something was seen that must not be."""
         self.wrong.append(f"{self.now_s:.3f} {what}")
+
+    @property
+    def found_ids(self) -> set[str]:
+        """The pushes that a router has found where nothing was written down: it takes the highest version."""
+        records = [types_pb2.FleetState.FromString(kept.content) for kept in self.kept if kept.epoch == 1]
+        return {record.push_id for record in records}
 
     @property
     def digest(self) -> str:

@@ -14,7 +14,12 @@ def _epochs(events: Events) -> list[str]:
     found, named, last = [], dict[int, tuple[object, ...]](), dict[tuple[str, int], int]()
     for kept in events.kept:
         record = types_pb2.FleetState.FromString(kept.content)
-        told = (record.weight_version, record.push_id, tuple(record.asleep_tags), tuple(l.lora_name for l in record.loras))
+        told = (
+            record.weight_version,
+            record.push_id,
+            tuple(record.asleep_tags),
+            tuple(lora.lora_name for lora in record.loras),
+        )
         if kept.epoch > 1 and named.setdefault(kept.epoch, told) != told:
             found.append(f"{kept.at_s:.3f} epoch {kept.epoch} names {named[kept.epoch]} and {told}")
         run = (kept.address, kept.run)
@@ -40,6 +45,8 @@ def _tokens(events: Events) -> list[str]:
 
 
 def _why_not(events: Events, request: Request, address: str, push: Push | None) -> str:
+    if push is not None and push.push_id in events.found_ids:
+        return ""
     if push is not None and push.alone_at:
         return "" if push.alone_at == address else f"it was pushed to {push.alone_at} alone"
     if push is not None and push.is_refused:

@@ -96,6 +96,10 @@ class Pipe:
         self._last_s = 0.0
         self._queue: deque[Any] = deque()
 
+    def hold_up(self, for_s: float) -> None:
+        """Nothing arrives for so long."""
+        self._last_s = asyncio.get_running_loop().time() + for_s
+
     def send(self, message: Any) -> None:
         """It arrives some time."""
         loop = asyncio.get_running_loop()
@@ -117,6 +121,8 @@ class Network:
         self.drawn = drawn
         self.weather = Weather()
         self.changed = Change()
+        self.strikes: Callable[[str, str], None] = lambda address, method: None
+        """Is told of each call that begins to be carried out, before anything is done: faults strike then."""
         self.faults: list[str] = []
         """What programs did that none may do, such as raising an error that nobody foresaw."""
         self._servers: dict[str, Server] = {}

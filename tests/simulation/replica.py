@@ -16,6 +16,7 @@ from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
 from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
+from genserve.v1 import types_pb2
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.loader import LoraLoader
@@ -116,6 +117,18 @@ class Replica:
         return self.engine.content if ready else -1
 
     @property
+    def keeps(self) -> int:
+        """The same, if its fleet has written it down there: what it was brought to a moment ago is not yet."""
+        record = types_pb2.FleetState.FromString(self.board.membership.record.content)
+        content = self.serves
+        return content if record.push_id == f"push-{content}" else -1
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether any part of it sleeps."""
+        return self.is_alive and bool(self.board.asleep.names)
+
+    @property
     def fleet_leases(self) -> set[str]:
         """The leases of the fleet that pause it."""
         if not self.is_alive:
@@ -134,11 +147,15 @@ class Replica:
             changed = board.changed.next
             if board.membership.record is not kept:
                 kept = board.membership.record
-                self._events.kept.append(Kept(self._events.now_s, self.address, self.num_runs, kept.epoch, kept.content))
+                self._events.kept.append(
+                    Kept(self._events.now_s, self.address, self.num_runs, kept.epoch, kept.content)
+                )
             await changed.wait()
 
     def _saw(self, method: str, metadata: Any, moment: str) -> None:
         """A call of a router begins to be carried out, or something is written to it."""
+        if moment == "begins":
+            self._network.strikes(self.address, method)
         router_id = next((value for key, value in metadata if key == ROUTER_ID_KEY), "")
         if method == _WATCH and moment == "writes":
             if self._router_id != router_id and self._watching.get(self._router_id):

@@ -1,6 +1,5 @@
 """A router in memory: all of it is real but its process and the network."""
 
-import asyncio
 import random
 import time
 
@@ -34,6 +33,7 @@ class RouterHost:
     def __init__(self, address: str, network: Network, events: Events) -> None:
         self.address = address
         self.num_runs = 0
+        self.started_s = 0.0
         self._network = network
         self._events = events
         self._process: Process | None = None
@@ -47,12 +47,15 @@ class RouterHost:
         """Begins a run that knows the addresses of its replicas and nothing else."""
         self.num_runs += 1
         self._process = process = Process(self.address, skew_s)
+        self.started_s = self._events.now_s
         self._events.note("router starts", self.address)
         await process.start(self._start(process, replicas))
 
     async def _start(self, process: Process, replicas: list[str]) -> None:
         config = RouteConfig(fleet=SETTINGS)
-        chain = make_chain(parse_policies("requests"), random.Random(self._network.drawn.random()), lambda: time.monotonic())
+        chain = make_chain(
+            parse_policies("requests"), random.Random(self._network.drawn.random()), lambda: time.monotonic()
+        )
         fleet = self.fleet = Fleet(config.fleet, chain)
         pushes = FleetPushes(fleet)
         router = self.router = Router(fleet, pushes, MemoryCaller(self._network))
@@ -83,12 +86,18 @@ class RouterHost:
             return False
         fleet = self.fleet
         epochs = {member.record.epoch if member.record is not None else 0 for member in fleet.members}
-        return len(fleet.ready) == len(fleet.members) > 0 and epochs == {fleet.desired.epoch} and not fleet.leases.active
+        return (
+            len(fleet.ready) == len(fleet.members) > 0 and epochs == {fleet.desired.epoch} and not fleet.leases.active
+        )
 
     def why(self) -> str:
         """What its replicas do, for people."""
         if not self.is_alive:
             return "the router is not there"
-        states = {each.address: self.fleet.where(each) for each in self.fleet.members}
-        told = "; ".join(f"{address} {state.value} {why}" for address, (state, why) in states.items())
-        return f"epoch {self.fleet.desired.epoch}, version {self.fleet.committed}: {told}"
+        told = []
+        for each in self.fleet.members:
+            state, why = self.fleet.where(each)
+            epoch = each.record.epoch if each.record is not None else 0
+            told.append(f"{each.address} {state.value} {why} (keeps {epoch})")
+        leases = [each.lease_id for each in self.fleet.leases.active]
+        return f"epoch {self.fleet.desired.epoch}, leases {leases}, {self.fleet.committed}: {'; '.join(told)}"
