@@ -118,6 +118,10 @@ class _Story:
             self._client(Sleeper, "sleeper")
         running = [each.process.start(each.run(), "client") for each in self.clients]
         watching = asyncio.create_task(self._look())
+        if self.drawn.random() < 0.5:  # what befalls the fleet when nobody changes it any more is told by what it is
+            loop, quiet_s = asyncio.get_running_loop(), self.drawn.random() * FAULTS_S
+            for task in running:
+                loop.call_later(quiet_s, task.cancel)
         await self._faults()
         for task in running:
             task.cancel()
