@@ -1,7 +1,7 @@
 """What every history of a fleet has to satisfy. Pure."""
 
 from genserve.v1 import types_pb2
-from tests.simulation.events import Events, Push, Request
+from tests.simulation.events import Events, Push, Request, Token
 
 
 def violations(events: Events) -> list[str]:
@@ -38,17 +38,17 @@ def _tokens(events: Events) -> list[str]:
             push = pushes.get(token.content)
             if version != (push.version if push is not None else 0):
                 found.append(f"{token.at_s:.3f} tokens of push {token.content} are labelled {version}")
-            if why := _why_not(events, request, token.address, push):
+            if why := _why_not(events, request, token, push):
                 found.append(f"{token.at_s:.3f} {token.address} served push {token.content}: {why}")
                 break
     return found
 
 
-def _why_not(events: Events, request: Request, address: str, push: Push | None) -> str:
+def _why_not(events: Events, request: Request, token: Token, push: Push | None) -> str:
     if push is not None and push.push_id in events.found_ids:
         return ""
     if push is not None and push.alone_at:
-        return "" if push.alone_at == address else f"it was pushed to {push.alone_at} alone"
+        return "" if push.alone_at == token.address else f"it was pushed to {push.alone_at} alone"
     if push is not None and push.is_refused:
         return "it was refused"
     content = 0 if push is None else push.content
@@ -56,7 +56,7 @@ def _why_not(events: Events, request: Request, address: str, push: Push | None) 
     for later in events.pushes:
         if later.alone_at or later.content <= content or not over_s <= later.asked_s:
             continue
-        if later.told_s <= request.asked_s < later.lost_s:
+        if later.told_s <= request.asked_s and token.at_s < later.lost_s:
             return f"push {later.content} had been told before it was asked, at {request.asked_s:.3f}"
     return ""
 
