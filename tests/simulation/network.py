@@ -43,7 +43,8 @@ class Server:
     table: ServiceTable
     interceptors: Sequence[grpc.aio.ServerInterceptor]
     saw: Callable[[str, Any, str], None] | None = None
-    """Is told of each call that is carried out: its method and metadata, and that it "begins", "writes" or "ends"."""
+    """Is told of each call that is carried out: its method, its metadata with the host of the caller, and that it
+    "begins", "lets in" who called, or "ends"."""
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from tests.simulation.channel import MemoryCaller
 from tests.simulation.engine import CONTENT_BYTES, SimulatedEngine
 from tests.simulation.events import Events, Kept
 from tests.simulation.network import Network, Server
+from tests.simulation.served_call import HOST_KEY
 from tests.simulation.virtual_time import Process
 
 CHECKPOINT = CheckpointIndex({name: CheckpointTensor("F32", (4,), CONTENT_BYTES) for name in ("a", "b")})
@@ -45,7 +46,7 @@ class Replica:
         self.num_runs = 0
         self._network = network
         self._events = events
-        self._router_id = ""
+        self._router_id = self._router_host = ""
         self._watching: dict[str, int] = {}
 
     async def start(self, skew_s: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class Replica:
     async def _start(self) -> None:
         drawn, network = self._network.drawn, self._network
         monotonic_s, wall_clock_s = (lambda: time.monotonic()), (lambda: time.time())
-        self._router_id, self._watching = "", {}
+        self._router_id, self._router_host, self._watching = "", "", {}
         leases = LeaseTable(monotonic_s, wall_clock=wall_clock_s)
         board = self.board = StateBoard(
             None, lambda: leases.active, f"{self.address}#{self.num_runs}", DaemonCondition.STARTING
@@ -153,14 +154,17 @@ class Replica:
             await changed.wait()
 
     def _saw(self, method: str, metadata: Any, moment: str) -> None:
-        """A call of a router begins to be carried out, or something is written to it."""
+        """A call of a router begins to be carried out, or lets it in, or ends."""
         if moment == "begins":
             self._network.strikes(self.address, method)
-        router_id = next((value for key, value in metadata if key == ROUTER_ID_KEY), "")
-        if method == _WATCH and moment == "writes":
-            if self._router_id != router_id and self._watching.get(self._router_id):
+        told = dict(metadata)
+        router_id, host = told.get(ROUTER_ID_KEY, ""), told[HOST_KEY]
+        if method == _WATCH and moment == "lets in":
+            # One at the address of the former router is let in at once.
+            is_other = self._router_id != router_id and self._router_host != host
+            if is_other and self._watching.get(self._router_id):
                 self._events.violation(f"{self.address} lets a router in while another one watches it")
-            self._router_id = router_id
+            self._router_id, self._router_host = router_id, host
         elif method == _WATCH:
             self._watching[router_id] = self._watching.get(router_id, 0) + (1 if moment == "begins" else -1)
         elif moment == "begins" and router_id not in ("", self._router_id) and method not in _ANY_ROUTER:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Metadata = tuple[tuple[str, Any], ...]
 
 
+HOST_KEY = "host"
+"""Of the caller, as only the simulation knows it."""
+
+
 class Details(NamedTuple):
     """grpc.HandlerCallDetails."""
 
@@ -90,7 +94,9 @@ class Context:
 
     def _tell(self, moment: str) -> None:
         if self.server.saw is not None and self._is_carried_out:
-            self.server.saw(self._conversation.method, self._metadata, moment)
+            caller = self._conversation.caller
+            host = caller.host if caller is not None else ""
+            self.server.saw(self._conversation.method, (*self._metadata, (HOST_KEY, host)), moment)
 
     async def _messages(self) -> AsyncIterator[Any]:
         while True:
@@ -106,7 +112,8 @@ class Context:
 
     async def write(self, message: Any) -> None:
         serialize = self._handler.response_serializer
-        self._tell("writes")
+        if not self._has_begun:
+            self._tell("lets in")
         await self.send_initial_metadata(())
         self._conversation.answer("message", message if serialize is None else serialize(message))
         await asyncio.sleep(0)

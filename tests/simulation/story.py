@@ -312,6 +312,8 @@ class _Story:
         served = {each.serves for each in self.replicas}
         if self._committed not in served and not pushed & served:
             return True  # nobody has it any more
+        if fleet.committed.is_checkpoint and pushed & served:
+            return True  # nobody can bring a checkpoint to who has been pushed something
         return bool(left) and len(fleet.ready) + len(left) == len(fleet.members)
 
     def _check_kept(self) -> None:
