@@ -52,7 +52,7 @@ class Context:
         self._until_s = None if timeout_s is None else loop.time() + timeout_s
         self._late = None if timeout_s is None else loop.call_later(timeout_s, conversation.server_broke)
         self._handler: Any = None
-        self._has_begun = self._is_carried_out = False
+        self._has_begun = self._is_carried_out = self._was_told = False
 
     async def serve(self) -> None:
         """Serves the call to its end."""
@@ -85,15 +85,17 @@ class Context:
         handler = self._handler = await found(details)
         if handler is None:
             raise _AbortedError(Ended(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}"))
-        self._tell("begins")
         behavior: Callable[..., Awaitable[Any]] = behavior_of(handler)
         requests = self._messages()
-        answer = await behavior(requests if handler.request_streaming else await anext(requests), self)
+        request = requests if handler.request_streaming else await anext(requests)
+        self._tell("begins")
+        answer = await behavior(request, self)
         if not handler.response_streaming:
             await self.write(answer)
 
     def _tell(self, moment: str) -> None:
-        if self.server.saw is not None and self._is_carried_out:
+        self._was_told |= moment == "begins"
+        if self.server.saw is not None and self._is_carried_out and self._was_told:
             caller = self._conversation.caller
             host = caller.host if caller is not None else ""
             self.server.saw(self._conversation.method, (*self._metadata, (HOST_KEY, host)), moment)
