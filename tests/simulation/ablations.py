@@ -3,19 +3,18 @@ nothing with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from genserve.control.membership import Membership
-from genserve.fleet.desired import Desired
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import Leases
-from genserve.fleet.member import Member
 from genserve.fleet.pauses import FleetPauses
+from genserve.fleet.router import Router
 from genserve.fleet.version import Version
 
-Ablation = Callable[[pytest.MonkeyPatch], None]
+Ablation: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
 def _calls_of_former_routers(patch: pytest.MonkeyPatch) -> None:
@@ -65,22 +64,6 @@ def _paused_joiners(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "to_give", lambda leases, address: [])
 
 
-def _short_leases(patch: pytest.MonkeyPatch) -> None:
-    """A lease in its last second counts for nobody who lacks it."""
-    patch.setattr(Leases, "missing", lambda leases, address: leases._lacking(address, 5.0))
-
-
-def _lost_leases(patch: pytest.MonkeyPatch) -> None:
-    """A lease counts only while a replica that has it answers."""
-
-    def left(leases: Leases, address: str) -> None:
-        for lease in list(leases._leases.values()):
-            lease.given_up.discard(address)
-            leases.resumed(lease.lease_id, address)
-
-    patch.setattr(Leases, "left", left)
-
-
 def _records_with_commits(patch: pytest.MonkeyPatch) -> None:
     """The record of a version is written after its commit has been answered, and not in the moment of the exchange."""
 
@@ -90,33 +73,13 @@ def _records_with_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "keep_served", keep_nothing)
 
 
-def _believed_latecomers(patch: pytest.MonkeyPatch) -> None:
-    """A replica that answers later with a higher epoch is not believed."""
-    patch.setattr(Desired, "knows", lambda desired, epoch: True)
-
-
 def _versions_of_joiners(patch: pytest.MonkeyPatch) -> None:
     """Two versions are the same if their numbers are."""
     patch.setattr(Version, "is_same", lambda one, other: one.number == other.number)
 
 
-def _lost_answers_of_commits(patch: pytest.MonkeyPatch) -> None:
-    """A replica that serves a push whose commit was not answered does not decide the version."""
-
-    def serves(fleet: Fleet, upstream: Any, version: Version) -> None:
-        upstream.member.serves(version)
-
-    patch.setattr(Fleet, "serves", serves)
-
-
-def _doubted_commits(patch: pytest.MonkeyPatch) -> None:
-    """A replica whose commit was not answered counts as one that has not committed."""
-    patch.setattr(Member, "doubt", lambda member: None)
-
-
 def _settling(patch: pytest.MonkeyPatch) -> None:
     """A router that starts takes what the first replica tells."""
-    from genserve.fleet.router import Router
 
     async def settle(router: Any) -> None:
         while router.fleet.committed is None:
@@ -134,13 +97,8 @@ ABLATIONS: dict[str, Ablation] = {
     "epochs are compared, not versions": _highest_number,
     "pauses are undone": _undone_pauses,
     "joiners are paused": _paused_joiners,
-    "leases count to their last second": _short_leases,
-    "leases of who is away count": _lost_leases,
     "records come with commits": _records_with_commits,
-    "who answers later is believed": _believed_latecomers,
     "versions are more than numbers": _versions_of_joiners,
-    "lost answers of commits are made up for": _lost_answers_of_commits,
-    "who did not answer is doubted": _doubted_commits,
     "a router waits for all replicas": _settling,
 }
 
