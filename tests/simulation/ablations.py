@@ -64,15 +64,6 @@ def _paused_joiners(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "to_give", lambda leases, address: [])
 
 
-def _records_with_commits(patch: pytest.MonkeyPatch) -> None:
-    """The record of a version is written after its commit has been answered, and not in the moment of the exchange."""
-
-    def keep_nothing(membership: Membership, router_id: str, record: object) -> None:
-        """Nothing is kept."""
-
-    patch.setattr(Membership, "keep_served", keep_nothing)
-
-
 def _versions_of_joiners(patch: pytest.MonkeyPatch) -> None:
     """Two versions are the same if their numbers are."""
     patch.setattr(Version, "is_same", lambda one, other: one.number == other.number)
@@ -97,7 +88,6 @@ ABLATIONS: dict[str, Ablation] = {
     "epochs are compared, not versions": _highest_number,
     "pauses are undone": _undone_pauses,
     "joiners are paused": _paused_joiners,
-    "records come with commits": _records_with_commits,
     "versions are more than numbers": _versions_of_joiners,
     "a router waits for all replicas": _settling,
 }
