@@ -108,6 +108,14 @@ class Fleet(Destinations[Upstream]):
         self.desired.change(epoch)
         self.refresh()
 
+    def confirm(self, version: Version, epoch: int) -> None:
+        """A replica that had committed before keeps a record of this epoch now: an answer was lost, and the commit was
+        repeated."""
+        if self.committed is not None and self.committed.is_same(version) and self.desired.epoch < epoch:
+            self._undecided = None
+            self.desired.change(epoch)
+        self.refresh()
+
     def begin_commit(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
         """Replicas are told to commit a push, and to keep this record of the fleet with it. The first one of `deciding`
         that turns out to serve it decides, also if all answers are lost."""
@@ -197,7 +205,9 @@ class Fleet(Destinations[Upstream]):
             self._adopt(max(records, key=lambda record: (record.epoch, record.ByteSize())))
         elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:
             log.info("the fleet serves version %d", found.number)
-            self.leases.adopt(())
+            # One that was behind when it was paused has no record, and may be all that is left of the fleet.
+            pauses = [pause for each in members if each.engine is not None for pause in each.engine.pauses]
+            self.leases.adopt(pause.fleet_lease_id for pause in pauses if pause.fleet_lease_id)
             self.desired.begin()
             self.committed = found
             self.refresh()

@@ -40,23 +40,35 @@ def new_lease_id(request_id: str) -> str:
 
 @dataclass(slots=True)
 class FleetLease:
-    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `given_up`: replicas that had it,
-    and where somebody else has ended it."""
+    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `away`: that of the last one that
+    had it, while that does not answer: it has it still. `given_up`: replicas that had it, and where somebody else has
+    ended it. `renewed_on`: who knows that it was renewed, None = it was not."""
 
     lease_id: str
     holder: str
     on_replicas: dict[str, types_pb2.PauseLease] = field(default_factory=dict)
+    away: dict[str, types_pb2.PauseLease] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
+    renewed_on: set[str] | None = None
+
+    @property
+    def held(self) -> Mapping[str, types_pb2.PauseLease]:
+        """The leases of replicas that say when it ends."""
+        return self.on_replicas or self.away
+
+    def is_behind_on(self, address: str) -> bool:
+        """Whether a replica has it, and was away when it was renewed: it would end there too soon."""
+        return self.renewed_on is not None and address in self.on_replicas and address not in self.renewed_on
 
     @property
     def mode(self) -> "types_pb2.PauseMode.ValueType":
         """How requests in flight were treated."""
-        return next(iter(self.on_replicas.values())).mode
+        return next(iter(self.held.values())).mode
 
     @property
     def expire_time_s(self) -> float | None:
         """When the first of them ends, in seconds since 1970; None = never."""
-        leases = self.on_replicas.values()
+        leases = [lease for address, lease in self.held.items() if not self.is_behind_on(address)] or self.held.values()
         return min(
             (each.expire_time.ToNanoseconds() / 1e9 for each in leases if each.HasField("expire_time")), default=None
         )
@@ -82,7 +94,7 @@ class Grant:
 
     def __init__(self, held: FleetLease | None) -> None:
         """`held`: the lease of the fleet, if somebody holds it already."""
-        self._told: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.on_replicas
+        self._told: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.held
         self._before = dict(self._told)
         self._now: dict[str, str] = {}
 
@@ -166,7 +178,8 @@ class Leases:
     def active(self) -> list[FleetLease]:
         """The leases that somebody holds, and nobody has ended. One that begins may still fail."""
         known = self._leases.values()
-        return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._beginning]
+        held = [each for each in known if each.on_replicas or not all(map(_is_over, each.away.values()))]
+        return [each for each in held if each.lease_id not in self._ended and each.lease_id not in self._beginning]
 
     def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
         """A replica has told its leases: all of them. Whether it has others than before, or was given more time."""
@@ -179,20 +192,25 @@ class Leases:
                 self._end_foreign(lease_id)
                 if self._own is not None and lease_id in self._own:
                     self._own.move_to_end(lease_id)
-                self.granted(lease_id, pause.holder, address, pause)
+                self._told(lease_id, pause.holder, address, pause)
         for lease_id in before.keys() - held.keys():
             # It had it, and somebody else has ended it there: an operator, or another router.
-            self._leases[lease_id].given_up.add(address)
+            if not self._leases[lease_id].is_behind_on(address):
+                self._leases[lease_id].given_up.add(address)
             self.resumed(lease_id, address)
+        for lease in [each for each in leases if address in each.away]:
+            self.resumed(lease.lease_id, address)  # another run: nobody has it any more
         return held != before
 
     def left(self, address: str) -> None:
         """A replica does not answer, or was removed: when it is back, it may lack what it had."""
         for lease in list(self._leases.values()):
             lease.given_up.discard(address)
-            if lease in self.active and lease.on_replicas.keys() == {address}:
-                self._expected[lease.lease_id] = lease.message()  # it is held still, and will be told again
-            self.resumed(lease.lease_id, address)
+            if lease.on_replicas.keys() == {address} and lease in self.active:
+                # It is held still, and will be told again: whoever joins until then is paused.
+                lease.away[address] = lease.on_replicas.pop(address)
+            elif address not in lease.away:
+                self.resumed(lease.lease_id, address)
 
     @contextmanager
     def being_granted(self, lease_id: str) -> Iterator[Grant]:
@@ -214,10 +232,22 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
+        known = self._told(lease_id, holder, address, lease)
+        if known.renewed_on is not None:
+            known.renewed_on.add(address)
+
+    def renewed(self, lease_id: str, addresses: Iterable[str]) -> None:
+        """These replicas have renewed a lease. The others that have it are to do so."""
+        if (known := self._leases.get(lease_id)) is not None:
+            known.renewed_on = set(addresses)
+
+    def _told(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> FleetLease:
         self._expected.pop(lease_id, None)
         known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
         known.on_replicas[address] = lease
+        known.away.clear()
         known.given_up.discard(address)
+        return known
 
     def left_over(self, address: str) -> list[tuple[str, str]]:
         """Ended leases that a replica still has, because it was away, and what they are called there."""
@@ -236,7 +266,8 @@ class Leases:
         """A replica does not have a lease any more."""
         if (lease := self._leases.get(lease_id)) is not None:
             lease.on_replicas.pop(address, None)
-            if not lease.on_replicas:
+            lease.away.pop(address, None)
+            if not lease.held:
                 del self._leases[lease_id]
 
     def known(self, lease_id: str) -> FleetLease | None:
@@ -285,7 +316,7 @@ class Leases:
         return on_replica.lease_id
 
     def missing(self, address: str) -> list[FleetLease]:
-        """The leases of others that a replica lacks, until their time is over."""
+        """The leases of others that a replica lacks, or would end too soon, until their time is over."""
         return self._lacking(address, 0.0)
 
     def to_give(self, address: str) -> list[FleetLease]:
@@ -296,4 +327,5 @@ class Leases:
         if not self._leases:
             return []  # the common case, asked at every report
         lacking = [each for each in self.active if address not in each.on_replicas and address not in each.given_up]
+        lacking += [each for each in self.active if each.is_behind_on(address)]
         return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > least_s]

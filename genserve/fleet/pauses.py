@@ -116,6 +116,8 @@ class FleetPauses:
         if not renewed:
             errors = [each for each in outcomes.values() if isinstance(each, GenserveError)]
             raise errors[0].again() if errors else PauseLeaseLostError(f"no replica has the lease {lease.lease_id!r}")
+        done = [each.address for each, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
+        self._fleet.leases.renewed(lease.lease_id, done)
         self._fleet.refresh()
         return control_pb2.RenewPauseResponse(lease=self._fleet.leases.get(lease.lease_id).message())
 
@@ -159,6 +161,8 @@ class FleetPauses:
             if is_lease_id(lease_id):
                 leases.mark_ended(lease_id, by_others=True)  # a replica may tell it later than it should
             raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known", metadata={"lease_id": lease_id})
+        if known is not None and not known.on_replicas and not self._fleet.answering:
+            raise self._fleet.none_ready()  # nobody can say whether it has expired
         by_others = leases.was_ended_by_others(lease_id)
         leases.mark_ended(lease_id, by_others=by_others)
         on_replicas = {} if known is None else dict(known.on_replicas)

@@ -198,6 +198,9 @@ class Sync:
         self._fleet.refresh(self._upstream)
 
     async def _pause(self, lease: FleetLease) -> None:
+        if lease.is_behind_on(self._member.address):
+            await self._renew(lease)
+            return
         request = control_pb2.PauseRequest(
             mode=lease.mode,
             holder=lease.holder,
@@ -210,6 +213,13 @@ class Sync:
             request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
         upstream, leases, call = self._upstream, self._fleet.leases, self._upstream.control.Pause
         await leased_by(upstream, leases, lease.lease_id, lease.holder, call, request, pause_s(request))
+
+    async def _renew(self, lease: FleetLease) -> None:
+        upstream, leases, call = self._upstream, self._fleet.leases, self._upstream.control.RenewPause
+        request = control_pb2.RenewPauseRequest(lease_id=lease.on_replicas[upstream.address].lease_id)
+        if (remaining_s := lease.remaining_s()) is not None:
+            request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
+        await leased_by(upstream, leases, lease.lease_id, lease.holder, call, request, ASK_S)
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
         with self._fleet.lease_turns.ending(lease_id):

@@ -141,6 +141,8 @@ class Watch:
         member.reported(report.state, report.load, report.pushes)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
+            # Who waits for its state has to see this one: it may be the same as before when the version is known.
+            self._fleet.refresh(upstream)
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await self._ask(upstream.weights.GetWeights, omitting)
             self._fleet.serves(upstream, Version.of(weights.state))

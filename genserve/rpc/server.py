@@ -126,25 +126,13 @@ class DaemonServer:
 
     async def serve(self, parts: ServerParts) -> None:
         """Every method is served from now on. Raises OSError if there is no address for receiving processes."""
-        weights = WeightServicer(
-            parts.pushes,
-            parts.resident,
-            parts.transfers,
-            parts.engine,
-            parts.pauses,
-            parts.board,
-            parts.checkpoint,
-            parts.processes,
-            parts.peers,
-            parts.keeper,
-            takes_segments=parts.takes_segments,
-        )
+        weights = weights_of(parts)
         if parts.ingest is not None:
             relay = _relay_server(parts, weights)
             add_port(relay, parts.ingest.address)
             await relay.start()
             self._servers.append(relay)
-        self._services.become(_services(parts, weights))
+        self._services.become(services_of(parts, weights))
         self._early.tell_in_flight(parts.pushes.in_flight)
 
     async def stop(self, grace_s: float) -> None:
@@ -173,8 +161,25 @@ def frontend_server(
     return server
 
 
-def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
-    """All services."""
+def weights_of(parts: ServerParts) -> WeightServicer:
+    """WeightService of a daemon, which receiving processes call as well."""
+    return WeightServicer(
+        parts.pushes,
+        parts.resident,
+        parts.transfers,
+        parts.engine,
+        parts.pauses,
+        parts.board,
+        parts.checkpoint,
+        parts.processes,
+        parts.peers,
+        parts.keeper,
+        takes_segments=parts.takes_segments,
+    )
+
+
+def services_of(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
+    """All services of a daemon whose engine is there."""
     table = ServiceTable()
     frontends = parts.frontends
     fixed = ServerFacts(

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_ALLOWED = ("tests/support/", "tests/bench/")
-"""Where sleeping is the purpose: stand-ins that take time, and programs that measure."""
+_ALLOWED = ("tests/support/", "tests/bench/", "tests/simulation/")
+"""Where sleeping is the purpose: stand-ins that take time, programs that measure, and what runs in virtual time."""
 
 
 def fixed_sleeps(path: Path) -> Iterator[int]:

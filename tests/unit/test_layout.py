@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
+AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "simulation", "unit"}
 """The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
 WITH_VLLM = (
     *("unit/engine/vllm", "unit/worker"),

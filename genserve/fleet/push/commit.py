@@ -110,5 +110,5 @@ async def _commit(
         if decides and (fleet.committed is None or not fleet.committed.is_same(version)):
             fleet.commit(version, request.fleet.epoch)
         else:
-            fleet.refresh()
+            fleet.confirm(version, answer.state.fleet_epoch)
     return answer

@@ -65,6 +65,44 @@ def test_a_replica_that_was_away_gets_the_lease_again() -> None:
     leases.left("a:1")
     assert held(leases, "a:1") == [L]
     leases.left("b:2")
+    assert held(leases, "a:1") == [L]  # which the other one has still
+
+
+def test_a_replica_that_was_away_when_a_lease_was_renewed_lacks_it() -> None:
+    """It would end there before its holder expects it to. Nobody has ended it where that happens."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause(left_s=5.0)])
+    leases.left("a:1")
+    leases.granted(L, "trainer", "b:2", pause(left_s=60.0))
+    leases.renewed(L, ["b:2"])
+    leases.told("a:1", [pause(left_s=5.0)])
+    assert held(leases, "a:1") == [L]
+    assert held(leases, "b:2") == []
+    remaining_s = leases.get(L).remaining_s()
+    assert remaining_s is not None
+    assert remaining_s > 50
+    leases.told("a:1", [])
+    assert held(leases, "a:1") == [L]
+    leases.granted(L, "trainer", "a:1", pause(left_s=60.0))
+    assert held(leases, "a:1") == []
+
+
+def test_a_lease_whose_last_replica_restarts_is_over() -> None:
+    """Nobody has it any more. While that replica was away, it may have been there."""
+    leases = Leases()
+    leases.told("a:1", [pause()])
+    leases.left("a:1")
+    assert [lease.lease_id for lease in leases.active] == [L]
+    leases.told("a:1", [])
+    assert leases.active == []
+
+
+def test_a_lease_whose_last_replica_is_away_ends_in_time() -> None:
+    """No status says that it has expired."""
+    leases = Leases()
+    leases.told("a:1", [pause(left_s=-1.0)])
+    leases.left("a:1")
     assert leases.active == []
 
 

@@ -1,0 +1,59 @@
+"""The fleet under orders of events that seeds draw: messages late or lost, links cut, replicas and routers killed.
+
+GENSERVE_SIMULATION_SEED=7 scripts/test tests/simulation/test_simulation.py -k quick   # that seed, and those after it
+GENSERVE_SIMULATION_SEEDS=5000 scripts/test tests/simulation                           # so many in the long test
+"""
+
+import os
+
+import pytest
+
+from tests.simulation.ablations import ABLATIONS, without
+from tests.simulation.story import Outcome, simulate
+
+FIRST = int(os.environ.get("GENSERVE_SIMULATION_SEED", "1"))
+NUM_QUICK, NUM_LONG = 8, int(os.environ.get("GENSERVE_SIMULATION_SEEDS", "1000"))
+MOST_SEEDS = 200
+"""Within which the lack of a safeguard is to be found."""
+ABOUT = ("genserve/fleet", "genserve/control", "tests/simulation")
+
+
+def keep_promises(first: int, count: int) -> None:
+    """Each of these seeds; the report of one that does not tells all that happened."""
+    for seed in range(first, first + count):
+        outcome = simulate(seed)
+        assert not outcome.violations, str(outcome)
+
+
+def test_a_fleet_keeps_its_promises_in_quick_simulations() -> None:
+    """Those of `invariants`."""
+    keep_promises(FIRST, NUM_QUICK)
+
+
+@pytest.mark.long(*ABOUT)
+@pytest.mark.timeout(0)
+def test_a_fleet_keeps_its_promises_in_many_simulations() -> None:
+    """The same for many seeds."""
+    keep_promises(FIRST, NUM_LONG)
+
+
+def test_a_seed_tells_one_history() -> None:
+    """So that what it has found can be looked at."""
+    assert simulate(FIRST).events.digest == simulate(FIRST).events.digest
+
+
+@pytest.mark.long(*ABOUT)
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("safeguard", ABLATIONS)
+def test_what_lacks_a_safeguard_is_found(safeguard: str) -> None:
+    """A simulation that finds nothing without one would prove nothing with it."""
+    with without(safeguard):
+        found = first_violation()
+    assert found is not None
+    print(f"{safeguard}: seed {found.seed}: {found.violations[0]}")
+
+
+def first_violation() -> Outcome | None:
+    """Of the first seed that has one."""
+    outcomes = map(simulate, range(1, MOST_SEEDS + 1))
+    return next((outcome for outcome in outcomes if outcome.violations), None)

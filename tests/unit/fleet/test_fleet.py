@@ -1,0 +1,64 @@
+"""What a router takes its fleet to be. The replicas are told by the test; nothing is called."""
+
+import random
+import time
+
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.member import Member
+from genserve.fleet.settings import FleetSettings
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version
+from genserve.routing.names import make_chain, parse_policies
+from genserve.security.caller import Caller
+from genserve.v1 import control_pb2, types_pb2
+
+LEASE = "1" * 32
+PAUSED = types_pb2.PauseLease(lease_id="own", holder="trainer", fleet_lease_id=LEASE)
+
+
+async def replica_of(fleet: Fleet, address: str, *, joins: bool = False) -> Upstream:
+    """A replica that has told that it is paused, serves its checkpoint, and keeps no record."""
+    upstream = Upstream(Member(address, joins=joins), Caller())
+    fleet.add(upstream)
+    upstream.member.connected(control_pb2.GetServerInfoResponse())
+    state = types_pb2.EngineState(instance_id=address, phase=types_pb2.PHASE_PAUSED, pauses=[PAUSED])
+    upstream.member.reported(state, control_pb2.Load())
+    fleet.leases.told(address, [PAUSED])
+    upstream.member.serves(Version(0))
+    return upstream
+
+
+def fleet_of_nobody() -> Fleet:
+    """A router has just started."""
+    return Fleet(FleetSettings(), make_chain(parse_policies("requests"), random.Random(0), time.monotonic))
+
+
+async def test_a_lease_outlives_the_last_record_of_its_fleet() -> None:
+    """A replica that was behind when it was paused keeps no record. The one that had the version is gone."""
+    fleet = fleet_of_nobody()
+    upstream = await replica_of(fleet, "127.0.0.1:1")
+    fleet.settle()
+    assert [lease.lease_id for lease in fleet.leases.active] == [LEASE]
+    await upstream.close()
+
+
+async def test_a_lease_of_a_replica_that_joins_is_of_another_fleet() -> None:
+    """Also where nothing is written down."""
+    fleet = fleet_of_nobody()
+    upstreams = [await replica_of(fleet, "127.0.0.1:1", joins=True), Upstream(Member("127.0.0.1:2"), Caller())]
+    fleet.add(upstreams[1])
+    fleet.settle()
+    assert fleet.leases.active == []
+    for upstream in upstreams:
+        await upstream.close()
+
+
+async def test_a_repeated_commit_leaves_the_epoch_of_its_record() -> None:
+    """All replicas keep that record: a fleet that names an older one would never tell the next who joins the same."""
+    fleet = fleet_of_nobody()
+    version = Version(1, "push")
+    fleet.commit(version)
+    repeated = fleet.record_with(version)
+    fleet.begin_commit(repeated, ())
+    fleet.confirm(version, repeated.epoch)
+    assert fleet.desired.epoch == repeated.epoch
