@@ -1,6 +1,7 @@
 """What random trainers push: whole checkpoints, and mixes of two as partial pushes make them.
 
-"b" names the tensors of checkpoint b, "b/c" those of b but for PART, which are those of c.
+"b" names the tensors of checkpoint b, "b/c" those of b but for PART, which are those of c, and "b+x" those of b with
+adapter x merged into them.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tests.faults.history import START_CONTENT
-from tests.support import models
+from tests.support import adapters, models
 
 PART = frozenset(
     {
@@ -36,11 +37,15 @@ class Contents:
             self.directories[name] = models.perturbed(start, directory / name, seed=seed, scale=0.5)
         self._tensors = {name: models.load_tensors(path) for name, path in self.directories.items()}
         self.names = sorted(self._tensors)
+        self.adapters = {name: adapters.adapter(start, seed) for seed, name in enumerate("wxyz")}
         self._rests = {_digest(self._items(name, part=False)): name for name in self.names}
         self._parts = {_digest(self._items(name, part=True)): name for name in self.names}
 
     def whole(self, content: str) -> Tensors:
         """All tensors."""
+        base, _, adapter = content.partition("+")
+        if adapter:
+            return adapters.merged(self.directories[base], self.adapters[adapter])
         rest, _, part = content.partition("/")
         return {**self._tensors[rest], **(self.part(part) if part else {})}
 

@@ -2,43 +2,42 @@
 
 import asyncio
 import random
-import signal
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from genserve.client import AsyncClient
-from genserve.errors import GenserveError
-from tests.faults.fleet_processes import FleetProcesses
-from tests.faults.history import ANY_LINK, PushIntent
-from tests.faults.recorder import AnswerLost, Recorder
+from tests.faults.fleet_disturber import FleetDisturber
+from tests.faults.fleet_operator import LOADED, PUSHED, FleetOperator
+from tests.faults.fleet_trainer import FleetTrainer
+from tests.faults.fleet_work import FleetWork
+from tests.faults.history import ANY_LINK
 from tests.support.patience import slow
 
 _NUM_GENERATORS = 6
-_PUSH_TIMEOUT_S = 60.0
 _DEADLINE_S = 90.0
+
+Step = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 
 
 class FleetTraffic:
-    """Generators, a trainer, an operator, and somebody who kills. `happened` counts what was done to processes."""
+    """Generators, a trainer, an operator, and somebody who kills."""
 
-    def __init__(self, recorder: Recorder, fleet: FleetProcesses, seed: str) -> None:
-        self._recorder = recorder
-        self._fleet = fleet
-        self._seed = seed
-        self._version = 0
-        self.happened: Counter[str] = Counter()
+    def __init__(self, work: FleetWork, adapter: tuple[str, str]) -> None:
+        """`adapter`: the directory of one, and its name among the contents."""
+        self._work = work
+        self._adapter = adapter
 
     async def run(self, duration_s: float) -> None:
         """Does so for a while. What was stopped goes on afterwards."""
-        works: list[Callable[[AsyncClient, random.Random, str], Awaitable[None]]] = [
-            *[self._generate] * _NUM_GENERATORS,
-            self._train,
-            self._operate,
+        steps: list[Step] = [
+            FleetGenerator(self._work, f"generate {n}", self._rng(n)).step for n in range(_NUM_GENERATORS)
         ]
-        tasks = [asyncio.create_task(self._loop(work, number)) for number, work in enumerate(works)]
-        tasks.append(asyncio.create_task(self._disturb(random.Random(f"{self._seed}/disturb"))))
+        steps.append(FleetTrainer(self._work, "train", self._rng("train")).step)
+        steps.append(FleetOperator(self._work, "operate", self._rng("operate"), self._adapter).step)
+        works: list[Awaitable[None]] = [self._loop(step) for step in steps]
+        works.append(FleetDisturber(self._work, self._rng("disturb")).run())
+        tasks = [asyncio.ensure_future(each) for each in works]
         try:
             done, _ = await asyncio.wait(tasks, timeout=duration_s, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -48,99 +47,52 @@ class FleetTraffic:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _loop(self, work: Callable[[AsyncClient, random.Random, str], Awaitable[None]], number: int) -> None:
-        name, rng = f"{work.__name__.strip('_')} {number}", random.Random(f"{self._seed}/{number}")
-        async with AsyncClient(self._fleet.router_address) as client:
-            while True:
-                await work(client, rng, name)
+    def _rng(self, who: object) -> random.Random:
+        return random.Random(f"{self._work.seed}/{who}")
 
-    async def _generate(self, client: AsyncClient, rng: random.Random, name: str) -> None:
+    async def _loop(self, step: Step) -> None:
+        """One step after the other. When another router is in charge, what was begun is given up."""
+        while True:
+            moved = self._work.moved.next
+            async with AsyncClient(self._work.processes.router_address) as client:
+                while not moved.is_set():
+                    await _unless(moved, step(client))
+
+
+class FleetGenerator:
+    """Requests for tokens, some with adapters."""
+
+    def __init__(self, work: FleetWork, name: str, rng: random.Random) -> None:
+        self._work = work
+        self._name = name
+        self._rng = rng
+
+    async def step(self, client: AsyncClient) -> None:
+        """One generation, which may be cancelled."""
+        rng = self._rng
         prompt = [rng.randrange(5, 100) for _ in range(rng.randrange(1, 20))]
         options: dict[str, Any] = {"max_tokens": rng.randrange(1, 120), "ignore_eos": True, "timeout_s": _DEADLINE_S}
         if rng.random() < 0.5:
             options |= {"resume": True, "text": False}
+        if (name := rng.choice(("", "", PUSHED, LOADED))) in self._work.adapters:
+            options["lora_name"] = name
+        call = self._work.recorder.generate(client, self._name, prompt, link=ANY_LINK, **options)
         if rng.random() < 0.2:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rng.random()):
-                    await self._recorder.generate(client, name, prompt, link=ANY_LINK, **options)
-        else:
-            stream = await self._recorder.generate(client, name, prompt, link=ANY_LINK, **options)
-            if stream.error:
-                await slow(0.05)
-
-    async def _train(self, client: AsyncClient, rng: random.Random, name: str) -> None:
-        await slow(rng.uniform(0, 1.0))
-        self._version += rng.randrange(1, 3)
-        content = rng.choice(self._recorder.contents.names)
-        intent = PushIntent(f"push {self._version}", self._version, content)
-        call = client.push_weights(
-            self._recorder.contents.whole(content),
-            version=intent.version,
-            push_id=intent.push_id,
-            timeout_s=_PUSH_TIMEOUT_S,
-            chunk_bytes=1 << 16,
-        )
-        if rng.random() < 0.15:
-            call = _given_up(call, rng.random())
-        await self._recorder.call(call, "push", name, push=intent)
-
-    async def _operate(self, client: AsyncClient, rng: random.Random, name: str) -> None:
-        await slow(rng.uniform(0.5, 4.0))
-        ttl_s = rng.uniform(0.3, 2.0)
-        paused = await self._recorder.call(client.pause(ttl_s=ttl_s, timeout_s=20), "pause", name, ttl_s=ttl_s)
-        if paused is None or rng.random() < 0.3:
-            return
-        await slow(rng.uniform(0, ttl_s / 2))
-        lease_id = paused.lease.lease_id
-        await self._recorder.call(client.resume(lease_id), "resume", name, lease_id=lease_id)
-
-    async def _disturb(self, rng: random.Random) -> None:
-        while True:
-            await slow(rng.uniform(2.0, 8.0))
-            index = rng.randrange(len(self._fleet.addresses))
-            match rng.choice(("kill", "kill", "freeze", "router", "drain")):
-                case "kill":
-                    try:
-                        await asyncio.to_thread(self._fleet.kill, index)
-                        await slow(rng.uniform(0, 2.0))
-                    finally:
-                        self._fleet.restart(index)
-                    self.happened["replica killed"] += 1
-                case "freeze":
-                    with suppress(ProcessLookupError):
-                        self._fleet.signal(index, signal.SIGSTOP)
-                        self.happened["replica frozen"] += 1
-                        try:
-                            await slow(rng.uniform(0.5, 6.0))
-                        finally:  # also at the end of all traffic
-                            self._fleet.signal(index, signal.SIGCONT)
-                case "router":
-                    restarting = asyncio.create_task(asyncio.to_thread(self._fleet.restart_router))
-                    try:
-                        await asyncio.shield(restarting)
-                    finally:  # also at the end of all traffic, after which it is to be there
-                        await restarting
-                    self.happened["router killed"] += 1
-                case "drain":
-                    await self._drain_and_add(self._fleet.addresses[index])
-
-    async def _drain_and_add(self, address: str) -> None:
-        async with AsyncClient(self._fleet.router_address) as client:
-            with suppress(GenserveError):
-                await client.drain_replica(address, timeout_s=10)
-                self.happened["replica drained"] += 1
-            for _ in range(50):
-                try:
-                    await client.add_replica(address)
-                    return
-                except GenserveError:
-                    await slow(0.1)
+                    await call
+        elif (await call).error:
+            await slow(0.05)
 
 
-async def _given_up(call: Awaitable[Any], after_s: float) -> Any:
-    """A trainer that stops in the middle, as one that is killed. Its push may still be applied."""
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Ends the work when the event comes."""
+    doing, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
-        async with asyncio.timeout(after_s):
-            return await call
-    except TimeoutError:
-        raise AnswerLost from None
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (doing, waiting):
+            task.cancel()
+        await asyncio.wait({doing, waiting})
+    if not doing.cancelled():
+        doing.result()

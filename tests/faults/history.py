@@ -59,10 +59,12 @@ class AppliedAnswer:
 @dataclass(slots=True)
 class Operation:
     """One call. `kind`: push, stage, validate, commit, discard, look (GetPush), pause, renew, resume, status, weights,
-    pull, tokenize.
+    pull, tokenize. Of a fleet: also rollback, canary (a push to one replica alone), sleep, wake, wake weights,
+    push_lora, load_lora, unload_lora, and death: all processes were killed.
 
     `served` and `phase` are what the answer says of the engine, `link` names the connection, `content` what was pulled.
-    `lease_id` and `ttl_s` are those of pauses and what is done with them; `force` ends every lease.
+    `lease_id` and `ttl_s` are those of pauses and what is done with them; `force` ends every lease. `adapter` names the
+    content of `lora_name`; `is_everywhere`: no replica was away. `kept`: the versions on the disks after a death.
     """
 
     kind: str
@@ -81,6 +83,11 @@ class Operation:
     lease_id: str = ""
     ttl_s: float | None = None
     force: bool = False
+    lora_name: str = ""
+    lora_version: int = 0
+    adapter: str = ""
+    is_everywhere: bool = False
+    kept: frozenset[int] = frozenset()
 
     @property
     def may_apply(self) -> bool:
@@ -92,11 +99,12 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Output tokens [start, end) are said to be sampled under `version`."""
+    """Output tokens [start, end) are said to be of `version`, and of `lora_version` of the adapter; 0 = none."""
 
     version: int
     start: int
     end: int
+    lora_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,7 @@ class Stream:
     error: str = ""
     error_s: float = math.inf
     final_spans: tuple[Span, ...] = ()
+    lora_name: str = ""
 
     def versions(self) -> list[int]:
         """The version of each token."""
@@ -304,6 +313,8 @@ def _about(operation: Operation) -> str:
         parts += [f"expects {push.expected_version}"] * (push.expected_version is not None)
     if operation.lease_id:
         parts.append(f"lease {operation.lease_id[:6]}")
+    parts += [f"{operation.lora_name} {operation.lora_version or ''} ({operation.adapter})"] * bool(operation.lora_name)
+    parts += [f"kept {sorted(operation.kept)}"] * bool(operation.kept)
     if operation.ttl_s is not None:
         parts.append(f"for {operation.ttl_s:g} s")
     return " ".join(parts)

@@ -63,6 +63,7 @@ from tests.faults.history import (
     Stream,
     excerpt,
 )
+from tests.faults.labels import Labels
 from tests.faults.linearizability import Read, Write, contradiction
 
 
@@ -96,17 +97,16 @@ def label_violations(
     `behind`, by the stream's index and the name of the weights: for each token how far its log-probability lies behind
     the likeliest token's. A stream that is missing there is not checked.
     """
-    contents_of = {life: history.contents(life) for life in history.lives()}
+    labels = Labels(history)
     found = []
     for i, scores in behind.items():
         stream = history.streams[i]
-        contents = contents_of[stream.life]
-        for position, version in enumerate(stream.versions()):
-            short = scores[contents[version]][position] if version in contents else math.inf
+        for position, (version, label) in enumerate(zip(stream.versions(), labels.of(stream), strict=True)):
+            short = scores[label][position] if label is not None else math.inf
             if short > tolerance:
                 better = [name for name, others in scores.items() if others[position] <= tolerance]
                 text = f"token {position} of {stream.client}, version {version}, is {short:.3f} behind the likeliest "
-                text += f"one of {contents.get(version)}; it fits {better}"
+                text += f"one of {label}; it fits {better}"
                 at_s = next(d.at_s for d in stream.deltas if d.spans[-1].end > position)
                 found.append(Violation("label on other weights", text, stream.life, at_s))
                 break

@@ -81,6 +81,7 @@ class Recorder:
         reader slow. Greedy, so that its tokens can be checked. A stream that ends with an error keeps what it has."""
         immediate = interval == 1 and pace is None
         stream = Stream(client, self.life, time.monotonic(), link, list(prompt), immediate)
+        stream.lora_name = options.get("lora_name") or ""
         self.history.streams.append(stream)
         async with tokens_of.stream(prompt, temperature=0.0, stream_interval=interval, **options) as deltas:
             try:
@@ -108,4 +109,4 @@ def _reason(error: GenserveError) -> str:
 
 
 def _spans(spans: Sequence[WeightSpan]) -> tuple[Span, ...]:
-    return tuple(Span(span.version, span.start, span.end) for span in spans)
+    return tuple(Span(span.version, span.start, span.end, span.lora_version) for span in spans)

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.faults.contents import Contents
 from tests.faults.history import START_CONTENT, History, Stream, UnlabelledStream
+from tests.faults.labels import Labels
 from tests.faults.unlabelled_model import served_during
 
 _CONTROL_SHARE = 20
@@ -19,12 +20,13 @@ Behind = dict[int, dict[str, list[float]]]
 
 
 def scored(history: History, contents: Contents) -> Behind:
-    """Scores every stream under all the contents that its tokens are labelled with; besides, under each whole one, some
-    streams that are not, to see that the wrong weights do not fit."""
+    """Scores every stream under all the contents that its tokens are labelled with, and those without an adapter;
+    besides, under each whole one, some streams that are not, to see that the wrong weights do not fit."""
     behind: Behind = {}
-    contents_of = {life: history.contents(life) for life in history.lives()}
     # Labels that mean nothing are for the model to find.
-    labelled = [{contents_of[s.life].get(version, START_CONTENT) for version in s.versions()} for s in history.streams]
+    labels = Labels(history)
+    labelled = [{name or START_CONTENT for name in labels.of(stream)} for stream in history.streams]
+    labelled = [names | {name.partition("+")[0] for name in names} for names in labelled]
     used = {*contents.names, *(name for names in labelled for name in names)}
     for number, (name, model) in enumerate(_models(contents, used)):
         for i, (stream, names) in enumerate(zip(history.streams, labelled, strict=True)):
@@ -68,13 +70,11 @@ def _behind(model: torch.nn.Module, stream: Stream | UnlabelledStream) -> list[f
 
 def separation(history: History, behind: Behind, tolerance: float) -> tuple[list[float], float]:
     """Distances of tokens under their own weights, sorted, and the share of those under others beyond `tolerance`."""
-    contents_of = {life: history.contents(life) for life in history.lives()}
+    labels = Labels(history)
     own: list[float] = []
     foreign: list[float] = []
     for i, scores in behind.items():
-        stream = history.streams[i]
-        contents = contents_of[stream.life]
-        for position, version in enumerate(stream.versions()):
+        for position, label in enumerate(labels.of(history.streams[i])):
             for name, distances in scores.items():
-                (own if contents.get(version) == name else foreign).append(distances[position])
+                (own if label == name else foreign).append(distances[position])
     return sorted(own), sum(distance > tolerance for distance in foreign) / max(1, len(foreign))

@@ -16,6 +16,7 @@ from genserve.fleet.push.applied import merged
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.fleet_push import FleetPush
 from genserve.fleet.push.header import header_of
+from genserve.fleet.push.previous import reader_of_previous
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
@@ -71,6 +72,10 @@ class FleetPushes:
         """The same for a version that a replica fetches from elsewhere."""
         header = header_of(request)
         header.push_id = header.push_id or uuid.uuid4().hex
+        if request.previous and header.push_id not in self._heads:
+            await self._fleet.until_known()
+            if (reader := await reader_of_previous(self._fleet, request)) is not None:
+                self._heads[header.push_id] = reader.address
         return await self._run(header, lambda push: push.load(request))
 
     async def _run(
