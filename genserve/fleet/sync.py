@@ -243,13 +243,15 @@ class Sync:
         served = await _served(peers[0])
         if not served.is_same(committed):
             raise NoReplicaError(f"{peers[0].address} does not serve version {committed.number} any more")
+        # One that was brought back to the version has it by another push than the others.
+        alike = [each for each in peers if each is peers[0] or _push_of(each) == served.push_id]
         log.info("replica %s fetches version %d", upstream.address, committed.number)
         request = weights_pb2.LoadWeightsRequest(
             push_id=committed.push_id,
             weight_version=committed.number,
             force=True,
             peers=weights_pb2.WeightPeers(
-                addresses=[peer.address for peer in peers[:MAX_PEERS]], push_id=committed.push_id
+                addresses=[each.address for each in alike[:MAX_PEERS]], push_id=served.push_id
             ),
             content_digest=served.content_digest,
         )
@@ -292,3 +294,7 @@ async def _served(upstream: Upstream) -> Version:
     asked = weights_pb2.GetWeightsRequest(omit_manifest=True)
     weights = await upstream.ask(upstream.weights.GetWeights, asked, ASK_S)
     return Version.of(weights.state)
+
+
+def _push_of(upstream: Upstream) -> str | None:
+    return None if upstream.member.version is None else upstream.member.version.push_id

@@ -183,6 +183,21 @@ async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
         assert hold(1, other)
 
 
+async def test_a_replica_that_was_brought_back_can_be_fetched_from() -> None:
+    """It has the version by another push than the others."""
+    async with routed(2) as fleet, replica() as late:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        first, back = fleet.daemons
+        async with AsyncClient(back.address) as client:
+            await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
+        await until(lambda: hold(1, back))
+        await fleet.until_ready(2)
+        await fleet.running.router.remove(first.address)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(2)
+        assert hold(1, late)
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
     """Whoever it is, the push does not pass by halves: the client sends again what is missing, or hears that it
@@ -300,14 +315,11 @@ async def test_wrong_pushes_are_refused_as_by_a_daemon() -> None:
         assert served(fleet) == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "frames", [[], [weights_pb2.PushWeightsRequest(chunk={"data": b"x"})]], ids=["none", "a chunk"]
-)
-async def test_a_stream_begins_with_a_header(frames: list[weights_pb2.PushWeightsRequest]) -> None:
-    """As a daemon's does."""
+async def test_a_push_without_any_frame_is_refused() -> None:
+    """As by a daemon."""
     async with routed(1) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(iter(frames), timeout=30)
+            await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(iter(()), timeout=30)
         assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "frame")
 
 
