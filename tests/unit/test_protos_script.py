@@ -19,7 +19,7 @@ def checkout(tmp_path: Path) -> Path:
     """The files that the script reads and writes, and this environment."""
     for name in ("protos", "genserve/v1"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("buf.yaml", "docs/api.md", "scripts/protos", "scripts/api_reference.py"):
+    for name in ("buf.yaml", "docs/api.md", "requirements.lock", "scripts/protos", "scripts/api_reference.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "scripts" / "setup").symlink_to("/bin/true")
