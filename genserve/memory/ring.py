@@ -1,7 +1,6 @@
 """A ring buffer in shared memory: a process writes pieces, and the daemon on its host copies and acknowledges them."""
 
 import asyncio
-import fcntl
 import mmap
 import os
 import weakref
@@ -33,7 +32,9 @@ class SharedRing:
     has copied. For one stream at a time."""
 
     def __init__(self) -> None:
-        """Raises OSError if the kernel refuses."""
+        """Raises OSError if the kernel refuses. Only Linux has what it takes."""
+        import fcntl  # which Windows does not have
+
         fd = os.memfd_create(NAME_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed

@@ -1,7 +1,4 @@
-"""What an installed genserve has for clients in other languages: the proto files and the service config, by their path.
-
-The wheel is built from a copy of the files that git knows, with the build backend of this environment.
-"""
+"""What an installed genserve has for clients in other languages: the proto files and the service config, by path."""
 
 import json
 import subprocess
@@ -14,7 +11,8 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.support.built_wheel import ROOT, build_wheel
+
 PROTOS: Final = ROOT / "protos" / "genserve" / "v1"
 NAMES: Final = sorted(path.name for path in PROTOS.iterdir())
 
@@ -22,19 +20,8 @@ NAMES: Final = sorted(path.name for path in PROTOS.iterdir())
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what the wheel has."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "pyproject.toml", "README.md", "LICENSE",
-         "genserve"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in listed:
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    program = f"from setuptools.build_meta import build_wheel; build_wheel({str(built)!r})"
-    subprocess.run([sys.executable, "-c", program], cwd=source, capture_output=True, check=True, timeout=120)
-    (wheel,) = built.glob("*.whl")
+    built = tmp_path_factory.mktemp("built")
+    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(built)
     return built

@@ -306,6 +306,8 @@ def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
         raise InvalidFieldError.of("target", f"{target!r} is not an address of gRPC: write HOST:PORT")
     if ":" not in target:
         raise InvalidFieldError.of("target", f"{target!r} has no port: write HOST:PORT")
+    if target.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+(%\w+)?(:\d+)?", target):
+        raise InvalidFieldError.of("target", f"{target!r} has an IPv6 address without brackets: write [ADDRESS]:PORT")
     if (port := port_of(target)) is not None and not is_port(port):
         raise InvalidFieldError.of("target", f"{target!r} has no port from 1 to 65535: write HOST:PORT")
     for key, value in metadata:

@@ -112,8 +112,11 @@ def as_utc(timestamp: Timestamp) -> datetime:
 
 
 def _is_sequence(kind: type[Message], name: str) -> bool:
-    field = kind.DESCRIPTOR.fields_by_name.get(name)
-    if field is None or not field.is_repeated:
+    field: Any = kind.DESCRIPTOR.fields_by_name.get(name)
+    if field is None:
+        return False
+    # Old versions of protobuf do not have `is_repeated`, and new ones warn about `label`.
+    if not (field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED):
         return False
     return field.message_type is None or not field.message_type.GetOptions().map_entry
 

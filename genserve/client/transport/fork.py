@@ -32,4 +32,5 @@ def _keep_channels() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
 
 
-os.register_at_fork(after_in_child=_keep_channels)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_keep_channels)

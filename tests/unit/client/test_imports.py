@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import genserve.tensors
+from genserve.client import Client
+from genserve.errors import InvalidFieldError
 
 TENSORS = sorted(f"genserve.tensors.{module.name}" for module in pkgutil.iter_modules(genserve.tensors.__path__))
 
@@ -30,6 +32,29 @@ def test_help_loads_not_even_grpc() -> None:
         "print(sorted({'grpc', 'google.protobuf', 'torch', 'vllm'} & set(sys.modules)))"
     )
     assert _run(program) == "[]"
+
+
+def test_the_client_is_imported_where_there_is_no_linux() -> None:
+    """Windows has no fcntl and no fork, and neither Windows nor macOS has memory that a daemon could map."""
+    program = (
+        "import os, sys\n"
+        "for name in ('fcntl', 'grp', 'pwd', 'resource', 'termios'):\n"
+        "    sys.modules[name] = None\n"
+        "for name in ('fork', 'geteuid', 'getuid', 'memfd_create', 'pipe2', 'preadv', 'register_at_fork'):\n"
+        "    delattr(os, name)\n"
+        "from genserve.client import Client\n"
+        "Client('127.0.0.1:50051').close()\n"
+        "print('closed')"
+    )
+    assert _run(program) == "closed"
+
+
+@pytest.mark.parametrize("target", ["::1:50051", "fe80::1:50051", "2001:db8::7:50051", "::1"])
+def test_an_ipv6_address_without_brackets_is_refused_by_name(target: str) -> None:
+    """Nobody knows where it ends and the port begins."""
+    with pytest.raises(InvalidFieldError) as caught:
+        Client(target)
+    assert caught.value.violations[0].field == "target" and "[ADDRESS]:PORT" in caught.value.message
 
 
 def _run(program: str) -> str:
