@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from genserve.arguments import check_text
@@ -149,11 +149,12 @@ class Membership:
         self.record = record
         self._tell()
 
-    def keep_served(self, router_id: str, record: FleetRecord) -> None:
-        """The same for a version that has just been exchanged, unless another router has come meanwhile, or a later
-        record of the same one: whoever it is finds out what is served."""
-        with suppress(FleetHeldError, InvalidFieldError):
-            self.keep(router_id, record)
+    def keep_served(self, record: FleetRecord) -> None:
+        """The same for a version that has just been exchanged, whoever looks after this daemon by now: a router that
+        came meanwhile learns from it what is served. A later record stays."""
+        if record.epoch >= self.record.epoch:
+            self.record = record
+            self._tell()
 
     def _held(self) -> FleetHeldError:
         if self._router is None:
@@ -163,3 +164,21 @@ class Membership:
             "out of its fleet (genserve replicas remove)",
             metadata={"router_address": self._router.address},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCommit:
+    """The commit of a version that a router has asked for, and the record of the fleet with that version."""
+
+    membership: Membership
+    router_id: str
+    record: FleetRecord
+
+    def check(self) -> None:
+        """To be called before weights are exchanged. Raises FleetHeldError if another router looks after the daemon by
+        now, which counts on what it has found here, and as `Membership.check_record`."""
+        self.membership.check_record(self.router_id, self.record)
+
+    def served(self) -> None:
+        """To be called in the moment in which the version is live."""
+        self.membership.keep_served(self.record)

@@ -163,15 +163,13 @@ class Router:
             await self.remove(upstream.address)
 
     async def settle(self) -> None:
-        """Waits until all replicas have told what they serve, or for as long as the settings say, and tells the version
-        of the fleet from it. If nobody has answered, waits for the first one, and then as long for the others: it may
-        have stood by."""
+        """Waits until all replicas have told what they serve, or from the first one on for as long as the settings say,
+        and tells the version of the fleet from it. The time before the first answer does not count: a router that has
+        stood by gets one replica after the other."""
         fleet = self.fleet
-        await self._until_told(all)
         while fleet.committed is None:
-            if not any(member.version is not None for member in fleet.members):
-                await self._until_told(any, for_ever=True)
-                await self._until_told(all)  # in which this router may give way to another one, and have none again
+            await self._until_told(any, for_ever=True)
+            await self._until_told(all)  # in which this router may give way to another one, and have none again
             fleet.settle()
 
     async def _until_told(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:

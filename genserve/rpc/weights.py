@@ -1,15 +1,15 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from genserve.addresses import is_local
+from genserve.control.membership import FleetCommit
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
@@ -170,16 +170,15 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
         """Applies a push that is staged or prepared."""
-        keep: Callable[[], None] | None = None
+        fleet: FleetCommit | None = None
         if request.HasField("fleet"):
-            router_id, record = router_id_of(context), fleet_record(request.fleet)
-            self._membership.check_record(router_id, record)
-            keep = partial(self._membership.keep_served, router_id, record)
+            fleet = FleetCommit(self._membership, router_id_of(context), fleet_record(request.fleet))
+            fleet.check()
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
-            served=keep,
+            fleet=fleet,
         )
         return self._answer(
             weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from genserve.control.membership import FleetCommit
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
@@ -305,12 +306,13 @@ class PushRegistry:
         push_id: str,
         apply: ApplyOptions,
         expected_version: int | None = None,
-        served: Callable[[], None] | None = None,
+        fleet: FleetCommit | None = None,
     ) -> PushOutcome:
         """Applies a push whose bytes have all arrived; of a prepared one only the exchange is left. What was sent again
-        for an adapter that is still loaded is freed. `expected_version` None = as its header says. `served` is called
+        for an adapter that is still loaded is freed. `expected_version` None = as its header says. `fleet` is told
         in the moment in which its version is live, also for one that is live already. Raises PushNotFoundError,
-        PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and `PushStream.finish`."""
+        PushTruncatedError, ApplyInProgressError while it is being sent, and as `open`, `PushStream.finish` and
+        `FleetCommit.check`."""
         check_apply(apply, "apply")
         note(push_id=push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
@@ -319,8 +321,8 @@ class PushRegistry:
         if applied is not None and (again is None or self._completion.has_loaded(again.header)):
             if again is not None and again.lifecycle.can_commit:
                 await self._pushes.drop(again, again.not_found())
-            if served is not None and self._resident.push_id == push_id:
-                served()
+            if fleet is not None and self._resident.push_id == push_id:
+                fleet.served()
             return applied.answer
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
@@ -336,7 +338,7 @@ class PushRegistry:
             header = replace(header, expected_version=expected_version)
         self._completion.check_commit(header)  # a commit that is refused leaves the push prepared
         attempt = push.begin_commit(header)
-        push.when_served = served
+        push.fleet = fleet
         self._completion.start(push, self._ended)
         return await asyncio.shield(attempt.result)
 

@@ -13,6 +13,7 @@ from genserve.errors import LastReplicaError, PushRolledBackError
 from genserve.rpc.server import DaemonServer
 from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
+from tests.support.clocks import advanced_clock
 from tests.support.patience import slow, turns, until
 from tests.support.refusals import refuses
 
@@ -138,6 +139,29 @@ async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
                 await second.until_ready(2)
                 assert second.running.router.fleet.committed_version == 2
                 assert second.running.router.fleet.previous is None
+
+
+async def test_the_time_in_which_nobody_answers_does_not_count() -> None:
+    """The first one that answers may have missed the last push, and the others may be about to answer."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        await push(daemons[1].address, 2)
+        for link in links:
+            link.kill()
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            members = fleet.running.router.fleet
+            with advanced_clock() as clock:
+                await clock.advance(QUICK.settle_s - 1.0)
+                await links[0].listen_again()
+                await until(lambda: any(member.version is not None for member in members.members))
+                await clock.advance(2.0)
+                await turns()
+                assert members.committed is None
+                await links[1].listen_again()
+                await until(lambda: members.committed_version == 2)
 
 
 async def test_a_push_before_the_fleet_is_known_wakes_nobody_up() -> None:

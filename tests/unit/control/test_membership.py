@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from genserve.control.membership import CALL_S, NO_RECORD, RETURN_S, FleetRecord, Membership, Router
+from genserve.control.membership import CALL_S, NO_RECORD, RETURN_S, FleetCommit, FleetRecord, Membership, Router
 from genserve.errors import FleetHeldError, InvalidFieldError
 from tests.support.refusals import refuses
 
@@ -94,19 +94,30 @@ def test_calls_of_a_former_router_are_refused() -> None:
 
 def test_a_record_is_kept_unless_it_is_older_than_the_one_that_is_there() -> None:
     """A commit, which cannot fail any more, keeps none then."""
-    made, _, now_s = membership()
+    made, _, _ = membership()
     with made.looked_after(A):
         assert made.record is NO_RECORD
         made.keep("a", FleetRecord(5, b"five"))
         with refuses(InvalidFieldError, field="fleet.epoch"):
             made.keep("a", FleetRecord(4, b"four"))
-        made.keep_served("a", FleetRecord(4, b"four"))
+        made.keep_served(FleetRecord(4, b"four"))
         assert made.record == FleetRecord(5, b"five")
-        made.keep_served("a", FleetRecord(6, b"six"))
+        made.keep_served(FleetRecord(6, b"six"))
+        assert made.record == FleetRecord(6, b"six")
+
+
+def test_weights_are_not_exchanged_for_a_router_that_has_gone() -> None:
+    """Its successor counts on what it has found. What was exchanged already it is told."""
+    made, _, now_s = membership()
+    commit = FleetCommit(made, "a", FleetRecord(7, b"seven"))
+    with made.looked_after(A):
+        commit.check()
     now_s[0] += RETURN_S
     with made.looked_after(B):
-        made.keep_served("a", FleetRecord(7, b"seven"))
-        assert made.record == FleetRecord(6, b"six")
+        with refuses(FleetHeldError, says="host:2"):
+            commit.check()
+        commit.served()
+        assert made.record == FleetRecord(7, b"seven")
 
 
 @pytest.mark.parametrize("router", [Router("", "host:1"), Router("x" * 300, ""), Router("a", "a\nb")])

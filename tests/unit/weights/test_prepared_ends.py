@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from genserve.control.asleep import SleepDepth
+from genserve.control.membership import FleetCommit, FleetRecord
 from genserve.engine.types import PauseMode
-from genserve.errors import PushConflictError, PushNotFoundError
+from genserve.errors import FleetHeldError, PushConflictError, PushNotFoundError
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.pulled_push import PulledPush
-from genserve.weights.push.types import PushAction, PushState
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from genserve.weights.resident import ResidentVersion
 from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.clocks import advanced_clock
@@ -43,6 +44,18 @@ async def test_another_push_that_is_applied_ends_it(rig: Rig) -> None:
     assert (await commit(rig, "waits")).push.state is PushState.APPLIED
     assert rig.engine.calls[calls] == "prepare_weights"
     assert rig.engine.live == tensors(5)
+
+
+async def test_the_router_that_asked_for_its_commit_and_has_gone_exchanges_nothing(rig: Rig) -> None:
+    """Another one has found what is served, and counts on it."""
+    await rig.push(preparing())
+    commit_for_nobody = FleetCommit(rig.board.membership, "gone", FleetRecord(7, b""))
+    with pytest.raises(FleetHeldError):
+        await rig.registry.commit("p1", ApplyOptions(), fleet=commit_for_nobody)
+    assert not [call for call in rig.engine.calls if "commit" in call] and rig.engine.weight_version == 0
+    await until_freed(rig)
+    await commit(rig)
+    assert rig.engine.live == tensors(1)
 
 
 async def test_another_push_that_is_received_or_staged_does_not(rig: Rig) -> None:
