@@ -49,9 +49,10 @@ def test_a_record_of_an_older_genserve_has_no_epoch(tmp_path: Path) -> None:
     assert KeptRecord.read(path) == record
     path.write_text(record.to_json().replace('"fleet_epoch": 7', '"other": 7'))
     assert KeptRecord.read(path) == KeptRecord(3, "push 3", "digest")
-    path.write_text(record.to_json().replace('"fleet_epoch": 7', '"fleet_epoch": "7"'))
-    with pytest.raises(KeptError):
-        KeptRecord.read(path)
+    for damaged in ('"7"', "-7", "7.5", "true", str(1 << 64), str(1 << 63)):
+        path.write_text(record.to_json().replace('"fleet_epoch": 7', f'"fleet_epoch": {damaged}'))
+        with pytest.raises(KeptError):
+            KeptRecord.read(path)
 
 
 def test_the_version_before_one_that_is_not_kept_is_the_latest(tmp_path: Path) -> None:
