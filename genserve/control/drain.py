@@ -25,6 +25,14 @@ class Closes(Protocol):
         """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
 
 
+class Keeps(Closes, Protocol):
+    """Writes what is served to a disk."""
+
+    @property
+    def keeps_served(self) -> bool:
+        """Whether the served version is there: the disk may have been full."""
+
+
 class HttpServer(Protocol):
     """Serves requests of its own from the same engine, in a separate process."""
 
@@ -65,7 +73,7 @@ class Drain:
     updates: Closes
     pushes: Closes
     http: HttpServer | None = None
-    keeper: Closes | None = None
+    keeper: Keeps | None = None
     _step: Step = Step.UPDATE
 
     async def run(self, stopped: Stopped, flag_s: float) -> Drained:
@@ -126,7 +134,8 @@ class Drain:
 
     @property
     def _has_pushed(self) -> bool:
-        if self.board.state().push_id and self.keeper is None:  # else it comes back with the daemon, from the disk
+        comes_back = self.keeper is not None and self.keeper.keeps_served  # with the daemon, from its disk
+        if self.board.state().push_id and not comes_back:
             return True
         return any(each.push_id for each in self.engine.loras.loaded())
 

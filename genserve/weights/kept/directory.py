@@ -24,7 +24,7 @@ from genserve.weights.push.types import MAX_VERSION
 RECORD: Final = "genserve.json"
 _FORMAT: Final = 1
 _LOCK: Final = ".lock"
-_MAX_EPOCH: Final = 1 << 63
+_MAX_EPOCH: Final = 1 << 63  # a router numbers its changes above it, in 64 bits
 
 
 class KeptError(ValueError):
@@ -61,7 +61,7 @@ class KeptRecord:
                 "weight_version": int(version),
                 "push_id": str(push_id),
                 "content_digest": str(digest),
-            } if version > 0 and digest and type(epoch := found.get("fleet_epoch", 0)) is int and epoch >= 0:
+            } if version > 0 and digest and type(epoch := found.get("fleet_epoch", 0)) is int and 0 <= epoch < _MAX_EPOCH:
                 return cls(version, push_id, digest, epoch)
         raise _unreadable(path, "lacks a field, or has another type there")
 
@@ -187,8 +187,6 @@ def _check_told(record: KeptRecord, path: Path) -> None:
     """Raises KeptError for what no answer of a daemon could tell, of a file that somebody has edited."""
     if record.weight_version > MAX_VERSION:
         raise _unreadable(path, f"weight_version is {record.weight_version}, above {MAX_VERSION}")
-    if record.fleet_epoch >= _MAX_EPOCH:  # a router numbers its changes above it, in 64 bits
-        raise _unreadable(path, f"fleet_epoch is {record.fleet_epoch}, above {_MAX_EPOCH - 1}")
     try:
         check_text(record.push_id, "push_id")
     except InvalidFieldError as error:

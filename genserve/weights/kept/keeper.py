@@ -75,6 +75,11 @@ class Keeper:
         served = self._resident.served
         return None if served is None else served.weight_version
 
+    @property
+    def keeps_served(self) -> bool:
+        """Whether the served version is on disk."""
+        return self._record is not None and self._record.push_id == self._resident.push_id
+
     def before_served(self) -> KeptVersion:
         """The version that was kept before the served one. Raises NotResidentError."""
         try:

@@ -7,6 +7,8 @@ import pytest
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
+from genserve.control.membership import Router
+from genserve.control.state import ServedWeights
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
 from genserve.signals import Stopped
@@ -20,9 +22,10 @@ pytestmark = pytest.mark.usefixtures("leaping_clock")
 
 @dataclass
 class Weights:
-    """Changes of weights that end when told to."""
+    """Changes of weights that end when told to. `keeps_served`: as a keeper, it has the served version on its disk."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    keeps_served: bool = True
 
     async def close(self) -> None:
         await self.ended.wait()
@@ -210,3 +213,20 @@ async def test_a_disk_that_hangs_does_not_hold_the_drain_up(rig: Rig, updates: W
     drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, keeper=keeper).run(Stopped(), 60.0)
     assert drained.in_order
     assert len(drained.cut) == 1 and "--keep-committed" in drained.cut[0]
+
+
+@pytest.mark.parametrize("keeps_served", [True, False])
+async def test_what_could_not_be_kept_is_handed_over(
+    rig: Rig, updates: Weights, pushes: Weights, *, keeps_served: bool
+) -> None:
+    """The disk was full, say: then nothing brings it back after a restart."""
+    rig.board.tell_served(lambda: ServedWeights("push 3", "", ""))
+    keeper = Weights(keeps_served=keeps_served)
+    keeper.ended.set()
+    drain = Drain(rig.engine, rig.board, rig.pauses, updates, pushes, keeper=keeper)
+    with rig.board.membership.looked_after(Router("router", "here")):
+        draining = asyncio.create_task(drain.run(Stopped(), 60.0))
+        await turns()
+        assert draining.done() is keeps_served
+        rig.board.membership.let_go("router")
+        assert (await draining).cut == []

@@ -176,14 +176,14 @@ async def test_what_a_full_disk_does_not_take_leaves_what_was_kept(
             store.replace(second)
             await keeper.close()
         assert kept(keeper) == (record(1), None)
-        assert (keeper.num_failed, keeper.weight_version) == (1, 1)
+        assert (keeper.num_failed, keeper.weight_version, keeper.keeps_served) == (1, 1, False)
         assert not (tmp_path / "kept" / "writing").exists()
         (told,) = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
         assert "version 2 is not kept" in told and "version 1" in told
         assert keeper.before_served().record == record(1), "that is the one before the served one"
         store.replace(third)
         await keeper.close()
-        assert kept(keeper) == (record(3), record(1))
+        assert kept(keeper) == (record(3), record(1)) and keeper.keeps_served
 
 
 async def test_memory_that_is_needed_is_not_waited_for(tmp_path: Path) -> None:
