@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError
+from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError
 from genserve.fleet.member import Member
+from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, over, replica, restarted, until_reached
+from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, over, push, replica, restarted, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
@@ -239,6 +240,43 @@ async def test_an_adapter_for_which_the_record_has_no_room_is_refused(
         await fleet.client.load_lora("b", path)
         await fleet.client.unload_lora("a")
         await fleet.client.load_lora("c", path)
+
+
+async def test_a_pushed_adapter_that_is_unloaded_while_it_is_brought_is_not_left() -> None:
+    """Nobody else would ever take it away."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5, push_id="p")
+            gate = second.engine.gates["load_lora"] = Gate()
+            fleet.running.router.add(second.address)
+            await until_reached(gate)
+            unloading = asyncio.create_task(fleet.client.unload_lora("poet"))
+            await fleet.until_reported()
+            gate.open.set()
+            await asyncio.wait({unloading})
+            async with AsyncClient(second.address) as client:
+                while (await client.get_push("p")).push.state != "applied":
+                    await fleet.until_reported()
+            await until(lambda: not second.engine.loras.files)
+            await fleet.until_reported()
+            assert not first.engine.loras.files and not second.engine.loras.files
+
+
+async def test_what_is_no_adapter_is_not_brought_as_one() -> None:
+    """A replica tells that a push has brought an adapter, and sends weights."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over([first, second]) as fleet:
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 3, push_id="p")
+            for each in (first, second):
+                fleet.unwatched(each)
+            known = fleet.running.router.fleet
+            known.upstreams[first.address].member.has_loras(["poet"], {"poet": "p"})
+            with refuses(NoReplicaError, says="adapter 'poet'"):
+                await bring_pushed_lora(known, known.upstreams[second.address], "poet", "p")
 
 
 async def until_reported_by(fleet: RoutedFleet, address: str) -> None:

@@ -33,18 +33,24 @@ async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id
         raise NoReplicaError(f"it lacks adapter {name!r}, and no other replica has it: push it again")
     try:
         async with asyncio.timeout(_BRING_S):
-            await _hand(source, upstream, push_id)
+            await _hand(source, upstream, name, push_id)
     except TimeoutError:
         raise DeadlineError(f"adapter {name!r} was not loaded within {_BRING_S:g} s") from None
     await ask_loras(upstream)
+    if upstream.member.pushed_loras.get(name) == push_id != fleet.desired.pushed_loras.get(name):
+        # It was unloaded, or replaced, meanwhile: nobody would take away what has come too late.
+        await upstream.ask(upstream.control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=name), ASK_S)
+        await ask_loras(upstream)
 
 
-async def _hand(source: Upstream, target: Upstream, push_id: str) -> None:
+async def _hand(source: Upstream, target: Upstream, name: str, push_id: str) -> None:
     """As a trainer sends it: a pull has the frames of a push."""
     request = weights_pb2.PullWeightsRequest(push_id=push_id).SerializeToString()
     call = source.pull(request, metadata=source.metadata)
     with source.running(call):
         frames = frames_of(call, source)
-        header = weights_pb2.PullWeightsResponse.FromString(await anext(frames)).header
+        header = weights_pb2.PullWeightsResponse.FromString(await anext(frames, b"")).header
+        if header.lora.lora_name != name:
+            raise NoReplicaError(f"{source.address} does not send adapter {name!r} for push {push_id!r}")
         header.force = True  # it may have another one under this name
         await relay(header, frames, [target], asyncio.Event())

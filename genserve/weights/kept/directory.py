@@ -24,7 +24,7 @@ from genserve.weights.push.types import MAX_VERSION
 RECORD: Final = "genserve.json"
 _FORMAT: Final = 1
 _LOCK: Final = ".lock"
-_MAX_EPOCH: Final = 1 << 63  # a router numbers its changes above it, in 64 bits
+_EPOCHS: Final = range(1 << 63)  # a router numbers its changes above it, in 64 bits
 
 
 class KeptError(ValueError):
@@ -61,7 +61,7 @@ class KeptRecord:
                 "weight_version": int(version),
                 "push_id": str(push_id),
                 "content_digest": str(digest),
-            } if version > 0 and digest and type(epoch := found.get("fleet_epoch", 0)) is int and 0 <= epoch < _MAX_EPOCH:
+            } if version > 0 and digest and type(epoch := found.get("fleet_epoch", 0)) is int and epoch in _EPOCHS:
                 return cls(version, push_id, digest, epoch)
         raise _unreadable(path, "lacks a field, or has another type there")
 
