@@ -22,7 +22,13 @@ def only_there(fleet: Fleet, member: Member) -> str:
 
 def holders(fleet: Fleet, leaving: Member) -> list[Member]:
     """The others that stay and have the version of the fleet."""
-    return [each for each in _staying(fleet, leaving) if _has_version(fleet, each)]
+    staying = _staying(fleet, leaving)
+    return [each for each in staying if _has_version(fleet, each) and each.engine is not None and is_sound(each.engine)]
+
+
+def is_sound(engine: types_pb2.EngineState) -> bool:
+    """Whether others can have what it serves: neither is the daemon about to end, nor are its weights in doubt."""
+    return engine.phase not in (types_pb2.PHASE_DEAD, types_pb2.PHASE_TAINTED)
 
 
 def may_end(fleet: Fleet, member: Member) -> bool:

@@ -11,10 +11,11 @@ from typing import Final
 from genserve.addresses import check_replica
 from genserve.arguments import MAX_REPLICAS
 from genserve.cancellation import cancel_all
-from genserve.errors import InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
+from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.hand_over import only_there
 from genserve.fleet.member import Member
+from genserve.fleet.other_holder import ask_other_holder
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
 from genserve.fleet.sync import Sync
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _READING_S: Final = 1.0
 """In which a router reads what its replicas serve: they serve it meanwhile."""
+_ASK_AGAIN_S: Final = 0.5
 
 
 class Router:
@@ -148,7 +150,7 @@ class Router:
         upstream = self.find(address)
         upstream.member.is_draining = True
         upstream.member.is_given_up |= force
-        self.fleet.refresh(upstream)
+        self.fleet.refresh()  # also a drain that waits, and need not any more
         draining = self._draining.get(address)
         if draining is None:
             draining = self._draining[address] = asyncio.create_task(self._drain(upstream), name=f"drain {address}")
@@ -156,11 +158,27 @@ class Router:
 
     async def _drain(self, upstream: Upstream) -> None:
         member = upstream.member
-        # Who else had the version when this began may be lost by now.
-        while not member.is_gone and (member.inflight or (not member.is_given_up and only_there(self.fleet, member))):
-            await self.fleet.states_changed.wait()
-        if not upstream.member.is_gone:
-            await self.remove(upstream.address)
+        while not member.is_gone:
+            if self._has_to_stay(member):
+                await self.fleet.states_changed.wait()
+            elif member.is_given_up or await self._is_not_needed(member):
+                await self.remove(upstream.address)
+
+    def _has_to_stay(self, member: Member) -> bool:
+        """Who else had the version when its drain began may be lost by now."""
+        return bool(member.inflight) or (not member.is_given_up and bool(only_there(self.fleet, member)))
+
+    async def _is_not_needed(self, member: Member) -> bool:
+        """Whether another holder has said so. If not, returns when it can be asked again."""
+        try:
+            await ask_other_holder(self.fleet, member)
+        except GenserveError as error:
+            log.warning("replica %s goes on draining: %s", member.address, error.message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_AGAIN_S):
+                    await self.fleet.states_changed.wait()
+            return False
+        return not self._has_to_stay(member)
 
     async def settle(self) -> None:
         """Waits until all replicas have told what they serve, or from the first one on for as long as the settings say,

@@ -13,9 +13,10 @@ from genserve.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import holders, may_end
+from genserve.fleet.hand_over import may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
+from genserve.fleet.other_holder import ask_other_holder
 from genserve.fleet.pauses import leased_by, resume_on
 from genserve.fleet.push.adapters import ask_loras, bring_pushed_lora
 from genserve.fleet.records import lacks_record, write_on
@@ -156,11 +157,11 @@ class Sync:
                 await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
 
     async def _let_go(self) -> None:
-        """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered: it
-        may be lost, and nobody knows yet. Raises the error of either."""
-        if keeping := holders(self._fleet, self._member):
-            other = self._fleet.upstreams[random.choice(keeping).address]
-            await other.ask(other.control.GetStatus, control_pb2.GetStatusRequest(), ASK_S)
+        """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered.
+        Raises the error of either."""
+        await ask_other_holder(self._fleet, self._member)
+        if not may_end(self._fleet, self._member):  # meanwhile it has started again, say: this would end it
+            return
         await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
         self._member.may_end = True
 

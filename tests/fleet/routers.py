@@ -67,6 +67,13 @@ class RoutedFleet:
         for task in of_replicas:
             task.cancel()
 
+    def unwatched(self, daemon: Daemon) -> None:
+        """The router learns nothing of this replica any more."""
+        of_it = [task for task in asyncio.all_tasks() if task.get_name() == f"replica {daemon.address}"]
+        assert of_it
+        for task in of_it:
+            task.cancel()
+
     async def until_reported(self) -> None:
         """Waits until each replica that answers has told its state twice: what must not happen would have begun."""
         await until_reported(self.running.router.fleet)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from genserve.control.conditions import DaemonCondition
+from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain, Drained
 from genserve.errors import LastReplicaError
 from genserve.routing.replica import ReplicaState
@@ -15,6 +15,7 @@ from tests.support.breakable_link import BreakableLink
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_engine import Gate
 
 HOUR_S = 3600.0
 
@@ -161,3 +162,89 @@ async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> No
             async with asyncio.timeout(STEP_S):
                 await draining
             assert hold(4, daemons[2]) and member.is_gone
+
+
+@pytest.mark.parametrize("condition", [EngineCondition.TAINTED, EngineCondition.DEAD])
+async def test_a_replica_without_sound_weights_is_no_other_copy(condition: EngineCondition) -> None:
+    """It is about to end, or nobody can fetch anything from it: the version would end with the one that shuts down."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 3)
+        first, second = fleet.daemons
+        gate = second.engine.gates["prepare_weights"] = Gate()  # a tainted one is not mended meanwhile
+        second.board.enter(condition)
+        await until(lambda: fleet.state(second) is not ReplicaState.READY)
+        with refuses(LastReplicaError, says="version 3"):
+            await fleet.client.drain_replica(first.address)
+        ending = draining(first)
+        await until_draining(fleet, first)
+        assert not ending.done()
+        ending.cancel()
+        gate.open.set()
+
+
+async def test_a_drained_replica_stays_until_another_holder_has_answered() -> None:
+    """Whoever has it drained ends it then, and the other one may be lost already."""
+    async with AsyncExitStack() as stack:
+        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(other.address))
+        async with over([first]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 3)
+            link.silence()
+            draining = asyncio.create_task(fleet.client.drain_replica(first.address))
+            member = fleet.running.router.find(first.address).member
+            await until(lambda: member.is_draining)
+            await until_told(fleet, first)
+            assert fleet.state_of(link.address) is ReplicaState.READY and not draining.done() and not member.is_gone
+            link.let_go()
+            async with asyncio.timeout(STEP_S):
+                await draining
+            assert member.is_gone
+
+
+async def test_a_drain_that_waits_ends_when_it_is_forced() -> None:
+    """Also if nothing else happens in the fleet."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 3)
+        first, second = fleet.daemons
+        member = fleet.running.router.find(first.address).member
+        member.sent(1)
+        draining = asyncio.create_task(fleet.client.drain_replica(first.address))
+        await until(lambda: member.is_draining)
+        await fleet.running.router.remove(second.address)
+        member.ended(1)
+        fleet.running.router.fleet.states_changed.tell()
+        await fleet.until_reported()
+        assert not draining.done()
+        async with asyncio.timeout(STEP_S):
+            await fleet.client.drain_replica(first.address, force=True)
+            await draining
+
+
+@pytest.mark.parametrize("what", ["it ends as well", "it serves something else"])
+async def test_the_other_holder_has_to_have_the_version(what: str) -> None:
+    """It answers, and the router has not noticed yet that this is all it does."""
+    async with AsyncExitStack() as stack:
+        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
+        async with over([first, other]) as fleet:
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 3)
+            await fleet.until_reported()
+            fleet.unwatched(other)
+            if what == "it ends as well":
+                other.board.become(DaemonCondition.DRAINING)
+            else:
+                await push(other.address, 4)
+            ending = draining(first)
+            await until_told(fleet, first)
+            assert not ending.done()
+            ending.cancel()
+
+
+async def until_told(fleet: RoutedFleet, daemon: Daemon) -> None:
+    """Waits until a replica has told its state three times: what must not happen would have."""
+    member = fleet.running.router.find(daemon.address).member
+    for _ in range(3):
+        before = member.engine
+        await until(lambda: member.engine is not before)  # noqa: B023
