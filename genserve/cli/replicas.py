@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli.options import Subparsers, add_connection_options, count, open_client, seconds
 from genserve.cli.streams import print_json
-from genserve.errors import DeadlineError, UnsupportedError
+from genserve.errors import DeadlineError, UnavailableError, UnsupportedError
 
 if TYPE_CHECKING:
     from genserve.client import Client, FleetReplica, Replicas
@@ -96,16 +96,19 @@ def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> 
 
 def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
     replicas: list[FleetReplica] = []
+    is_late = False
     try:
         for shown in client.watch_replicas(timeout_s=timeout_s):
             replicas = shown.replicas
             if sum(each.state == "ready" for each in replicas) >= num_ready:
                 return
     except DeadlineError:
-        pass
-    ready = sum(each.state == "ready" for each in replicas)
+        is_late = True
+    ready = f"{sum(each.state == 'ready' for each in replicas)} of {num_ready} replicas"
     others = "".join(f"; {each.address}: {remark(each)}" for each in replicas if each.state != "ready")
-    raise DeadlineError(f"{ready} of {num_ready} replicas are ready after {timeout_s:g} s{others}")
+    if not is_late:
+        raise UnavailableError(f"the router has shut down: {ready} were ready{others}")
+    raise DeadlineError(f"{ready} are ready after {timeout_s:g} s{others}")
 
 
 def replica_table(replicas: "Replicas") -> str:

@@ -90,6 +90,13 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
         assert "it is being drained" in (await genserve("replicas", "list"))[1]
 
 
+async def test_wait_tells_a_router_that_shuts_down(fleet: RoutedFleet, genserve: Command) -> None:
+    """At once: no time is over."""
+    fleet.running.router.refuse()
+    status, _, errors = await genserve("replicas", "wait", "3")
+    assert status == 1 and "the router has shut down: 2 of 3 replicas were ready" in errors
+
+
 async def test_wait_returns_when_so_many_replicas_are_ready(fleet: RoutedFleet, genserve: Command) -> None:
     """Or says what the others do instead."""
     status, _, errors = await genserve("replicas", "wait", "3", "--timeout", "100ms")
