@@ -5,10 +5,12 @@ A tainted or sleeping engine is not resumed for this: its requests are aborted i
 
 import asyncio
 import enum
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from genserve.control.conditions import DaemonCondition, may_run
+from genserve.control.membership import RETURN_S
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
@@ -119,8 +121,10 @@ class Drain:
     async def _hand_over(self) -> None:
         """Waits until the router of its fleet does not need what was pushed: others have it."""
         membership = self.board.membership
+        if not membership.keeps_it:
+            return
         tell_s: float | None = _TELL_AFTER_S  # others have it nearly always, and the router tells so at once
-        while self._has_pushed and membership.keeps_it:
+        while self._has_pushed and not membership.is_let_go and await self._has_router():
             changed = self.board.changed.next
             try:
                 async with asyncio.timeout(tell_s):
@@ -131,6 +135,14 @@ class Drain:
                     f"no other replica of the router at {membership.router_address} has what was pushed (version "
                     f"{self.board.weight_version}): waiting until one has fetched it"
                 )
+
+    async def _has_router(self) -> bool:
+        """Whether a router looks after this daemon. One whose connection has broken comes back soon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_S):
+                while not self.board.membership.router_address:
+                    await self.board.changed.wait()
+        return bool(self.board.membership.router_address)
 
     @property
     def _has_pushed(self) -> bool:

@@ -65,7 +65,8 @@ class Membership:
         self._called_at_s = -math.inf
         self._router: Router | None = None
         self._watches: Counter[str] = Counter()
-        self._is_let_go = False
+        self.is_let_go = False
+        """The router has told that nothing is lost with this daemon."""
         self.record = NO_RECORD
 
     @property
@@ -83,12 +84,12 @@ class Membership:
     @property
     def keeps_it(self) -> bool:
         """Whether the router that looks after this daemon may still need what it serves: for other replicas."""
-        return bool(self.router_address) and not self._is_let_go
+        return bool(self.router_address) and not self.is_let_go
 
     def let_go(self, router_id: str) -> None:
         """The router that looks after this daemon has told that nothing is lost with it. Raises FleetHeldError."""
         self.check(router_id)
-        self._is_let_go = True
+        self.is_let_go = True
         self._tell()
 
     @contextmanager

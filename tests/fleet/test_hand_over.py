@@ -248,3 +248,24 @@ async def until_told(fleet: RoutedFleet, daemon: Daemon) -> None:
     for _ in range(3):
         before = member.engine
         await until(lambda: member.engine is not before)  # noqa: B023
+
+
+async def test_a_connection_that_breaks_does_not_end_the_only_holder() -> None:
+    """Its router comes back a moment later, and the version would be gone."""
+    async with AsyncExitStack() as stack:
+        last, joiner = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(last.address))
+        async with over([]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(1)
+            await push(fleet.running.address, 3)
+            ending = draining(last)
+            await until(lambda: fleet.state_of(link.address) is ReplicaState.DRAINING)
+            member = fleet.running.router.find(link.address).member
+            num_losses = member.num_losses
+            link.cut()
+            await until(lambda: ending.done() or (member.num_losses > num_losses and member.version is not None))
+            assert not ending.done()
+            fleet.running.router.add(joiner.address)
+            assert await ended(ending) == []
+            assert hold(3, joiner)
