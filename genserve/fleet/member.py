@@ -37,15 +37,16 @@ class Member:
     and None while it does not answer. `takes_loras`: whether it may have adapters. `pushed_loras`: the pushes that have
     brought those that were pushed, by their names; `missing_loras`: the same of those that it lacks. `pushes`: those in
     flight there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
-    `is_written`: this router has told it one. `is_held`: it was looked after by another router when it was last asked.
-    `brought_beside`: the addresses of the replicas that answered when it changed to the version that it serves, None =
-    nobody has seen that. `instance_id`: of the run that told last; it stays when that does not answer any more, so that
-    another run at this address can be told from it. `version`: what it serves, None while that is not known.
-    `sync_failure`: why it could not be brought to the version of the fleet, "" = it was not tried, or is being tried.
-    `is_draining`: somebody drains it. `is_given_up`: by force, though nobody else may have the version of the fleet.
-    `may_end`: its daemon shuts down, and was told that it need not wait for others. `is_gone`: it was removed.
-    `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the fleet is; `has_foreign_lease`:
-    whether it is where another fleet was. `inflight`: sequences that were sent to it by this router and have not ended.
+    `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to.
+    `is_held`: it was looked after by another router when it was last asked. `brought_beside`: the addresses of the
+    replicas that answered when it changed to the version that it serves, None = nobody has seen that. `instance_id`: of
+    the run that told last; it stays when that does not answer any more, so that another run at this address can be told
+    from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
+    version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_given_up`: by
+    force, though nobody else may have the version of the fleet. `may_end`: its daemon shuts down, and was told that it
+    need not wait for others. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it
+    is paused where the fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences that
+    were sent to it by this router and have not ended.
     """
 
     address: str
@@ -61,6 +62,7 @@ class Member:
     version: Version | None = None
     record: types_pb2.FleetState | None = None
     is_written: bool = False
+    is_forgetful: bool = False
     is_held: bool = False
     brought_beside: frozenset[str] | None = None
     sync_failure: str = ""
@@ -88,7 +90,9 @@ class Member:
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves."""
         self.kind = Kind(info.architecture, info.vocab_size, info.dtype)
-        self.record = info.fleet if info.HasField("fleet") else None
+        record = info.fleet if info.HasField("fleet") else None
+        self.is_forgetful = self.is_written and record != self.record
+        self.record = record
         self.max_num_seqs = max(1, info.limits.max_num_seqs)
         self.max_active_requests = info.limits.max_active_requests
         self.takes_loras = "lora" in info.features
@@ -143,6 +147,7 @@ class Member:
     def keeps(self, record: types_pb2.FleetState) -> None:
         """It was told what the fleet should be, and keeps it."""
         self.is_written = True
+        self.is_forgetful = False
         if self.record is None or self.record.epoch <= record.epoch:
             self.record = record
 

@@ -16,7 +16,7 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
     if member.record is None or member.record.epoch < fleet.desired.epoch:
         return True
     # What a daemon has read from its disk says of an epoch which version that was, and no more.
-    return not member.is_written and member.record != fleet.record()
+    return (member.is_forgetful or not member.is_written) and member.record != fleet.record()
 
 
 async def write_record(fleet: Fleet) -> None:
