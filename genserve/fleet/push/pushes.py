@@ -72,7 +72,7 @@ class FleetPushes:
         """The same for a version that a replica fetches from elsewhere."""
         header = header_of(request)
         header.push_id = header.push_id or uuid.uuid4().hex
-        if request.previous and header.push_id not in self._heads:
+        if request.WhichOneof("source") == "previous" and header.push_id not in self._heads:
             await self._fleet.until_known()
             if (reader := await reader_of_previous(self._fleet, request)) is not None:
                 self._heads[header.push_id] = reader.address
