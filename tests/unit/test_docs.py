@@ -138,7 +138,8 @@ def test_the_tree_of_contributing_is_the_tree() -> None:
     assert packages == {each.parent.name for each in (ROOT / "genserve").glob("*/__init__.py")}
     modules = set(re.findall(r"^  (\w+\.py) ", tree, re.MULTILINE))
     assert modules == {each.name for each in (ROOT / "genserve").glob("[!_]*.py")}
-    kinds = re.findall(r"(\w+)/", re.findall(r"^tests/ (.*)", tree, re.MULTILINE)[0].replace("genserve/", ""))
+    (tests,) = re.findall(r"^tests/ (.*(?:\n {10}.*)*)", tree, re.MULTILINE)
+    kinds = re.findall(r"(\w+)/", tests)
     assert set(kinds) == {each.name for each in (ROOT / "tests").iterdir() if each.is_dir() and list(each.glob("*.py"))}
     for name in re.findall(r"^(?:  )?([\w./]+)/? ", tree, re.MULTILINE):
         assert any((base / name).exists() for base in (ROOT, ROOT / "genserve")), name
