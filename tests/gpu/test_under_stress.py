@@ -1,6 +1,6 @@
 """Pushes on a GPU beside what else it does: work that is queued, memory that is gone, sleep, and adapters.
 
-No GPU has run this yet: a failure here may be the test's. docs/gpu.md says what should happen."""
+docs/gpu.md says which of them a GPU has run: a failure of another one may be the test's."""
 
 from contextlib import suppress
 from pathlib import Path

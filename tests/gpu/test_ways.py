@@ -1,7 +1,7 @@
 """Every kind of model in every way to take a new version, with and without CUDA graphs: pushes equal cold starts, or
 the daemon does not start and says why.
 
-No GPU has run this yet: a failure here may be the test's. docs/gpu.md says what should happen. Each test starts a
+docs/gpu.md says which of them a GPU has run: a failure of another one may be the test's. Each test starts a
 daemon, so all of them take an hour or two: `scripts/test tests/gpu -k "dense or experts"` is a beginning.
 Daemons start cold, as CUDA does not begin in a process that was forked from one with torch."""
 
