@@ -63,7 +63,7 @@ class Replica:
         board = self.board = StateBoard(
             None, lambda: leases.active, f"{self.address}#{self.num_runs}", DaemonCondition.STARTING
         )
-        board.membership = Membership(board.notify, monotonic_s)
+        board.membership = Membership(board.notify, monotonic_s, wall_clock_s)
         board.tell_step("it loads", time.time())
         table = ServiceTable()
         early = add_starting(table, SERVICES, board)

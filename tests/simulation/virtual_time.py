@@ -6,6 +6,7 @@ timers alone, and these from whoever draws the delays.
 
 import asyncio
 import contextvars
+import itertools
 import random
 import time
 import uuid
@@ -33,6 +34,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self.results: list[Any] = []
         """Of what "threads" did that has to be closed."""
+        self.next_number = itertools.count().__next__
         self._selector = self  # what BaseEventLoop asks for events
         self.set_task_factory(_adopted_task)
 
@@ -104,10 +106,23 @@ class Process:
         await asyncio.wait(tasks) if tasks else None
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Has its place in a set by when it was made: `asyncio.wait` tells of sets, whose order would be that of
+    addresses in memory."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        assert isinstance(loop, VirtualLoop)
+        self._number = loop.next_number()
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 def _adopted_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
 ) -> "asyncio.Task[Any]":
-    task = asyncio.Task(work, loop=loop, **options)
+    task = _NumberedTask(work, loop=loop, **options)
     context = options.get("context")
     process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:

@@ -37,7 +37,7 @@ class TokenUpstream:
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         """`address` names the replica."""
         self.address = address
-        self._calls: set[Cancellable] = set()
+        self._calls: dict[Cancellable, None] = {}  # in order: those that began first are ended first
         self._use(channel)
 
     def _use(self, channel: grpc.aio.Channel) -> None:
@@ -84,11 +84,11 @@ class TokenUpstream:
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:
         """Ends the call with the block, or before if the replica is lost: `raising` says what is raised then."""
-        self._calls.add(call)
+        self._calls[call] = None
         try:
             yield
         finally:
-            self._calls.discard(call)
+            del self._calls[call]
             call.cancel()
 
     def cut(self) -> None:

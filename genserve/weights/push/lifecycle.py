@@ -61,14 +61,13 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 class Lifecycle:
     """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it.
-    `tell_change` is called after each event. `clock` gives Unix seconds."""
+    `tell_change` is called after each event."""
 
-    def __init__(self, tell_change: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, tell_change: Callable[[], None] = lambda: None) -> None:
         self._state = State.RECEIVING
         self._was_staged = False
         self._tell_change = tell_change
-        self._clock = clock
-        self._since_s = clock()
+        self._since_s = time.time()
 
     @property
     def since_s(self) -> float:
@@ -147,6 +146,6 @@ class Lifecycle:
         if after is None:
             raise RuntimeError(f"a push that is {self._state.name} cannot be {event}")
         if after is not self._state:
-            self._since_s = self._clock()
+            self._since_s = time.time()
         self._state = after
         self._tell_change()

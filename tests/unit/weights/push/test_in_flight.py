@@ -48,10 +48,11 @@ async def test_those_that_are_sent_come_first_and_then_the_newest() -> None:
     assert told == ["sent", *(f"w{number}" for number in reversed(range(1, MAX_LISTED)))]
 
 
-def test_a_state_lasts_since_the_event_that_began_it() -> None:
+def test_a_state_lasts_since_the_event_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A further stream of a push that is being received does not begin it anew."""
     now_s = [1.0]
-    lifecycle = Lifecycle(clock=lambda: now_s[0])
+    monkeypatch.setattr(time, "time", lambda: now_s[0])
+    lifecycle = Lifecycle()
     assert lifecycle.since_s == 1.0
     now_s[0] = 2.0
     lifecycle.joined()
