@@ -86,10 +86,15 @@ class FleetPauses:
             grant.add(upstream.address, got.lease)
             return got
 
-        outcomes = await _unless_lost(self._fleet.answering, pause_one)
-        if leases.was_ended(lease_id):
-            raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
-        _raise_first(outcomes)
+        asked: dict[Upstream, int] = {}
+        outcomes: dict[Upstream, control_pb2.PauseResponse | GenserveError | None] = {}
+        # A lease counts for who joins when it has been granted, so those that are there by then are asked here.
+        while more := {each: n for each in self._fleet.answering if asked.get(each) != (n := each.member.num_losses)}:
+            asked |= more
+            outcomes |= await _unless_lost(more, pause_one)
+            if leases.was_ended(lease_id):
+                raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
+            _raise_first(outcomes)
         if leases.known(lease_id) is None:
             raise self._fleet.none_ready()
         granted = [got for got in outcomes.values() if isinstance(got, control_pb2.PauseResponse)]

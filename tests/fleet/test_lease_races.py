@@ -31,6 +31,26 @@ async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:
         assert not (await fleet.client.status()).state.pauses
 
 
+async def test_who_joins_while_a_lease_is_granted_is_paused_with_it() -> None:
+    """It has got requests meanwhile, and the fleet is paused when its holder is told so."""
+    async with routed(1) as fleet, replica() as late:
+        gate = fleet.daemons[0].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(holder="trainer", ttl_s=None))
+        await until_reached(gate)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(2)
+        late_gate = late.engine.gates["pause"] = Gate()
+        gate.open.set()
+        await until_reached(late_gate)
+        for _ in range(10):  # in which an answer would come
+            await fleet.client.status()
+        assert not pausing.done()
+        late_gate.open.set()
+        await pausing
+        assert running(fleet) == [False]
+        assert not late.engine.running
+
+
 async def test_a_replica_that_was_away_is_resumed_when_it_is_back() -> None:
     """Nobody else would: the holder was told that the lease has ended."""
     async with AsyncExitStack() as stack:
