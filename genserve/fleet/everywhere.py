@@ -36,14 +36,19 @@ async def everywhere(
     return dict(zip(asked, await asyncio.gather(*map(answer, asked)), strict=True))
 
 
+def not_asked(fleet: Fleet, asked: dict[Upstream, int]) -> list[Upstream]:
+    """Who answers and was not asked since it was lost last, and counts as asked from now on. What is asked of all
+    holds for who joins when all have answered, so those that are there by then are to be asked as well."""
+    more = [each for each in fleet.answering if asked.get(each) != each.member.num_losses]
+    asked |= {each: each.member.num_losses for each in more}
+    return more
+
+
 async def of_all(
     fleet: Fleet, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
 ) -> list[T]:
-    """The answers of all replicas that answer. If one fails, `undo` is called for those that did not, and its error
-    raised, which names it."""
-    replicas = fleet.answering
-    if not replicas:
-        raise fleet.none_ready()
+    """The answers of all replicas that answer, and of those that join meanwhile. If one fails, `undo` is called for
+    those that did not, and its error raised, which names it."""
 
     async def answer(upstream: Upstream) -> T:
         answered = await ask(upstream)
@@ -52,8 +57,14 @@ async def of_all(
             upstream.member.engine = answered.state  # type: ignore[attr-defined]
         return answered
 
-    outcomes = await everywhere(replicas, answer)
-    failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
+    asked: dict[Upstream, int] = {}
+    outcomes: dict[Upstream, T | GenserveError] = {}
+    failures: list[tuple[Upstream, GenserveError]] = []
+    while not failures and (more := not_asked(fleet, asked)):
+        outcomes |= await everywhere(more, answer)
+        failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
+    if not outcomes:
+        raise fleet.none_ready()
     if failures:
         done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
         if undo is not None:

@@ -22,7 +22,12 @@ class FleetLoras:
         await fleet.until_known()
         async with fleet.lora_turns.of(name):
             fleet.desired.check_room(name, request.path)
-            had = {each for each in fleet.answering if name in (each.member.lora_names or ())}
+            had: list[Upstream] = []
+
+            async def load_one(upstream: Upstream) -> control_pb2.LoadLoraResponse:
+                if name in (upstream.member.lora_names or ()):
+                    had.append(upstream)
+                return await upstream.ask(upstream.control.LoadLora, request, limit_s)
 
             async def undo(upstream: Upstream) -> None:
                 if upstream not in had:
@@ -31,7 +36,7 @@ class FleetLoras:
 
             pushed = fleet.desired.pushed_loras.pop(name, None)  # or it would be brought back meanwhile
             try:
-                answers = await of_all(fleet, lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+                answers = await of_all(fleet, load_one, undo)
             except BaseException:
                 if pushed is not None:
                     fleet.desired.pushed_loras[name] = pushed

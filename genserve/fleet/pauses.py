@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from genserve.arguments import check_text
 from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError, UnavailableError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
-from genserve.fleet.everywhere import everywhere
+from genserve.fleet.everywhere import everywhere, not_asked
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, Grant, Leases, is_lease_id, new_lease_id
 from genserve.fleet.records import write_record
@@ -88,9 +88,7 @@ class FleetPauses:
 
         asked: dict[Upstream, int] = {}
         outcomes: dict[Upstream, control_pb2.PauseResponse | GenserveError | None] = {}
-        # A lease counts for who joins when it has been granted, so those that are there by then are asked here.
-        while more := {each: n for each in self._fleet.answering if asked.get(each) != (n := each.member.num_losses)}:
-            asked |= more
+        while more := not_asked(self._fleet, asked):
             outcomes |= await _unless_lost(more, pause_one)
             if leases.was_ended(lease_id):
                 raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")

@@ -19,16 +19,19 @@ class FleetSleeps:
         """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
         fleet, limit_s = self._fleet, pause_s(request)
         await fleet.until_known()
-        awake = [
-            each for each in fleet.answering if each.member.engine is not None and not each.member.engine.asleep_tags
-        ]
+        awake: list[Upstream] = []
+
+        async def sleep_one(upstream: Upstream) -> control_pb2.SleepResponse:
+            if upstream.member.engine is not None and not upstream.member.engine.asleep_tags:
+                awake.append(upstream)
+            return await upstream.ask(upstream.control.Sleep, request, limit_s)
 
         async def undo(upstream: Upstream) -> None:
             if upstream in awake:
                 await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
         with fleet.desired.changing_sleep():
-            await of_all(fleet, lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+            await of_all(fleet, sleep_one, undo)
             _, depth, _ = sleep_arguments(request)
             fleet.desired.asleep = fleet.desired.asleep.after_sleep(depth)
         fleet.changed()

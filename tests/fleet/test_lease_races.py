@@ -31,24 +31,25 @@ async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:
         assert not (await fleet.client.status()).state.pauses
 
 
-async def test_who_joins_while_a_lease_is_granted_is_paused_with_it() -> None:
-    """It has got requests meanwhile, and the fleet is paused when its holder is told so."""
+@pytest.mark.parametrize("step", ["pause", "sleep"])
+async def test_who_joins_while_all_others_are_asked_is_asked_too(step: str) -> None:
+    """It has got requests meanwhile, and the whole fleet is paused, or sleeps, when the caller is told so."""
     async with routed(1) as fleet, replica() as late:
-        gate = fleet.daemons[0].engine.gates["pause"] = Gate()
-        pausing = asyncio.create_task(fleet.client.pause(holder="trainer", ttl_s=None))
+        gate = fleet.daemons[0].engine.gates[step] = Gate()
+        call = fleet.client.pause(ttl_s=None) if step == "pause" else fleet.client.sleep(level=1)
+        asking = asyncio.create_task(call)
         await until_reached(gate)
         fleet.running.router.add(late.address)
         await fleet.until_ready(2)
-        late_gate = late.engine.gates["pause"] = Gate()
+        late_gate = late.engine.gates[step] = Gate()
         gate.open.set()
         await until_reached(late_gate)
         for _ in range(10):  # in which an answer would come
             await fleet.client.status()
-        assert not pausing.done()
+        assert not asking.done()
         late_gate.open.set()
-        await pausing
-        assert running(fleet) == [False]
-        assert not late.engine.running
+        await asking
+        assert not late.engine.running and bool(late.engine.asleep) is (step == "sleep")
 
 
 async def test_a_replica_that_was_away_is_resumed_when_it_is_back() -> None:
