@@ -42,8 +42,8 @@ CALL_S = 60.0
 """A router that watches makes a call now and then. Without one for so long it may not even read what its watch tells,
 and another one is let in."""
 NO_RECORD = FleetRecord(0, b"")
-_EPOCHS_PER_S = 1 << 32
-"""Routers number their changes by the second of their start."""
+EPOCHS_PER_S = 1 << 32
+"""Routers number their changes from the second of their start on: see genserve.fleet.desired."""
 _MAX_AHEAD_S = 24 * 3600
 """Clocks of the hosts of a fleet differ by minutes; one that is set in another time zone by hours."""
 
@@ -133,8 +133,8 @@ class Membership:
     def check_record(self, router_id: str, record: FleetRecord) -> None:
         """Raises FleetHeldError as `check`, and InvalidFieldError for an epoch that no later change could exceed."""
         self.check(router_id)
-        now_s, at_s = self._wall_clock(), record.epoch // _EPOCHS_PER_S
-        if at_s > max(now_s + _MAX_AHEAD_S, self.record.epoch // _EPOCHS_PER_S + 1):
+        now_s, at_s = self._wall_clock(), record.epoch // EPOCHS_PER_S
+        if at_s > max(now_s + _MAX_AHEAD_S, self.record.epoch // EPOCHS_PER_S + 1):
             raise InvalidFieldError.of(
                 "fleet.epoch",
                 f"is {record.epoch}: its router has started {(at_s - now_s) / 3600:.0f} hours from now by the clock of "

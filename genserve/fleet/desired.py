@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from genserve.control import asleep
+from genserve.control.membership import EPOCHS_PER_S
 from genserve.errors import InvalidFieldError
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
 
-_LIFE: Final = 1 << 32
 MAX_LORAS_BYTES: Final = 128 << 10
 """Half of what replicas keep: see genserve.rpc.convert.control. Leases have most of the rest."""
 
@@ -61,7 +61,7 @@ class Desired:
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
-        return epoch <= self.epoch or (epoch // _LIFE == self._life and epoch <= self.issued)
+        return epoch <= self.epoch or (epoch // EPOCHS_PER_S == self._life and epoch <= self.issued)
 
     @property
     def asleep_tags(self) -> frozenset[str] | None:
@@ -79,7 +79,7 @@ class Desired:
 
     def issue(self) -> int:
         """The epoch of a change that may yet fail. Each is issued once."""
-        if not self._life or self.issued // _LIFE != self._life:
+        if not self._life or self.issued // EPOCHS_PER_S != self._life:
             self._begin_life()
         self.issued += 1
         return self.issued
@@ -142,5 +142,5 @@ class Desired:
 
     def _begin_life(self) -> None:
         """From now on epochs are above all that are known, also if clocks are wrong."""
-        self._life = max(self._started_s, self.issued // _LIFE + 1)
-        self.issued = self._life * _LIFE
+        self._life = max(self._started_s, self.issued // EPOCHS_PER_S + 1)
+        self.issued = self._life * EPOCHS_PER_S
