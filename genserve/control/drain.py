@@ -121,7 +121,7 @@ class Drain:
     async def _hand_over(self) -> None:
         """Waits until the router of its fleet does not need what was pushed: others have it."""
         membership = self.board.membership
-        if not membership.keeps_it:
+        if not membership.router_address:
             return
         tell_s: float | None = _TELL_AFTER_S  # others have it nearly always, and the router tells so at once
         while self._has_pushed and not membership.is_let_go and await self._has_router():

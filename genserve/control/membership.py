@@ -81,11 +81,6 @@ class Membership:
             return False
         return self._clock() < self._called_at_s + CALL_S
 
-    @property
-    def keeps_it(self) -> bool:
-        """Whether the router that looks after this daemon may still need what it serves: for other replicas."""
-        return bool(self.router_address) and not self.is_let_go
-
     def let_go(self, router_id: str) -> None:
         """The router that looks after this daemon has told that nothing is lost with it. Raises FleetHeldError."""
         self.check(router_id)
