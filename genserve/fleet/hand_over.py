@@ -34,14 +34,10 @@ def is_sound(engine: types_pb2.EngineState) -> bool:
 def may_end(fleet: Fleet, member: Member) -> bool:
     """Whether a daemon that shuts down, and waits until its version is handed over, is to be told that it need not wait
     any more: others have it, or all of them shut down as well, so that nobody is there to take it."""
-    if not shuts_down(member) or member.may_end or fleet.committed is None or member.version is None:
+    shuts_down = member.engine is not None and member.engine.phase == types_pb2.PHASE_DRAINING
+    if not shuts_down or member.is_let_go or fleet.committed is None or member.version is None:
         return False
     return not only_there(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
-
-
-def shuts_down(member: Member) -> bool:
-    """Whether the daemon itself drains."""
-    return member.engine is not None and member.engine.phase == types_pb2.PHASE_DRAINING
 
 
 def _has_version(fleet: Fleet, member: Member) -> bool:

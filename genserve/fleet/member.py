@@ -43,10 +43,10 @@ class Member:
     the run that told last; it stays when that does not answer any more, so that another run at this address can be told
     from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
     version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_given_up`: by
-    force, though nobody else may have the version of the fleet. `may_end`: its daemon shuts down, and was told that it
-    need not wait for others. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether it
-    is paused where the fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences that
-    were sent to it by this router and have not ended.
+    force, though nobody else may have the version of the fleet. `is_let_go`: its daemon shuts down, and was told that
+    it need not wait for others. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether
+    it is paused where the fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences
+    that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -72,7 +72,7 @@ class Member:
     missing_loras: Mapping[str, str] = field(default_factory=dict)
     is_draining: bool = False
     is_given_up: bool = False
-    may_end: bool = False
+    is_let_go: bool = False
     is_gone: bool = False
     num_losses: int = 0
     holds_leases: bool = True
@@ -99,7 +99,7 @@ class Member:
         self.failure = ""
         self._changed()
 
-    def is_had_by_another(self, info: control_pb2.GetServerInfoResponse) -> None:
+    def found_held(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves, and that another router looks after it."""
         self.instance_id = info.state.instance_id
         self.record = info.fleet if info.HasField("fleet") else None
@@ -128,7 +128,7 @@ class Member:
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
-            self.may_end = False
+            self.is_let_go = False
         elif self.version != Version.of(engine):
             self.version = None
         self.engine, self.load, self.pushes = engine, load, pushes

@@ -163,7 +163,7 @@ class Sync:
         if not may_end(self._fleet, self._member):  # meanwhile it has started again, say: this would end it
             return
         await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
-        self._member.may_end = True
+        self._member.is_let_go = True
 
     @property
     def _takes_part(self) -> bool:

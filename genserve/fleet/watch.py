@@ -185,7 +185,7 @@ class Watch:
         a router that stands by asks often."""
         router_address = info.state.router_address
         if router_address not in ("", self._fleet.router.address):
-            self._member.is_had_by_another(info)
+            self._member.found_held(info)
             raise FleetHeldError(
                 f"the router at {router_address} looks after this daemon", metadata={"router_address": router_address}
             )
