@@ -12,7 +12,7 @@ from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, prepared_ttl_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
-from genserve.fleet.push.header import request_of
+from genserve.fleet.push.header import applies, request_of
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
 from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
@@ -66,7 +66,7 @@ class FleetPush:
     @property
     def applies(self) -> bool:
         """Whether workers prepare it: one push at a time."""
-        return not self._is_lora and self._asked in (weights_pb2.PUSH_ACTION_APPLY, weights_pb2.PUSH_ACTION_PREPARE)
+        return applies(self._header)
 
     @property
     def is_decided(self) -> bool:

@@ -12,6 +12,11 @@ HEADER_ONLY: Final = frozenset({"manifest", "manifest_digest", "num_streams", "l
 """Fields that describe a stream: what it brings, and which streams belong together. A source says that itself."""
 REQUEST_ONLY: Final = frozenset({"checkpoint_path", "peers", "previous"})
 """Fields that say where a version is fetched from."""
+_APPLIES: Final = (
+    weights_pb2.PUSH_ACTION_UNSPECIFIED,
+    weights_pb2.PUSH_ACTION_APPLY,
+    weights_pb2.PUSH_ACTION_PREPARE,
+)
 
 
 def header_of(request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushHeader:
@@ -22,6 +27,11 @@ def header_of(request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushHeader
 def request_of(header: weights_pb2.PushHeader) -> weights_pb2.LoadWeightsRequest:
     """The request for the same push, without a source."""
     return _with_fields(weights_pb2.LoadWeightsRequest(), header, but=HEADER_ONLY)
+
+
+def applies(header: weights_pb2.PushHeader) -> bool:
+    """Whether workers prepare it: one push at a time."""
+    return header.action in _APPLIES and not header.HasField("lora")
 
 
 def _with_fields(target: M, source: Message, *, but: frozenset[str]) -> M:

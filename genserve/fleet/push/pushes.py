@@ -15,7 +15,7 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.fleet_push import FleetPush
-from genserve.fleet.push.header import header_of
+from genserve.fleet.push.header import applies, header_of
 from genserve.fleet.push.previous import reader_of_previous
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
@@ -24,11 +24,6 @@ from genserve.v1 import weights_pb2
 log = logging.getLogger(__name__)
 
 _MAX_HEADS: Final = 64
-_APPLIES: Final = (
-    weights_pb2.PUSH_ACTION_UNSPECIFIED,
-    weights_pb2.PUSH_ACTION_APPLY,
-    weights_pb2.PUSH_ACTION_PREPARE,
-)
 
 
 class FleetPushes:
@@ -84,7 +79,7 @@ class FleetPushes:
         take: Callable[[FleetPush], Awaitable[weights_pb2.PushWeightsResponse]],
     ) -> weights_pb2.PushWeightsResponse:
         await self._fleet.until_known()
-        if _applies(header):
+        if applies(header):
             await self._clear(header.push_id)
         while (push := self._live.get(header.push_id)) is not None and push.is_closing:
             await push.closed.wait()
@@ -122,7 +117,7 @@ class FleetPushes:
                 )
 
     def _begun(self, header: weights_pb2.PushHeader) -> FleetPush:
-        if _applies(header):
+        if applies(header):
             self._check_alone(header.push_id)
         if header.apply.pause_lease_id:
             self._fleet.leases.get(header.apply.pause_lease_id)
@@ -244,7 +239,3 @@ class FleetPushes:
             not_found = PushNotFoundError(f"no replica knows the push {push_id!r}", metadata={"push_id": push_id})
             raise not_found if failure is None else failure.again()
         return answers
-
-
-def _applies(header: weights_pb2.PushHeader) -> bool:
-    return header.action in _APPLIES and not header.HasField("lora")
