@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Self
 
 from genserve.fleet.version import Version
 from genserve.routing.replica import Load, Replica, ReplicaState
@@ -23,6 +24,11 @@ class Kind:
     architecture: str
     vocab_size: int
     dtype: str
+
+    @classmethod
+    def of(cls, info: control_pb2.GetServerInfoResponse) -> Self:
+        """As a replica tells it."""
+        return cls(info.architecture, info.vocab_size, info.dtype)
 
     def __str__(self) -> str:
         return f"{self.architecture} of {self.vocab_size} tokens in {self.dtype}"
@@ -89,7 +95,7 @@ class Member:
 
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
         """It has told what it serves."""
-        self.kind = Kind(info.architecture, info.vocab_size, info.dtype)
+        self.kind = Kind.of(info)
         record = info.fleet if info.HasField("fleet") else None
         self.is_forgetful = self.is_written and record != self.record
         self.record = record

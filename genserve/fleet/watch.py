@@ -13,7 +13,7 @@ from genserve.backoff import Backoff
 from genserve.client.transport.errors import error_of
 from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.member import Member
+from genserve.fleet.member import Kind, Member
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.silence import silence
@@ -75,10 +75,9 @@ class Watch:
         await self._upstream.connect(self._fleet.settings.connect_timeout_s)
         self._member.connected(info)
         self._found(info)
-        has_loras = "lora" in info.features
         async with aclosing(self._reports()) as reports:
             async for report in reports:
-                await self._take(report, has_loras=has_loras)
+                await self._take(report)
 
     async def _info(self) -> control_pb2.GetServerInfoResponse:
         """What it serves, when its engine is there."""
@@ -134,7 +133,7 @@ class Watch:
         self._member.is_held = False
         return report
 
-    async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
+    async def _take(self, report: control_pb2.WatchStatusResponse) -> None:
         member, upstream = self._member, self._upstream
         self._check_alone(report.state.instance_id)
         self._check_free()
@@ -150,7 +149,7 @@ class Watch:
             self._found(await self._ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest()))
         await self._check_reached()
         loras_changed = False
-        if has_loras and time.monotonic() >= self._loras_at_s:
+        if member.takes_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
             before = member.lora_names, member.pushed_loras
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
@@ -207,11 +206,10 @@ class Watch:
         for a router, which may be this one."""
         if ROUTER_FEATURE in info.features:
             raise UnavailableError("it is a router, not a daemon")
-        mine = Member(self._upstream.address)
-        mine.connected(info)
+        kind = Kind.of(info)
         for other in self._fleet.members:
-            if other is not self._member and other.kind is not None and not other.failure and other.kind != mine.kind:
-                raise UnavailableError(f"it serves {mine.kind}, but {other.address} {other.kind}")
+            if other is not self._member and other.kind is not None and not other.failure and other.kind != kind:
+                raise UnavailableError(f"it serves {kind}, but {other.address} {other.kind}")
 
     def _check_alone(self, instance_id: str) -> None:
         """Raises UnavailableError for another address of a daemon that is a replica already."""
