@@ -17,7 +17,7 @@ from genserve.fleet.hand_over import only_there
 from genserve.fleet.member import Member
 from genserve.fleet.other_holder import ask_other_holder
 from genserve.fleet.push.pushes import FleetPushes
-from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
+from genserve.fleet.state import engine_state, fleet_load, fleet_pushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
@@ -59,7 +59,7 @@ class Router:
 
     def state(self) -> types_pb2.EngineState:
         """The state of the fleet."""
-        return fleet_state(
+        return engine_state(
             self._instance_id,
             self.weight_version,
             self._counting(),

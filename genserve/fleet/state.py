@@ -22,7 +22,7 @@ _SERVING = (types_pb2.PHASE_RUNNING, types_pb2.PHASE_APPLYING, types_pb2.PHASE_P
 """What a replica may do that gets no requests, and the fleet does not."""
 
 
-def fleet_state(
+def engine_state(
     instance_id: str,
     weight_version: int,
     members: Sequence[Member],
