@@ -24,7 +24,7 @@ class RouterSeries:
     def read(self) -> Iterable[Family]:
         """The families. Call on the event loop."""
         fleet = self.router.fleet
-        members, committed = fleet.members, fleet.committed_version or 0
+        members, committed = fleet.members, self.router.weight_version
         states = Counter(fleet.where(member)[0] for member in members)
         lags = [max(0, committed - member.version.number) for member in members if member.version is not None]
         yield gauges(

@@ -30,8 +30,10 @@ async def commit_everywhere(
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
     request.ClearField("fleet")
-    before = fleet.desired.pushed_loras.pop(push.lora_name, None)  # or it would be brought back meanwhile
-    if not is_lora:  # which may come while weights are committed
+    before: str | None = None
+    if is_lora:  # which may come while weights are committed, and leaves their record alone
+        before = fleet.desired.pushed_loras.pop(push.lora_name, None)  # or it would be brought back meanwhile
+    else:
         base_digest = "" if fleet.committed is None else fleet.committed.base_digest
         version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
         request.fleet.CopyFrom(fleet.record_with(version))
