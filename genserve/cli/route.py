@@ -126,8 +126,8 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     _add_time(parser, "--wait-ready", fleet.wait_ready_s, "how long a request waits for a replica that may serve it")
     _add_time(
         parser, "--settle", fleet.settle_s,
-        "how long to wait, at the start, for all replicas, before the version of the fleet is told from those that "
-        "have answered",
+        "how long to wait, from the first answer on, for all replicas, before the version of the fleet is told from "
+        "those that have answered",
     )  # fmt: skip
     _add_time(parser, "--drain-timeout", default.drain_timeout_s, "limit of a shutdown")
     _add_time(

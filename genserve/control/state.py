@@ -1,6 +1,7 @@
 """The engine's state as clients see it, and notification of its changes.
 
-Owns the conditions of the engine and of the daemon, and the parts that are asleep. `conditions` has the rules.
+Owns the conditions of the engine and of the daemon, the parts that are asleep, and the daemon's place in a fleet.
+`conditions` and `membership` have the rules.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -42,10 +42,9 @@ class FleetSleep:
 
 
 class Desired:
-    """What a fleet should be. `epoch`: of what it is now, 0 = nobody has written anything down yet. `issued`: the
-    highest that was given to a change, which may yet fail. `is_own`: this router has changed it. `loras`: the
-    directories of adapters that all have loaded from one, by their names; `pushed_loras`: the pushes that have brought
-    the others."""
+    """What a fleet should be. `epoch`: of what it is now, 0 = the router does not know yet. `issued`: the highest that
+    was given to a change, which may yet fail. `is_own`: this router has changed it. `loras`: the directories of
+    adapters that all have loaded from one, by their names; `pushed_loras`: the pushes that have brought the others."""
 
     def __init__(self, started_s: float) -> None:
         """`started_s`: when the router has started, in Unix seconds."""
@@ -91,7 +90,7 @@ class Desired:
         self.is_own = True
 
     def begin(self) -> None:
-        """Nobody has written anything down yet. Whatever a router has written comes before what this one has found."""
+        """No replica keeps a record. Whatever a router has written comes before what this one has found."""
         self.epoch = self.issued = 1
 
     def adopt(self, record: types_pb2.FleetState) -> None:

@@ -1,4 +1,4 @@
-"""The replicas of a router, and where a request goes."""
+"""The replicas of a router, where a request goes, and which version and record of the fleet hold."""
 
 import logging
 import time
@@ -163,8 +163,9 @@ class Fleet(Destinations[Upstream]):
             self.changed()
 
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
-        """A replica has told what it keeps of its fleet. One that was away may know more than the others did when this
-        router has started. Where this router has written before, another one has come after it, and gone."""
+        """A replica has told what it keeps of its fleet. What is newer is believed while this router has changed
+        nothing, unless the replica joins: it was away when this router started. Otherwise it is believed only where
+        this router has written before: another one has come after it, and gone."""
         upstream.member.record = record
         if self.committed is None or self.desired.knows(record.epoch):
             return
