@@ -349,8 +349,8 @@ class WatchStatusRequest(_message.Message):
     @_builtins.property
     def router(self) -> _types_pb2.Router:
         """For routers: who looks after the daemon for as long as this call lasts. Another router is refused meanwhile, and
-        what a router calls after that is refused to those before it: they send their router_id with every call, as the
-        metadata genserve-router-id.
+        for 5 s afterwards, in which this one may come back. Calls of a router are refused when another one has taken its
+        place: routers send their router_id with every call, as the metadata genserve-router-id.
         """
 
     def __init__(

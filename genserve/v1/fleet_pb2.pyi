@@ -32,9 +32,9 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
     """Not set."""
     REPLICA_STATE_CONNECTING: _ReplicaState.ValueType  # 1
-    """It has not answered yet."""
+    """It has not answered yet, or its engine starts."""
     REPLICA_STATE_SYNCING: _ReplicaState.ValueType  # 2
-    """It does not serve the version of the fleet, and fetches it from another replica."""
+    """It is not what the fleet should be: it serves another version, or is not paused or asleep as the fleet is."""
     REPLICA_STATE_READY: _ReplicaState.ValueType  # 3
     """It gets requests."""
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 4
@@ -48,9 +48,9 @@ class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
 REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
 """Not set."""
 REPLICA_STATE_CONNECTING: ReplicaState.ValueType  # 1
-"""It has not answered yet."""
+"""It has not answered yet, or its engine starts."""
 REPLICA_STATE_SYNCING: ReplicaState.ValueType  # 2
-"""It does not serve the version of the fleet, and fetches it from another replica."""
+"""It is not what the fleet should be: it serves another version, or is not paused or asleep as the fleet is."""
 REPLICA_STATE_READY: ReplicaState.ValueType  # 3
 """It gets requests."""
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 4
@@ -317,7 +317,7 @@ class RemoveReplicaRequest(_message.Message):
     address: _builtins.str
     """Its address."""
     force: _builtins.bool
-    """Also if no other replica serves the version of the fleet, which is then lost to it."""
+    """Also if no other replica has the version, or an adapter, of the fleet, which is then lost to it."""
     def __init__(
         self,
         *,
@@ -367,7 +367,7 @@ class DrainReplicaRequest(_message.Message):
     address: _builtins.str
     """Its address."""
     force: _builtins.bool
-    """Also if no other replica serves the version of the fleet, which is then lost to it."""
+    """Also if no other replica has the version, or an adapter, of the fleet, which is then lost to it."""
     def __init__(
         self,
         *,

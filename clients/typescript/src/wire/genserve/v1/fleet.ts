@@ -28,9 +28,9 @@ import { PushInFlight } from "./weights.js";
 export enum ReplicaState {
   /** UNSPECIFIED - Not set. */
   UNSPECIFIED = 0,
-  /** CONNECTING - It has not answered yet. */
+  /** CONNECTING - It has not answered yet, or its engine starts. */
   CONNECTING = 1,
-  /** SYNCING - It does not serve the version of the fleet, and fetches it from another replica. */
+  /** SYNCING - It is not what the fleet should be: it serves another version, or is not paused or asleep as the fleet is. */
   SYNCING = 2,
   /** READY - It gets requests. */
   READY = 3,
@@ -125,7 +125,7 @@ export interface AddReplicaResponse {
 export interface RemoveReplicaRequest {
   /** Its address. */
   address: string;
-  /** Also if no other replica serves the version of the fleet, which is then lost to it. */
+  /** Also if no other replica has the version, or an adapter, of the fleet, which is then lost to it. */
   force: boolean;
 }
 
@@ -139,7 +139,7 @@ export interface RemoveReplicaResponse {
 export interface DrainReplicaRequest {
   /** Its address. */
   address: string;
-  /** Also if no other replica serves the version of the fleet, which is then lost to it. */
+  /** Also if no other replica has the version, or an adapter, of the fleet, which is then lost to it. */
   force: boolean;
 }
 
