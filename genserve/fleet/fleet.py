@@ -103,10 +103,14 @@ class Fleet(Destinations[Upstream]):
     def commit(self, version: Version, epoch: int = 0) -> None:
         """From now on requests go only to replicas that serve this version. `epoch`: the one that was issued for it, if
         one was."""
-        self.previous, self.committed = self.committed, version
+        self._now_serves(version)
         self._undecided = None
         self.desired.change(epoch)
         self.refresh()
+
+    def _now_serves(self, version: Version) -> None:
+        if self.committed is None or not self.committed.is_same(version):  # a commit may be repeated
+            self.previous, self.committed = self.committed, version
 
     def confirm(self, version: Version, epoch: int) -> None:
         """A replica that had committed before keeps a record of this epoch now: an answer was lost, and the commit was
@@ -184,9 +188,7 @@ class Fleet(Destinations[Upstream]):
         self.desired.adopt(record)
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
-        version = Version.of(record)
-        if self.committed is None or not self.committed.is_same(version):
-            self.previous, self.committed = self.committed, version
+        self._now_serves(Version.of(record))
         self.refresh()
 
     def doubt(self, upstream: Upstream) -> None:
@@ -201,10 +203,13 @@ class Fleet(Destinations[Upstream]):
             return
         members = [each for each in self.members if not each.joins] or self.members
         records = [each.record for each in members if each.record is not None and each.version is not None]
+        versions = [each.version for each in members if each.version is not None]
         if records:
             # Of those of an epoch, one that a daemon has read from its disk says least.
             self._adopt(max(records, key=lambda record: (record.epoch, record.ByteSize())))
-        elif (found := newest(each.version for each in self.members if each.version is not None)) is not None:
+        elif (
+            found := newest(versions or (each.version for each in self.members if each.version is not None))
+        ) is not None:
             log.info("the fleet serves version %d", found.number)
             # One that was behind when it was paused has no record, and may be all that is left of the fleet.
             pauses = [pause for each in members if each.engine is not None for pause in each.engine.pauses]

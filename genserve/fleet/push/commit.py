@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from genserve.client.forward.loss import may_have_done
 from genserve.errors import GenserveError
@@ -25,55 +25,87 @@ async def commit_everywhere(
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if no replica that gets requests
     has succeeded, and of an adapter, which nobody catches up with, if one has failed."""
-    committed_s: list[float] = []
-    is_lora = bool(push.lora_name)
-    ready = set(fleet.ready)
-    deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
     request.ClearField("fleet")
-    before: str | None = None
-    if is_lora:  # which may come while weights are committed, and leaves their record alone
-        before = fleet.desired.pushed_loras.pop(push.lora_name, None)  # or it would be brought back meanwhile
-    else:
-        base_digest = "" if fleet.committed is None else fleet.committed.base_digest
-        version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
-        request.fleet.CopyFrom(fleet.record_with(version))
-        fleet.begin_commit(request.fleet, deciding)
-
-    async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
-        answer = await _commit(fleet, upstream, request, decides=upstream in deciding)
-        committed_s.append(time.monotonic())
-        return answer
-
-    outcomes = await everywhere(replicas, commit)
-    answers = [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
-    failures = {upstream: outcome for upstream, outcome in outcomes.items() if isinstance(outcome, GenserveError)}
-    for upstream, error in failures.items():
-        log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
-    if is_lora:
-        if answers:
-            failed = {upstream: error for upstream, error in failures.items() if not upstream.member.is_gone}
-            await _took_lora(fleet, push, outcomes.keys() - failures.keys(), by_all=not failed)
-            _check_all_have(push.lora_name, failed)
-        elif before is not None:
-            fleet.desired.pushed_loras[push.lora_name] = before
-    else:
-        for upstream in failures:
-            upstream.member.doubt()
-        fleet.refresh()
+    if push.lora_name:
+        async with fleet.lora_turns.of(push.lora_name):
+            return await _commit_lora(fleet, replicas, request, push)
+    deciding = set(fleet.ready).intersection(replicas) or set(replicas)  # one that is behind has nothing to say
+    base_digest = "" if fleet.committed is None else fleet.committed.base_digest
+    version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
+    request.fleet.CopyFrom(fleet.record_with(version))
+    fleet.begin_commit(request.fleet, deciding)
+    outcomes = _Outcomes()
+    await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=each in deciding), push)
+    failures = outcomes.failures
+    for upstream in failures:
+        upstream.member.doubt()
+    fleet.refresh()
     if deciding <= failures.keys():
-        if not is_lora:
-            fleet.changed()  # one that was behind may keep a record of what did not come about
-            await write_record(fleet)
+        fleet.changed()  # one that was behind may keep a record of what did not come about
+        await write_record(fleet)
         # One that did not answer may have committed: this must not look as if nothing had changed.
         errors = [failures[upstream] for upstream in replicas if upstream in deciding]
         raise next((error for error in errors if may_have_done(error)), errors[0]).again()
-    if not is_lora:
-        await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
-    skew_s = max(committed_s) - min(committed_s)
-    counts = f"{len(answers)} of {len(replicas)} replicas"
-    log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)
-    applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
-    return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
+    await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
+    return outcomes.answer()
+
+
+async def _commit_lora(
+    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest, push: weights_pb2.Push
+) -> weights_pb2.CommitPushResponse:
+    """An adapter, which may come while weights are committed, and leaves their record alone."""
+    pushed = fleet.desired.pushed_loras
+    before = pushed.pop(push.lora_name, None)  # or it would be brought back meanwhile
+    outcomes = _Outcomes()
+    await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=False), push)
+    if not outcomes.answers:
+        if before is not None:
+            pushed[push.lora_name] = before
+        errors = list(outcomes.failures.values())
+        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+    failed = {upstream: error for upstream, error in outcomes.failures.items() if not upstream.member.is_gone}
+    await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
+    _check_all_have(push.lora_name, failed)
+    return outcomes.answer()
+
+
+class _Outcomes:
+    """What came of a commit on each replica."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Upstream, weights_pb2.CommitPushResponse] = {}
+        self.failures: dict[Upstream, GenserveError] = {}
+        self._told_s: list[float] = []
+
+    async def of(
+        self,
+        replicas: Sequence[Upstream],
+        commit: Callable[[Upstream], Awaitable[weights_pb2.CommitPushResponse]],
+        push: weights_pb2.Push,
+    ) -> None:
+        """Asks all of them."""
+
+        async def timed(upstream: Upstream) -> weights_pb2.CommitPushResponse:
+            answer = await commit(upstream)
+            self._told_s.append(time.monotonic())
+            return answer
+
+        for upstream, outcome in (await everywhere(replicas, timed)).items():
+            if isinstance(outcome, GenserveError):
+                log.warning("replica %s did not commit push %s: %s", upstream.address, push.push_id, outcome.message)
+                self.failures[upstream] = outcome
+            else:
+                self.answers[upstream] = outcome
+        if self.answers:
+            counts = f"{len(self.answers)} of {len(replicas)} replicas"
+            skew_s = max(self._told_s) - min(self._told_s)
+            log.info("push %s is committed on %s, the last %.3f s after the first", push.push_id, counts, skew_s)
+
+    def answer(self) -> weights_pb2.CommitPushResponse:
+        """That of the fleet."""
+        answers = list(self.answers.values())
+        applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
+        return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
 
 
 async def _took_lora(fleet: Fleet, push: weights_pb2.Push, replicas: Iterable[Upstream], *, by_all: bool) -> None:

@@ -53,6 +53,29 @@ async def test_a_lease_of_a_replica_that_joins_is_of_another_fleet() -> None:
         await upstream.close()
 
 
+async def test_a_replica_that_joins_does_not_say_what_a_fleet_serves() -> None:
+    """Where nothing is written down: the newest version of the others counts."""
+    fleet = fleet_of_nobody()
+    upstreams = [await replica_of(fleet, "127.0.0.1:1", joins=True), await replica_of(fleet, "127.0.0.1:2")]
+    upstreams[0].member.serves(Version(7, "of another fleet"))
+    fleet.settle()
+    assert fleet.committed == Version(0)
+    for upstream in upstreams:
+        await upstream.close()
+
+
+async def test_a_repeated_commit_leaves_what_was_served_before() -> None:
+    """All its answers were lost the first time, and what the replicas report decides once more."""
+    fleet = fleet_of_nobody()
+    upstream = await replica_of(fleet, "127.0.0.1:1")
+    fleet.settle()
+    for _ in range(2):
+        fleet.begin_commit(fleet.record_with(Version(1, "push")), [upstream])
+        fleet.serves(upstream, Version(1, "push"))
+    assert (fleet.previous, fleet.committed) == (Version(0), Version(1, "push"))
+    await upstream.close()
+
+
 async def test_a_repeated_commit_leaves_the_epoch_of_its_record() -> None:
     """All replicas keep that record: a fleet that names an older one would never tell the next who joins the same."""
     fleet = fleet_of_nobody()
