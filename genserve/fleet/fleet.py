@@ -126,9 +126,9 @@ class Fleet(Destinations[Upstream]):
         self._undecided = record
         self._deciding = frozenset(upstream.address for upstream in deciding)
 
-    def serves(self, upstream: Upstream, version: Version) -> None:
-        """A replica has told what it serves."""
-        upstream.member.serves(version, frozenset(each.address for each in self.answering))
+    def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
+        """A replica has told what it serves. `beside`: who answered when it was asked."""
+        upstream.member.serves(version, frozenset(each.address for each in (*beside, *self.answering)))
         undecided = self._undecided
         if undecided is None or upstream.address not in self._deciding:
             return

@@ -140,11 +140,12 @@ class Watch:
         member.reported(report.state, report.load, report.pushes)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
+            beside = self._fleet.answering  # one of them may be lost before the version is told
             # Who waits for its state has to see this one: it may be the same as before when the version is known.
             self._fleet.refresh(upstream)
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await self._ask(upstream.weights.GetWeights, omitting)
-            self._fleet.serves(upstream, Version.of(weights.state))
+            self._fleet.serves(upstream, Version.of(weights.state), beside)
         if report.state.fleet_epoch > (member.record.epoch if member.record is not None else 0):
             self._found(await self._ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest()))
         await self._check_reached()
