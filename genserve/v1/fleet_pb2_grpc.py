@@ -5,8 +5,10 @@ import warnings
 
 from genserve.v1 import fleet_pb2 as genserve_dot_v1_dot_fleet__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.65.5'
 GRPC_VERSION = grpc.__version__
+EXPECTED_ERROR_RELEASE = '1.66.0'
+SCHEDULED_RELEASE_DATE = 'August 6, 2024'
 _version_not_supported = False
 
 try:
@@ -16,16 +18,19 @@ except ImportError:
     _version_not_supported = True
 
 if _version_not_supported:
-    raise RuntimeError(
+    warnings.warn(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in genserve/v1/fleet_pb2_grpc.py depends on'
+        + f' but the generated code in genserve/v1/fleet_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
+        + f' This warning will become an error in {EXPECTED_ERROR_RELEASE},'
+        + f' scheduled for release on {SCHEDULED_RELEASE_DATE}.',
+        RuntimeWarning
     )
 
 
-class FleetServiceStub:
+class FleetServiceStub(object):
     """Operates the replicas of a router (`genserve route`), which serves the other three services for all of them. A
     replica is a daemon, and is named by its address. The router keeps nothing on disk: replicas that were added by a call
     have to be added again after it has restarted.
@@ -64,7 +69,7 @@ class FleetServiceStub:
                 _registered_method=True)
 
 
-class FleetServiceServicer:
+class FleetServiceServicer(object):
     """Operates the replicas of a router (`genserve route`), which serves the other three services for all of them. A
     replica is a daemon, and is named by its address. The router keeps nothing on disk: replicas that were added by a call
     have to be added again after it has restarted.
@@ -151,7 +156,7 @@ def add_FleetServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class FleetService:
+class FleetService(object):
     """Operates the replicas of a router (`genserve route`), which serves the other three services for all of them. A
     replica is a daemon, and is named by its address. The router keeps nothing on disk: replicas that were added by a call
     have to be added again after it has restarted.

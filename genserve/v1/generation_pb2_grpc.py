@@ -5,8 +5,10 @@ import warnings
 
 from genserve.v1 import generation_pb2 as genserve_dot_v1_dot_generation__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.65.5'
 GRPC_VERSION = grpc.__version__
+EXPECTED_ERROR_RELEASE = '1.66.0'
+SCHEDULED_RELEASE_DATE = 'August 6, 2024'
 _version_not_supported = False
 
 try:
@@ -16,16 +18,19 @@ except ImportError:
     _version_not_supported = True
 
 if _version_not_supported:
-    raise RuntimeError(
+    warnings.warn(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in genserve/v1/generation_pb2_grpc.py depends on'
+        + f' but the generated code in genserve/v1/generation_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
+        + f' This warning will become an error in {EXPECTED_ERROR_RELEASE},'
+        + f' scheduled for release on {SCHEDULED_RELEASE_DATE}.',
+        RuntimeWarning
     )
 
 
-class GenerationServiceStub:
+class GenerationServiceStub(object):
     """Generates tokens and converts between text and tokens. A daemon that has front ends
     (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
     GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
@@ -64,7 +69,7 @@ class GenerationServiceStub:
                 _registered_method=True)
 
 
-class GenerationServiceServicer:
+class GenerationServiceServicer(object):
     """Generates tokens and converts between text and tokens. A daemon that has front ends
     (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
     GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
@@ -152,7 +157,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class GenerationService:
+class GenerationService(object):
     """Generates tokens and converts between text and tokens. A daemon that has front ends
     (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
     GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.

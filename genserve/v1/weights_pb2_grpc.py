@@ -5,8 +5,10 @@ import warnings
 
 from genserve.v1 import weights_pb2 as genserve_dot_v1_dot_weights__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.65.5'
 GRPC_VERSION = grpc.__version__
+EXPECTED_ERROR_RELEASE = '1.66.0'
+SCHEDULED_RELEASE_DATE = 'August 6, 2024'
 _version_not_supported = False
 
 try:
@@ -16,16 +18,19 @@ except ImportError:
     _version_not_supported = True
 
 if _version_not_supported:
-    raise RuntimeError(
+    warnings.warn(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in genserve/v1/weights_pb2_grpc.py depends on'
+        + f' but the generated code in genserve/v1/weights_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
+        + f' This warning will become an error in {EXPECTED_ERROR_RELEASE},'
+        + f' scheduled for release on {SCHEDULED_RELEASE_DATE}.',
+        RuntimeWarning
     )
 
 
-class WeightServiceStub:
+class WeightServiceStub(object):
     """Receives new weights while generation runs, and applies all of them or none.
     """
 
@@ -92,7 +97,7 @@ class WeightServiceStub:
                 _registered_method=True)
 
 
-class WeightServiceServicer:
+class WeightServiceServicer(object):
     """Receives new weights while generation runs, and applies all of them or none.
     """
 
@@ -275,7 +280,7 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class WeightService:
+class WeightService(object):
     """Receives new weights while generation runs, and applies all of them or none.
     """
 

@@ -63,6 +63,22 @@ def test_arguments_are_not_ignored(protos: Protos, arguments: list[str]) -> None
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: scripts/protos [--check |")
 
 
+def test_modules_of_a_new_protoc_are_noticed(checkout: Path, protos: Protos) -> None:
+    """They would refuse the protobuf of a trainer: not even a module's version may differ."""
+    change(
+        checkout / "genserve/v1/types_pb2.py", "# Protobuf Python Version: 5.26.1", "# Protobuf Python Version: 7.35.1"
+    )
+    done = protos("--check")
+    assert done.returncode == 1 and "+++ genserve/v1/types_pb2.py" in done.stderr
+
+
+def test_a_generator_that_pip_cannot_install_is_named(checkout: Path, protos: Protos) -> None:
+    change(checkout / "scripts/protos", "generator=grpcio-tools==1.65.5", "generator=grpcio-tools==0.0.0")
+    done = protos("--check")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("scripts/protos: pip cannot install grpcio-tools==0.0.0, which makes genserve/v1:\n")
+
+
 def test_copies_that_were_edited_are_noticed_and_written_again(checkout: Path, protos: Protos) -> None:
     copies = ("genserve/v1/weights.proto", "genserve/v1/service_config.json", "docs/api.md")
     before = {name: (checkout / name).read_text() for name in copies}
