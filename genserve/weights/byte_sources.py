@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-import numpy as np
-
 from genserve.memory.arena import Arena
 
 CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
@@ -45,6 +43,8 @@ class ArenaBytes:
     def read_into(self, start: int, target: memoryview) -> None:
         """A memcpy; releases the GIL."""
         if target:
+            import numpy as np  # a router imports this module and has no numpy
+
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.view(start, start + len(target)), np.uint8))
 
     def close(self) -> None:

