@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     import asyncio
+    import importlib.util
     import time
 
     from genserve.doctor.children import Children
@@ -65,6 +66,9 @@ def _run(args: argparse.Namespace) -> int:
     from genserve.doctor.verdict import Section, exit_status
 
     flags = ServeFlags.parse(args.serve_flags)
+    if importlib.util.find_spec("numpy") is None:  # the client alone is installed
+        print('genserve: the doctor needs numpy: pip install "genserve[cpu]" or "genserve[cuda]"', file=sys.stderr)
+        return 1
 
     from genserve.doctor.checkup import CheckupOptions, check_up
 

@@ -31,5 +31,9 @@ def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: 
 def computes_checksums() -> bool:
     """Whether checksums cost little here; where they do not a warning says so, once."""
     if not is_fast():
-        warnings.warn("google-crc32c is not installed: a push relies on the transport's checksums", stacklevel=4)
+        warnings.warn(
+            "google-crc32c is not installed, or not its build in C: a push relies on the transport's checksums "
+            '(pip install "genserve[push]")',
+            stacklevel=4,
+        )
     return is_fast()

@@ -1,5 +1,7 @@
 """What `genserve doctor` refuses. What it does: tests/engine/test_doctor_command.py."""
 
+import sys
+
 import pytest
 
 from genserve.cli import main
@@ -26,3 +28,13 @@ def test_wrong_input_ends_at_once_in_one_line(
     assert (exited.value.code, output.out) == (2, "")
     assert words in output.err.splitlines()[-1]
     assert "looking at" not in output.err
+
+
+def test_what_has_to_be_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the client alone, which has no numpy."""
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert main(["doctor"]) == 1
+    output = capsys.readouterr()
+    assert output.out == "" and output.err == (
+        'genserve: the doctor needs numpy: pip install "genserve[cpu]" or "genserve[cuda]"\n'
+    )
