@@ -1,5 +1,8 @@
 """The flags of `genserve route`, and what it refuses before it listens: in one line, with status 2."""
 
+import subprocess
+import sys
+
 import pytest
 
 from genserve.cli import main, make_parser
@@ -61,3 +64,15 @@ def test_every_flag_sets_its_own_field() -> None:
         write_timeout_s=9.0,
         fleet=fleet,
     )
+
+
+def test_a_router_needs_nothing_that_its_extra_does_not_bring() -> None:
+    """What a daemon and a trainer have beside it."""
+    program = (
+        "import sys\n"
+        "for name in ('google_crc32c', 'numpy', 'psutil', 'safetensors', 'torch', 'vllm'):\n"
+        "    sys.modules[name] = None\n"
+        "import genserve.fleet.serve, genserve.placement.ray.discovery"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
