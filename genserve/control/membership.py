@@ -164,7 +164,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class FleetCommit:
-    """The commit of a version that a router has asked for, and the record of the fleet with that version."""
+    """The commit of a version that a router has asked for, or its fetch, and the record of the fleet with it."""
 
     membership: Membership
     router_id: str

@@ -142,9 +142,8 @@ class Sync:
             if lease in leases.to_give(address):  # it may have ended meanwhile
                 await self._pause(lease)
         await self._wake_up()
-        if self._needs_version(committed) and self._may_be_brought(committed):
-            await self._fetch(committed)
-            self._member.serves(committed)
+        if (record := self._fleet.record()) is not None:  # of now: it may have changed meanwhile
+            await self._bring(record)
         if self._sleeps_otherwise:
             await self._sleep()
             await self._wake_up()  # weights fall asleep only together with the rest
@@ -227,10 +226,21 @@ class Sync:
             await resume_on(self._upstream, own_id)
         self._fleet.leases.resumed(lease_id, self._member.address)
 
-    async def _fetch(self, committed: Version) -> None:
-        if await self._commits(committed):
+    async def _bring(self, record: types_pb2.FleetState) -> None:
+        """Brings it to the version of this record, if it serves another one."""
+        committed, member = Version.of(record), self._member
+        if not self._needs_version(committed) or not self._may_be_brought(committed):
             return
-        upstream, member = self._upstream, self._member
+        before = member.version  # a push that overtakes what is asked for here is not undone by it
+        state = await self._commits(record) or await self._fetch(record, before)
+        member.serves(committed)
+        if state.fleet_epoch == record.epoch:
+            member.keeps(record)
+
+    async def _fetch(self, record: types_pb2.FleetState, before: Version | None) -> types_pb2.EngineState:
+        """Returns the state in which it serves the version. `before`: what it serves until then, None = not known."""
+        committed = Version.of(record)
+        upstream = self._upstream
         # One that shuts down waits until its version is handed over.
         peers = [
             each
@@ -255,12 +265,13 @@ class Sync:
                 addresses=[each.address for each in alike[:MAX_PEERS]], push_id=served.push_id
             ),
             content_digest=served.content_digest,
+            fleet=record,
         )
-        if member.version is not None:
-            request.expected_version = member.version.number  # a push that overtakes this one is not undone by it
+        if before is not None:
+            request.expected_version = before.number
         was_tainted = self._is_tainted
         try:
-            await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
+            answer = await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
         except PushConflictError:
             # It has other bytes under this id, such as a part that does not belong on what it serves.
             discard = weights_pb2.DiscardPushRequest(push_id=committed.push_id, force=True)
@@ -269,25 +280,26 @@ class Sync:
         if was_tainted or not (await _served(upstream)).is_same(committed):
             # It has applied this push before, answers what it did then, and serves something else.
             request.push_id = uuid.uuid4().hex
-            await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
+            answer = await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
+        return answer.state
 
-    async def _commits(self, committed: Version) -> bool:
-        """Whether the replica had the push already, and only its commit was missing. It may be a part of the tensors,
-        which belongs on the version before."""
+    async def _commits(self, record: types_pb2.FleetState) -> types_pb2.EngineState | None:
+        """The same if the replica had the push already, and only its commit was missing; None if not. It may be a part
+        of the tensors, which belongs on the version before."""
+        committed = Version.of(record)
         previous, version = self._fleet.previous, self._member.version
         if not committed.push_id or previous is None or version is None or not version.is_same(previous):
-            return False
+            return None
         upstream = self._upstream
         asked = weights_pb2.GetPushRequest(push_id=committed.push_id)
         try:
             known = await upstream.ask(upstream.weights.GetPush, asked, ASK_S)
         except PushNotFoundError:
-            return False
+            return None
         if known.push.state not in _WAITING:
-            return False
-        request = weights_pb2.CommitPushRequest(push_id=committed.push_id)
-        await upstream.ask(upstream.weights.CommitPush, request, apply_s(request.apply))
-        return True
+            return None
+        request = weights_pb2.CommitPushRequest(push_id=committed.push_id, fleet=record)
+        return (await upstream.ask(upstream.weights.CommitPush, request, apply_s(request.apply))).state
 
 
 async def _served(upstream: Upstream) -> Version:

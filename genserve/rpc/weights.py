@@ -158,7 +158,7 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.LoadWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.LoadWeightsResponse:
         """Fetches a version, and answers with the outcome of its push."""
-        outcome = await self._loader.load(load_of(request))
+        outcome = await self._loader.load(load_of(request, self._for_fleet(request, context)))
         return self._answer(
             weights_pb2.LoadWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
         )
@@ -170,19 +170,27 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
         """Applies a push that is staged or prepared."""
-        fleet: FleetCommit | None = None
-        if request.HasField("fleet"):
-            fleet = FleetCommit(self._membership, router_id_of(context), fleet_record(request.fleet))
-            fleet.check()
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
-            fleet=fleet,
+            fleet=self._for_fleet(request, context),
         )
         return self._answer(
             weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
         )
+
+    def _for_fleet(
+        self,
+        request: weights_pb2.CommitPushRequest | weights_pb2.LoadWeightsRequest,
+        context: "ServicerContext[Any, Any]",
+    ) -> FleetCommit | None:
+        """Whose version it becomes; None if no router has asked. Raises as `FleetCommit.check`."""
+        if not request.HasField("fleet"):
+            return None
+        fleet = FleetCommit(self._membership, router_id_of(context), fleet_record(request.fleet))
+        fleet.check()
+        return fleet
 
     async def DiscardPush(
         self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"

@@ -168,7 +168,8 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetFleetState(self, request, context):
-        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+        a version.
 
         Errors: FLEET_HELD if another router looks after the daemon.
         """

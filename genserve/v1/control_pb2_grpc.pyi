@@ -59,7 +59,8 @@ class ControlServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]
     """What the daemon serves and can do."""
     SetFleetState: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetFleetStateRequest, _control_pb2.SetFleetStateResponse]
-    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+    a version.
 
     Errors: FLEET_HELD if another router looks after the daemon.
     """
@@ -127,7 +128,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What the daemon serves and can do."""
     SetFleetState: _aio.UnaryUnaryMultiCallable[_control_pb2.SetFleetStateRequest, _control_pb2.SetFleetStateResponse]  # type: ignore[assignment]
-    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+    """For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+    a version.
 
     Errors: FLEET_HELD if another router looks after the daemon.
     """
@@ -234,7 +236,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.SetFleetStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SetFleetStateResponse, _abc.Awaitable[_control_pb2.SetFleetStateResponse]]:
-        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+        """For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+        a version.
 
         Errors: FLEET_HELD if another router looks after the daemon.
         """

@@ -930,6 +930,7 @@ class LoadWeightsRequest(_message.Message):
     PREPARED_TTL_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     PREEMPTIBLE_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """As in PushHeader."""
     weight_version: _builtins.int
@@ -966,6 +967,10 @@ class LoadWeightsRequest(_message.Message):
     def prepared_ttl(self) -> _duration_pb2.Duration:
         """As in PushHeader."""
 
+    @_builtins.property
+    def fleet(self) -> _types_pb2.FleetState:
+        """For routers, as in CommitPushRequest: it is kept in the moment in which the version is served."""
+
     def __init__(
         self,
         *,
@@ -982,10 +987,11 @@ class LoadWeightsRequest(_message.Message):
         prepared_ttl: _duration_pb2.Duration | None = ...,
         content_digest: _builtins.str = ...,
         preemptible: _builtins.bool = ...,
+        fleet: _types_pb2.FleetState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "fleet", b"fleet", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "fleet", b"fleet", "force", b"force", "peers", b"peers", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "previous", b"previous", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015

@@ -273,8 +273,8 @@ class PushApplier:
         timeout_s = remaining_s(deadline_s, "commit")
         # If a push into a tainted engine fails, the engine stays tainted.
         if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
-        if push.fleet is not None:
-            push.fleet.check()
+        if push.header.fleet is not None:
+            push.header.fleet.check()
         push.lifecycle.applying()
         began_s = time.perf_counter()
         with self._board.applying(if_failed):

@@ -10,8 +10,8 @@ M = TypeVar("M", bound=Message)
 
 HEADER_ONLY: Final = frozenset({"manifest", "manifest_digest", "num_streams", "lora", "attempt"})
 """Fields that describe a stream: what it brings, and which streams belong together. A source says that itself."""
-REQUEST_ONLY: Final = frozenset({"checkpoint_path", "peers", "previous"})
-"""Fields that say where a version is fetched from."""
+REQUEST_ONLY: Final = frozenset({"checkpoint_path", "peers", "previous", "fleet"})
+"""Fields that say where a version is fetched from, and what the fleet is with it."""
 _APPLIES: Final = (
     weights_pb2.PUSH_ACTION_UNSPECIFIED,
     weights_pb2.PUSH_ACTION_APPLY,

@@ -65,6 +65,7 @@ class FleetPushes:
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that a replica fetches from elsewhere."""
+        request.ClearField("fleet")  # what the fleet is this router says
         header = header_of(request)
         header.push_id = header.push_id or uuid.uuid4().hex
         if request.WhichOneof("source") == "previous" and header.push_id not in self._heads:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from genserve.control.membership import FleetCommit
 from genserve.engine.types import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
@@ -67,8 +68,8 @@ def _action(value: weights_pb2.PushAction.ValueType, field: str) -> PushAction:
     return action
 
 
-def load_of(message: weights_pb2.LoadWeightsRequest) -> Load:
-    """What to fetch. Raises InvalidFieldError with the path of the field."""
+def load_of(message: weights_pb2.LoadWeightsRequest, fleet: FleetCommit | None) -> Load:
+    """What to fetch, and for which fleet. Raises InvalidFieldError with the path of the field."""
     source: CheckpointPath | Peers | Previous
     match message.WhichOneof("source"):
         case "checkpoint_path":
@@ -91,6 +92,7 @@ def load_of(message: weights_pb2.LoadWeightsRequest) -> Load:
         prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S),
         content_digest=message.content_digest,
         preemptible=message.preemptible,
+        fleet=fleet,
     )
 
 

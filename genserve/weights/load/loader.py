@@ -85,8 +85,8 @@ class WeightLoader:
         sources = self._sources(load.source)
         if known is not None:
             _check_same(load, known.push)
-            if is_applied:
-                return known
+            if is_applied:  # it has its answer, as that of a commit; and its fleet is told
+                return await self._pushes.commit(load.push_id, load.apply, fleet=load.fleet)
             load = replace(load, weight_version=known.push.weight_version)
         with self._pushes.arrivals.begun(load.push_id) as arrival:
             return await _Loading(self._pushes, load, sources, arrival).run()
@@ -309,6 +309,7 @@ def _header(load: Load, manifest: Manifest, *, weight_version: int) -> PushHeade
         force=load.force,
         content_digest=load.content_digest,
         preemptible=load.preemptible,
+        fleet=load.fleet,
         yields=True,  # a load that meets the trainer's own push must not end it
     )
 

@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from genserve.control.membership import FleetCommit
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.weights.push.stream import PushStream
@@ -54,6 +55,7 @@ class Load:
     prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
     content_digest: str = ""
     preemptible: bool = False
+    fleet: FleetCommit | None = None
 
 
 class Offer(Protocol):

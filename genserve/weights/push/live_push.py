@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable
 
 from genserve.change import Change
-from genserve.control.membership import FleetCommit
 from genserve.errors import (
     ApplyInProgressError,
     GenserveError,
@@ -58,8 +57,6 @@ class LivePush:
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
-        self.fleet: FleetCommit | None = None
-        """Whose version it becomes, if a router has asked for its commit."""
         self.is_to_wait = False
         """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
@@ -225,8 +222,8 @@ class LivePush:
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
-        if self.fleet is not None:
-            self.fleet.served()
+        if self.header.fleet is not None:
+            self.header.fleet.served()
 
     def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""

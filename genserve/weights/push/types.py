@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from genserve.control.membership import FleetCommit
 from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import PushConflictError
@@ -95,7 +96,8 @@ class PushHeader:
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
     `tensors.content` computes of the push's tensors; "" = not compared. `preemptible`: another push takes its place
     while it waits for its commit. `origin`: see `LivePush.origin`; "" = this daemon is it. `yields`: it gives way to
-    another attempt that is being sent, instead of being in conflict with it.
+    another attempt that is being sent, instead of being in conflict with it. `fleet`: whose version it becomes, if a
+    router has asked for it.
     """
 
     push_id: str
@@ -115,6 +117,7 @@ class PushHeader:
     preemptible: bool = False
     origin: str = ""
     yields: bool = False
+    fleet: FleetCommit | None = None
 
     @property
     def lora_name(self) -> str:

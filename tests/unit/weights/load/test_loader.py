@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from genserve.control.membership import NO_RECORD, FleetCommit, FleetRecord, Router
 from genserve.errors import (
     ApplyInProgressError,
     ChecksumMismatchError,
     DrainingError,
+    FleetHeldError,
     InvalidFieldError,
     ManifestMismatchError,
     PeersFailedError,
@@ -23,6 +25,7 @@ from genserve.weights.push.types import PushAction, PushOutcome, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.patience import until
 from tests.support.refusals import refuses
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import (
     MANIFEST,
     Rig,
@@ -90,6 +93,30 @@ async def test_fields_of_the_request_are_refused_before_anybody_is_asked(rig: Ri
         (violation,) = caught.value.violations
         assert f"{violation.field}_s" in fields or violation.field in fields
     assert source.asked == []
+
+
+async def test_a_load_for_a_router_that_has_gone_exchanges_nothing(rig: Rig) -> None:
+    """Another one has found what is served, and counts on it."""
+    with pytest.raises(FleetHeldError):
+        await loaded(rig, ScriptedSource(), fleet=FleetCommit(rig.board.membership, "gone", FleetRecord(7, b"")))
+    assert rig.engine.weight_version == 0
+    assert (await loaded(rig, ScriptedSource())).push.state is PushState.APPLIED
+    assert rig.board.membership.record is NO_RECORD
+
+
+async def test_the_record_of_the_fleet_is_kept_when_the_version_is_served(rig: Rig) -> None:
+    """Before its router is answered; and a repeat keeps that of now."""
+    membership, source = rig.board.membership, ScriptedSource()
+    gate = rig.engine.gates["resume"] = Gate()
+    with membership.looked_after(Router("a", "host:1")):
+        loading = asyncio.create_task(loaded(rig, source, fleet=FleetCommit(membership, "a", FleetRecord(7, b"7"))))
+        await gate.reached.wait()
+        kept = membership.record
+        gate.open.set()
+        await loading
+        assert kept == FleetRecord(7, b"7")
+        await loaded(rig, source, fleet=FleetCommit(membership, "a", FleetRecord(8, b"8")))
+        assert membership.record == FleetRecord(8, b"8") and len(source.asked) == 1
 
 
 async def test_two_sources_do_not_take_turns_for_ever(rig: Rig) -> None:

@@ -3756,7 +3756,8 @@ export const ControlServiceService = {
     responseDeserialize: (value: Buffer): GetServerInfoResponse => GetServerInfoResponse.decode(value),
   },
   /**
-   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+   * a version.
    *
    * Errors: FLEET_HELD if another router looks after the daemon.
    */
@@ -3895,7 +3896,8 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   /** What the daemon serves and can do. */
   getServerInfo: handleUnaryCall<GetServerInfoRequest, GetServerInfoResponse>;
   /**
-   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+   * a version.
    *
    * Errors: FLEET_HELD if another router looks after the daemon.
    */
@@ -4044,7 +4046,8 @@ export interface ControlServiceClient extends Client {
     callback: (error: ServiceError | null, response: GetServerInfoResponse) => void,
   ): ClientUnaryCall;
   /**
-   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush does the same with a version.
+   * For routers: keeps what the fleet should be, in place of what was kept. CommitPush and LoadWeights do the same with
+   * a version.
    *
    * Errors: FLEET_HELD if another router looks after the daemon.
    */

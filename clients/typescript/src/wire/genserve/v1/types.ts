@@ -117,7 +117,7 @@ export interface Router {
 
 /**
  * What a fleet should be: its record. The router writes it to every replica that serves the version whenever it
- * changes, and to the others when they do; replicas keep it for as long as they run. A router that starts takes the one
+ * changes, and to the others with the version; replicas keep it for as long as they run. A router that starts takes the one
  * with the highest epoch, so nothing is lost as long as one replica that has it answers.
  */
 export interface FleetState {

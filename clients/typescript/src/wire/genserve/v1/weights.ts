@@ -474,6 +474,8 @@ export interface LoadWeightsRequest {
   contentDigest: string;
   /** As in PushHeader. */
   preemptible: boolean;
+  /** For routers, as in CommitPushRequest: it is kept in the moment in which the version is served. */
+  fleet?: FleetState | undefined;
 }
 
 /** The outcome of a push. */
@@ -2676,6 +2678,7 @@ function createBaseLoadWeightsRequest(): LoadWeightsRequest {
     preparedTtl: undefined,
     contentDigest: "",
     preemptible: false,
+    fleet: undefined,
   };
 }
 
@@ -2721,6 +2724,9 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
     }
     if (message.preemptible !== false) {
       writer.uint32(96).bool(message.preemptible);
+    }
+    if (message.fleet !== undefined) {
+      FleetState.encode(message.fleet, writer.uint32(114).fork()).join();
     }
     return writer;
   },
@@ -2842,6 +2848,14 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
             message.preemptible = reader.bool();
             continue;
           }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.fleet = FleetState.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2895,6 +2909,9 @@ export const LoadWeightsRequest: MessageFns<LoadWeightsRequest> = {
       : undefined;
     message.contentDigest = object.contentDigest ?? "";
     message.preemptible = object.preemptible ?? false;
+    message.fleet = (object.fleet !== undefined && object.fleet !== null)
+      ? FleetState.fromPartial(object.fleet)
+      : undefined;
     return message;
   },
 };
