@@ -45,10 +45,9 @@ def _tokens(events: Events) -> list[str]:
 
 
 def _why_not(events: Events, request: Request, token: Token, push: Push | None) -> str:
-    if push is not None and push.push_id in events.found_ids:
-        return ""
     if push is not None and push.alone_at:
-        return "" if push.alone_at == token.address else f"it was pushed to {push.alone_at} alone"
+        may_be = push.alone_at == token.address or push.push_id in events.found_ids
+        return "" if may_be else f"it was pushed to {push.alone_at} alone"
     if push is not None and push.is_refused:
         return "it was refused"
     content = 0 if push is None else push.content

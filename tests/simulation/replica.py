@@ -16,7 +16,6 @@ from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
 from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
-from genserve.v1 import types_pb2
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.loader import LoraLoader
@@ -116,13 +115,6 @@ class Replica:
         """The number of its live weights; -1 while it has none."""
         ready = self.is_alive and self.board.daemon_condition is DaemonCondition.SERVING
         return self.engine.content if ready else -1
-
-    @property
-    def keeps(self) -> int:
-        """The same, if its fleet has written it down there: what it was brought to a moment ago is not yet."""
-        record = types_pb2.FleetState.FromString(self.board.membership.record.content)
-        content = self.serves
-        return content if record.push_id == f"push-{content}" else -1
 
     @property
     def is_asleep(self) -> bool:

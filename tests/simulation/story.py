@@ -7,17 +7,17 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tests.simulation.clients import Client, Operator, Rollouts, Sleeper, Trainer
-from tests.simulation.events import ASLEEP, Events
+from tests.simulation.events import ASLEEP, Events, Push
 from tests.simulation.invariants import violations
 from tests.simulation.network import Network, Weather
 from tests.simulation.replica import Replica
-from tests.simulation.router import RouterHost
+from tests.simulation.router import SETTINGS, RouterHost
 from tests.simulation.virtual_time import Process, virtual_time
 
 _UNDONE_S = 20.0
@@ -94,6 +94,7 @@ class _Story:
         self.routers = [RouterHost(f"10.0.1.{n}:1", self.network, self.events) for n in (1, 2)]
         self.router = self.routers[0]
         self.clients: list[Client] = []
+        self._served: dict[tuple[str, int], int] = {}
         self._strikes = 0.0
         self._struck: list[asyncio.Task[None]] = []
         self.network.strikes = self._strike
@@ -148,7 +149,7 @@ class _Story:
         until_s = self.events.now_s + FAULTS_S
         self.network.weather = Weather(lost=self.drawn.choice((0.0, 0.01, 0.05, 0.1)))
         kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self._crash_replica, self._crash_router, self._shake, self._cut, self._cut_peers
+            self._crash_replica, self._crash_router, self._shake, self._cut, self._cut_peers, self._cut_most
         ]  # fmt: skip
         weights = [self.drawn.random() for _ in kinds]
         self._strikes = self.drawn.choice((0.0, 0.02, 0.1))
@@ -171,7 +172,8 @@ class _Story:
     def _strike(self, address: str, method: str) -> None:
         """A call begins to be carried out, which may be the moment of a fault."""
         name = method.rpartition("/")[2]
-        if name not in _STRUCK or self.drawn.random() >= self._strikes:
+        strikes = self._strikes * (5 if name == "LoadWeights" else 1)  # it is rare
+        if name not in _STRUCK or self.drawn.random() >= strikes:
             return
         self.events.note("strikes", name, address)
         (replica,) = (each for each in self.replicas if each.address == address)
@@ -181,6 +183,9 @@ class _Story:
             partial(self._cut_link, self.router.address, address),
             partial(self._crash_replica, replica),
         ]
+        if name == "LoadWeights" and self.router.is_alive:  # the sources, and others that are brought to the version
+            ready = [each.address for each in self.router.fleet.ready if each.address != address]
+            faults += [partial(self._crash_router, ready)] * len(faults)
         fault, after_s = self.drawn.choice(faults), self.drawn.random() * 0.15
 
         async def later() -> None:
@@ -196,13 +201,18 @@ class _Story:
             await asyncio.sleep(self.drawn.expovariate(1 / 3.0))
             await replica.start()
 
-    async def _crash_router(self) -> None:
+    async def _crash_router(self, hides: Sequence[str] = ()) -> None:
+        """`hides`: the replicas that the next one does not reach until it has told what the fleet is."""
         if self.router.is_alive:
             await self.router.crash()
             await asyncio.sleep(self.drawn.expovariate(1 / 1.5))
             if self.drawn.random() < 0.2:  # on another host
                 self.router = self.routers[self.router is self.routers[0]]
+            address, for_s = self.router.address, SETTINGS.settle_s + self.drawn.random() * 10
+            cuts = [asyncio.create_task(self._cut_link(address, each, for_s)) for each in hides]
             await self.router.start([each.address for each in self.replicas])
+            if cuts:
+                await asyncio.wait(cuts)
 
     async def _shake(self, address: str = "") -> None:
         address = address or self.drawn.choice(self.replicas).address
@@ -212,16 +222,24 @@ class _Story:
     async def _cut(self) -> None:
         await self._cut_link(self.router.address, self.drawn.choice(self.replicas).address)
 
+    async def _cut_most(self) -> None:
+        """All but one are behind when they are back, and fetch at once what was pushed meanwhile."""
+        router, for_s = self.router.address, 5.0 + self.drawn.random() * 10
+        cut = self.drawn.sample(self.replicas, len(self.replicas) - 1)
+        await asyncio.gather(*(self._cut_link(router, each.address, for_s) for each in cut))
+
     async def _cut_peers(self) -> None:
         one, other = self.drawn.sample(self.replicas, 2)
         await self._cut_link(one.address, other.address)
 
-    async def _cut_link(self, one: str, other: str) -> None:
+    async def _cut_link(self, one: str, other: str, for_s: float | None = None) -> None:
         link = self.network.link(one, other)
         if not link.is_cut:
             self.events.note("cut", one, other)
             link.cut()
-            await asyncio.sleep(self.drawn.choice((1.0, 8.0, 15.0, 35.0)) * self.drawn.random())
+            if for_s is None:
+                for_s = self.drawn.choice((1.0, 8.0, 15.0, 35.0)) * self.drawn.random()
+            await asyncio.sleep(for_s)
             self.events.note("heal", one, other)
             link.heal()
 
@@ -245,6 +263,7 @@ class _Story:
         while True:
             await asyncio.sleep(0.2)
             self._note_lost()
+            self._served = {(each.address, each.num_runs): each.serves for each in self.replicas}
 
     def _note_lost(self) -> None:
         now_s, router = self.events.now_s, self.router.address
@@ -253,13 +272,14 @@ class _Story:
             for each in self.replicas
             if each.is_alive and not self.network.link(router, each.address).is_cut and not self._is_held(each)
         ]
-        served, kept = {each.keeps for each in reached}, {each.keeps for each in self.replicas}
+        served, kept = {each.serves for each in reached}, {each.serves for each in self.replicas}
         leases = {lease for each in reached for lease in each.fleet_leases}
         if any(each.is_asleep for each in reached):
             leases.add(ASLEEP)
         for push in self.events.pushes:
             if push.told_s <= now_s < push.lost_s and push.content not in served:
                 push.lost_s = now_s
+                self._check_not_overwritten(push, reached)
             is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
             if push.lost_s <= now_s < push.gone_s and is_gone:
                 push.gone_s = now_s
@@ -270,6 +290,12 @@ class _Story:
             was_there = self.router.started_s < lease.failed_s
             if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
                 self.events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
+
+    def _check_not_overwritten(self, push: Push, reached: list[Replica]) -> None:
+        """Nobody who can be reached has it any more: only because they have ended, or have something later."""
+        for each in () if push.alone_at else reached:
+            if self._served.get((each.address, each.num_runs)) == push.content and 0 <= each.serves < push.content:
+                self.events.violation(f"{each.address} had push {push.content}, and was brought to {each.serves}")
 
     def _is_held(self, replica: Replica) -> bool:
         """Whether the router was told that another one has this replica: of a former one nobody knows yet that it is
