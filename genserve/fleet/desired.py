@@ -2,7 +2,8 @@
 
 Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
 that starts takes what the replica with the highest epoch has. It numbers its own changes from the second on in which it
-has started, times 2^32, so that they are above all of the routers before, also those that it has not seen.
+has started, times 2^32, so that they are above all of the routers before, also those that it has not seen. Of two that
+start in the same second, a mark of each keeps the numbers apart.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ from genserve.errors import InvalidFieldError
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
 
+_MARKED: Final = 1 << 16
 MAX_LORAS_BYTES: Final = 128 << 10
 """Half of what replicas keep: see genserve.rpc.convert.control. Leases have most of the rest."""
 
@@ -46,9 +48,11 @@ class Desired:
     was given to a change, which may yet fail. `is_own`: this router has changed it. `loras`: the directories of
     adapters that all have loaded from one, by their names; `pushed_loras`: the pushes that have brought the others."""
 
-    def __init__(self, started_s: float) -> None:
-        """`started_s`: when the router has started, in Unix seconds."""
-        self._life = 0
+    def __init__(self, started_s: float, mark: int = 0) -> None:
+        """`started_s`: when the router has started, in Unix seconds. `mark`: 16 bits that another router which has
+        started in the same second hardly has."""
+        self._life = self._first = 0
+        self._mark = mark
         self._started_s = int(started_s)
         self.epoch = 0
         self.asleep = FleetSleep()
@@ -60,7 +64,7 @@ class Desired:
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
-        return epoch <= self.epoch or (epoch // EPOCHS_PER_S == self._life and epoch <= self.issued)
+        return epoch <= self.epoch or self._first < epoch <= self.issued
 
     @property
     def asleep_tags(self) -> frozenset[str] | None:
@@ -97,7 +101,8 @@ class Desired:
         """It is what another router has written down."""
         self.epoch = record.epoch
         self.is_own = False
-        self.issued = max(self.issued, record.epoch)
+        if record.epoch > self.issued:  # the next change is above all that its router may have issued as well
+            self.issued, self._life = record.epoch, 0
         self.asleep = FleetSleep(
             frozenset(record.asleep_tags), record.sleep_level if record.HasField("sleep_level") else None
         )
@@ -142,4 +147,4 @@ class Desired:
     def _begin_life(self) -> None:
         """From now on epochs are above all that are known, also if clocks are wrong."""
         self._life = max(self._started_s, self.issued // EPOCHS_PER_S + 1)
-        self.issued = self._life * EPOCHS_PER_S
+        self._first = self.issued = self._life * EPOCHS_PER_S + self._mark * _MARKED

@@ -37,8 +37,8 @@ class Fleet(Destinations[Upstream]):
         self.settings = settings
         self.committed: Version | None = None
         self.previous: Version | None = None
-        self.desired = Desired(time.time())
         self.router = types_pb2.Router(router_id=uuid.uuid4().hex)
+        self.desired = Desired(time.time(), mark=int(self.router.router_id[:4], 16))
         self._undecided: types_pb2.FleetState | None = None
         self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()

@@ -43,6 +43,17 @@ def test_changes_of_a_later_router_are_above_those_that_it_has_not_seen() -> Non
     assert former.issue() < former.issue() < later.issue()
 
 
+def test_two_routers_of_one_second_number_their_changes_apart() -> None:
+    """Each of them may have a part of the replicas, and an epoch is to name one record."""
+    one, other = Desired(1000.2, mark=7), Desired(1000.8, mark=8)
+    ours = [one.issue() for _ in range(100)]
+    theirs = [other.issue() for _ in range(100)]
+    assert not set(ours) & set(theirs)
+    assert not any(map(one.knows, theirs))
+    one.adopt(types_pb2.FleetState(epoch=theirs[-1]))
+    assert one.issue() > theirs[-1] + 100
+
+
 def test_what_was_found_comes_before_what_was_written_down() -> None:
     """A router that has found nothing written down may have started before the replica that has it answers."""
     desired = Desired(0)
