@@ -192,15 +192,20 @@ class Watch:
 
     def _check_free(self) -> None:
         """Raises UnavailableError if this router stands by, and has just got a replica: one that starts anew belongs to
-        who looks after the others. Of two routers that stood by, each may have got some: one of them gives way, and
-        lets its own go."""
+        who looks after the others. Of two routers of which each has got some, one gives way, and lets its own go: while
+        it does not know yet what the fleet should be, and later if it has fewer of those that are its own."""
+        members = self._fleet.members
+        had = [each.precedence for each in members if each.engine is not None]
+        others = [each for each in members if each is not self._member and each.is_held]
         if self._fleet.committed is not None:
-            return
-        had = [each.precedence for each in self._fleet.members if each.engine is not None]
-        for other in self._fleet.members:
-            if other is self._member or not other.is_held or (had and min(had) < other.precedence):
-                continue
-            raise UnavailableError(f"it is left to the router of {other.address}: {other.failure}")
+            others = [each for each in others if each.is_written or not each.joins]
+            if len(others) < len(had):
+                return
+            if len(others) > len(had):
+                had = []
+        for other in others:
+            if not had or min(had) >= other.precedence:
+                raise UnavailableError(f"it is left to the router of {other.address}: {other.failure}")
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and

@@ -1,11 +1,13 @@
-"""Two routers that stand by, of which each gets a part of the replicas when the first one ends: one serves them all."""
+"""Two routers of which each gets a part of the replicas: one serves them all in the end."""
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
 from genserve.fleet import watch
-from tests.fleet.routers import RoutedFleet, hold, over, push, replica
+from genserve.fleet.settings import FleetSettings
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, push, replica
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon
@@ -28,10 +30,10 @@ class Standby:
         return len(self.fleet.ready)
 
 
-async def standing_by(stack: AsyncExitStack, daemons: list[Daemon]) -> Standby:
+async def standing_by(stack: AsyncExitStack, daemons: list[Daemon], settings: FleetSettings = QUICK) -> Standby:
     """One that every daemon refuses."""
     links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-    fleet = await stack.enter_async_context(over([]))
+    fleet = await stack.enter_async_context(over([], settings))
     members = [fleet.running.router.add(link.address).member for link in links]
     await until(lambda: all("looks after this daemon" in member.failure for member in members))
     return Standby(fleet, links)
@@ -71,3 +73,22 @@ async def test_of_two_routers_with_a_part_each_one_gives_way(first: int) -> None
         await until(lambda: loser.num_ready == 2)
         assert loser.fleet.committed_version == 1
         assert all(hold(1, daemon) for daemon in daemons)
+
+
+async def test_of_two_routers_that_each_serve_a_part_one_gives_way() -> None:
+    """Each was cut off from what the other one has, for so long that it was told what the fleet is by its own part."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        first = await stack.enter_async_context(over([]))
+        for link in links:
+            first.running.router.add(link.address)
+        await first.until_ready(2)
+        await push(first.running.address, 1)
+        routers = [Standby(first, links), await standing_by(stack, daemons, replace(QUICK, settle_s=0.5))]
+        for number, router in enumerate(routers):
+            router.links[1 - number].kill()
+        await until(lambda: [router.num_ready for router in routers] == [1, 1])
+        for number, router in enumerate(routers):
+            await router.links[1 - number].listen_again()
+        await until(lambda: sorted(router.num_ready for router in routers) == [0, 2])
