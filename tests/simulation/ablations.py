@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 import pytest
 
 from genserve.control.membership import Membership
+from genserve.fleet.desired import Desired
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import Leases
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.version import Version
+from genserve.fleet.watch import Watch
 
 Ablation: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
@@ -82,6 +84,17 @@ def _settling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Router, "settle", settle)
 
 
+def _giving_way(patch: pytest.MonkeyPatch) -> None:
+    """Of two routers that have each a part of the fleet none gives way."""
+    patch.setattr(Watch, "_check_free", lambda watch: None)
+
+
+def _marks_of_epochs(patch: pytest.MonkeyPatch) -> None:
+    """Two routers that start in the same second number their changes alike."""
+    begin = Desired.__init__
+    patch.setattr(Desired, "__init__", lambda desired, started_s, mark=0: begin(desired, started_s))
+
+
 ABLATIONS: dict[str, Ablation] = {
     "calls of former routers are refused": _calls_of_former_routers,
     "one router at a time": _several_routers,
@@ -90,6 +103,8 @@ ABLATIONS: dict[str, Ablation] = {
     "joiners are paused": _paused_joiners,
     "versions are more than numbers": _versions_of_joiners,
     "a router waits for all replicas": _settling,
+    "one of two routers gives way": _giving_way,
+    "routers of one second number apart": _marks_of_epochs,
 }
 
 

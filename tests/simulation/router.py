@@ -43,6 +43,11 @@ class RouterHost:
         """Whether it runs."""
         return self._process is not None and self._process.is_alive
 
+    @property
+    def num_answering(self) -> int:
+        """How many replicas it looks after; -1 = it does not run."""
+        return len(self.fleet.answering) if self.is_alive and hasattr(self, "fleet") else -1
+
     async def start(self, replicas: list[str], skew_s: float = 0.0) -> None:
         """Begins a run that knows the addresses of its replicas and nothing else."""
         self.num_runs += 1

@@ -4,25 +4,23 @@ After a while faults end, and everything that has died starts again. Then the fl
 """
 
 import asyncio
-import contextvars
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from tests.simulation.clients import Client, Operator, Rollouts, Sleeper, Trainer
-from tests.simulation.events import ASLEEP, Events, Push
+from tests.simulation.events import Events
+from tests.simulation.faults import Faults
 from tests.simulation.invariants import violations
-from tests.simulation.network import Network, Weather
+from tests.simulation.network import Network
+from tests.simulation.plan import plan_of
 from tests.simulation.replica import Replica
-from tests.simulation.router import SETTINGS, RouterHost
+from tests.simulation.router import RouterHost
+from tests.simulation.routers import Routers
+from tests.simulation.sight import Sight
 from tests.simulation.virtual_time import Process, virtual_time
 
-_UNDONE_S = 20.0
-_STRUCK = ("CommitPush", "Pause", "Resume", "SetFleetState", "LoadWeights", "PushWeights", "RenewPause")
-FAULTS_S = 30.0
 REST_S = 150.0
 """Within which a fleet without faults comes to rest: the longest waits are keep-alive (30 s) and pauses before a sync
 is tried again (30 s)."""
@@ -86,21 +84,30 @@ class _Story:
         self.seed = seed
         self.errors = errors
         self.drawn = drawn = random.Random(seed)
+        self.plan = plan_of(seed)
         self.events = Events(loop)
         self.network = Network(drawn)
         self.replicas = [
             Replica(f"10.0.0.{n}:1", self.network, self.events) for n in range(1, drawn.randrange(2, 5) + 1)
         ]
-        self.routers = [RouterHost(f"10.0.1.{n}:1", self.network, self.events) for n in (1, 2)]
-        self.router = self.routers[0]
+        self.routers = Routers(self.network, self.events, are_two=self.plan.has_two_routers)
+        self.faults = Faults(drawn, self.network, self.events, self.replicas, self.routers)
+        self.sight = Sight(self.network, self.events, self.replicas, self.routers)
         self.clients: list[Client] = []
-        self._served: dict[tuple[str, int], int] = {}
-        self._strikes = 0.0
-        self._struck: list[asyncio.Task[None]] = []
-        self.network.strikes = self._strike
+        self.are_faults_over = False
+
+    @property
+    def router(self) -> RouterHost:
+        """The one that looks after the fleet."""
+        return self.routers.in_charge
+
+    def _called(self) -> str:
+        """The router that a client calls: it does not know which one of two has the replicas."""
+        router = self.router if self.are_faults_over else self.routers.any(self.drawn)
+        return router.address
 
     def _client(self, kind: type[Any], host: str) -> Any:
-        client = kind(self.network, self.events, lambda: self.router.address)
+        client = kind(self.network, self.events, self._called)
         self.clients.append(client)
         client.process = Process(host)
         return client
@@ -110,7 +117,8 @@ class _Story:
         addresses = [each.address for each in self.replicas]
         for each in self.replicas:
             await each.start()
-        await self.router.start(addresses)
+        for router in self.routers.running:
+            await router.start(addresses)
         self.trainer = self._client(Trainer, "trainer")
         self.trainer.replicas = addresses
         self._client(Operator, "operator")
@@ -118,16 +126,20 @@ class _Story:
         if self.drawn.random() < 0.3:
             self._client(Sleeper, "sleeper")
         running = [each.process.start(each.run(), "client") for each in self.clients]
-        watching = asyncio.create_task(self._look())
+        watching = asyncio.create_task(self.sight.look())
         if self.drawn.random() < 0.5:  # what befalls the fleet when nobody changes it any more is told by what it is
-            loop, quiet_s = asyncio.get_running_loop(), self.drawn.random() * FAULTS_S
+            loop, quiet_s = asyncio.get_running_loop(), self.drawn.random() * self.plan.faults_s
             for task in running:
                 loop.call_later(quiet_s, task.cancel)
-        await self._faults()
+        await self.faults.happen(self.plan.faults_s)
         for task in running:
             task.cancel()
         await asyncio.wait(running)
-        await self._end_faults()
+        await self.faults.end()
+        self.are_faults_over = True
+        for each in self.clients:
+            if isinstance(each, Sleeper):
+                each.process.start(each.wake_up(), "wake up")
         await self._rest("after the faults")
         self._check_kept()
         if not await self._last_push():
@@ -143,171 +155,6 @@ class _Story:
                 found += replica.engine.misuses
         return Outcome(self.seed, found, self.events)
 
-    # --- faults
-
-    async def _faults(self) -> None:
-        until_s = self.events.now_s + FAULTS_S
-        self.network.weather = Weather(lost=self.drawn.choice((0.0, 0.01, 0.05, 0.1)))
-        kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self._crash_replica, self._crash_router, self._shake, self._cut, self._cut_peers, self._cut_most
-        ]  # fmt: skip
-        weights = [self.drawn.random() for _ in kinds]
-        self._strikes = self.drawn.choice((0.0, 0.02, 0.1))
-        pace_s = self.drawn.choice((1.0, 3.0, 8.0))
-        going_on: list[asyncio.Task[None]] = []
-        while (left_s := until_s - self.events.now_s) > 0:
-            await asyncio.sleep(min(left_s, self.drawn.expovariate(1 / pace_s)))
-            (kind,) = self.drawn.choices(kinds, weights)
-            going_on.append(asyncio.create_task(kind()))
-        self.network.weather = Weather()
-        self._strikes = 0.0
-        going_on += self._struck
-        for each in going_on:
-            each.cancel()
-        await asyncio.wait(going_on)
-        for each in going_on:
-            if not each.cancelled() and (error := each.exception()) is not None:
-                raise error
-
-    def _strike(self, address: str, method: str) -> None:
-        """A call begins to be carried out, which may be the moment of a fault."""
-        name = method.rpartition("/")[2]
-        strikes = self._strikes * (5 if name == "LoadWeights" else 1)  # it is rare
-        if name not in _STRUCK or self.drawn.random() >= strikes:
-            return
-        self.events.note("strikes", name, address)
-        (replica,) = (each for each in self.replicas if each.address == address)
-        faults: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self._crash_router,
-            partial(self._shake, address),
-            partial(self._cut_link, self.router.address, address),
-            partial(self._crash_replica, replica),
-        ]
-        if name == "LoadWeights" and self.router.is_alive:  # the sources, and others that are brought to the version
-            ready = [each.address for each in self.router.fleet.ready if each.address != address]
-            faults += [partial(self._crash_router, ready)] * len(faults)
-        fault, after_s = self.drawn.choice(faults), self.drawn.random() * 0.15
-
-        async def later() -> None:
-            await asyncio.sleep(after_s)
-            await fault()
-
-        self._struck.append(asyncio.create_task(later(), context=contextvars.Context()))
-
-    async def _crash_replica(self, replica: Replica | None = None) -> None:
-        replica = replica or self.drawn.choice(self.replicas)
-        if replica.is_alive:
-            await replica.crash()
-            await asyncio.sleep(self.drawn.expovariate(1 / 3.0))
-            await replica.start()
-
-    async def _crash_router(self, hides: Sequence[str] = ()) -> None:
-        """`hides`: the replicas that the next one does not reach until it has told what the fleet is."""
-        if self.router.is_alive:
-            await self.router.crash()
-            await asyncio.sleep(self.drawn.expovariate(1 / 1.5))
-            if self.drawn.random() < 0.2:  # on another host
-                self.router = self.routers[self.router is self.routers[0]]
-            address, for_s = self.router.address, SETTINGS.settle_s + self.drawn.random() * 10
-            cuts = [asyncio.create_task(self._cut_link(address, each, for_s)) for each in hides]
-            await self.router.start([each.address for each in self.replicas])
-            if cuts:
-                await asyncio.wait(cuts)
-
-    async def _shake(self, address: str = "") -> None:
-        address = address or self.drawn.choice(self.replicas).address
-        self.events.note("shake", address)
-        self.network.link(self.router.address, address).shake()
-
-    async def _cut(self) -> None:
-        await self._cut_link(self.router.address, self.drawn.choice(self.replicas).address)
-
-    async def _cut_most(self) -> None:
-        """All but one are behind when they are back, and fetch at once what was pushed meanwhile."""
-        router, for_s = self.router.address, 5.0 + self.drawn.random() * 10
-        cut = self.drawn.sample(self.replicas, len(self.replicas) - 1)
-        await asyncio.gather(*(self._cut_link(router, each.address, for_s) for each in cut))
-
-    async def _cut_peers(self) -> None:
-        one, other = self.drawn.sample(self.replicas, 2)
-        await self._cut_link(one.address, other.address)
-
-    async def _cut_link(self, one: str, other: str, for_s: float | None = None) -> None:
-        link = self.network.link(one, other)
-        if not link.is_cut:
-            self.events.note("cut", one, other)
-            link.cut()
-            if for_s is None:
-                for_s = self.drawn.choice((1.0, 8.0, 15.0, 35.0)) * self.drawn.random()
-            await asyncio.sleep(for_s)
-            self.events.note("heal", one, other)
-            link.heal()
-
-    async def _end_faults(self) -> None:
-        for link in self.network.links.values():
-            link.heal()
-        for each in self.replicas:
-            if not each.is_alive:
-                await each.start()
-        if not self.router.is_alive:
-            await self.router.start([each.address for each in self.replicas])
-        self.events.note("faults end")
-        for each in self.clients:
-            if isinstance(each, Sleeper):
-                each.process.start(each.wake_up(), "wake up")
-
-    # --- what is seen
-
-    async def _look(self) -> None:
-        """Notes of pushes and leases when nobody is left who has them and can be reached."""
-        while True:
-            await asyncio.sleep(0.2)
-            self._note_lost()
-            self._served = {(each.address, each.num_runs): each.serves for each in self.replicas}
-
-    def _note_lost(self) -> None:
-        now_s, router = self.events.now_s, self.router.address
-        reached = [
-            each
-            for each in self.replicas
-            if each.is_alive and not self.network.link(router, each.address).is_cut and not self._is_held(each)
-        ]
-        served, kept = {each.serves for each in reached}, {each.serves for each in self.replicas}
-        leases = {lease for each in reached for lease in each.fleet_leases}
-        if any(each.is_asleep for each in reached):
-            leases.add(ASLEEP)
-        for push in self.events.pushes:
-            if push.told_s <= now_s < push.lost_s and push.content not in served:
-                push.lost_s = now_s
-                self._check_not_overwritten(push, reached)
-            is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
-            if push.lost_s <= now_s < push.gone_s and is_gone:
-                push.gone_s = now_s
-        for lease in self.events.leases:
-            if lease.told_s <= now_s < min(lease.lost_s, lease.until_s) and lease.lease_id not in leases:
-                lease.lost_s = now_s
-            left_s = now_s - lease.failed_s
-            was_there = self.router.started_s < lease.failed_s
-            if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
-                self.events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
-
-    def _check_not_overwritten(self, push: Push, reached: list[Replica]) -> None:
-        """Nobody who can be reached has it any more: only because they have ended, or have something later."""
-        for each in () if push.alone_at else reached:
-            if self._served.get((each.address, each.num_runs)) == push.content and 0 <= each.serves < push.content:
-                self.events.violation(f"{each.address} had push {push.content}, and was brought to {each.serves}")
-
-    def _is_held(self, replica: Replica) -> bool:
-        """Whether the router was told that another one has this replica: of a former one nobody knows yet that it is
-        gone."""
-        upstream = self.router.fleet.upstreams.get(replica.address) if self.router.is_alive else None
-        return upstream is not None and upstream.member.is_held
-
-    @property
-    def _has_gone_on(self) -> bool:
-        """Whether the router has changed anything: then it does not believe who comes later."""
-        return self.router.is_alive and self.router.fleet.desired.is_own
-
     async def _rest(self, when: str) -> None:
         until_s = self.events.now_s + REST_S
         while self.events.now_s < until_s:
@@ -317,7 +164,7 @@ class _Story:
                 return
             if when == "after the faults" and self._waits_for_push:
                 return
-        self.events.violation(f"no rest {when}: {self.router.why()}")
+        self.events.violation(f"no rest {when}: {'; '.join(each.why() for each in self.routers.running)}")
 
     @property
     def _committed(self) -> int:

@@ -1,0 +1,96 @@
+"""What can be seen of a fleet from outside, from time to time: what it has lost, and where it goes on without it."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from tests.simulation.events import ASLEEP, Events
+from tests.simulation.network import Network
+from tests.simulation.replica import Replica
+from tests.simulation.router import RouterHost
+from tests.simulation.routers import Routers
+
+_EVERY_S, _UNDONE_S = 0.2, 20.0
+_AGREED_S = 20.0
+"""Within which one of two routers that have each a part of the fleet gives way, when both reach all replicas."""
+
+
+class Sight:
+    """Notes when pushes and leases are lost, which excuses what the fleet does without them."""
+
+    def __init__(self, network: Network, events: Events, replicas: Sequence[Replica], routers: Routers) -> None:
+        self._network = network
+        self._events = events
+        self._replicas = replicas
+        self._routers = routers
+        self._cut_at_s = -math.inf
+        self._one_at_s = 0.0
+
+    async def look(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            self._note_lost()
+            self._note_split()
+
+    def _note_split(self) -> None:
+        """Two routers that are cut off from different parts of the fleet may each serve one: neither can know. What
+        somebody was told by one of them then may not hold at the other one. It has to end with the cuts."""
+        now_s, routers = self._events.now_s, self._looking_after
+        links = [
+            self._network.link(one.address, each.address) for one in self._routers.running for each in self._replicas
+        ]
+        if any(link.is_cut for link in links):
+            self._cut_at_s = now_s
+        if sum(each.fleet.committed is not None for each in routers if each.is_alive) < 2:
+            self._one_at_s = now_s
+        elif now_s < self._cut_at_s + _AGREED_S:
+            for told in (*self._events.pushes, *self._events.leases):
+                if told.told_s <= now_s:
+                    told.lost_s = min(told.lost_s, now_s)
+            for push in self._events.pushes:
+                if push.told_s <= now_s:
+                    push.gone_s = min(push.gone_s, now_s)
+        elif now_s > self._one_at_s + _AGREED_S:
+            self._events.violation(f"two routers serve the fleet since {self._one_at_s:.3f}")
+
+    def _note_lost(self) -> None:
+        """Of pushes and leases when nobody is left who has them and can be reached."""
+        now_s, router = self._events.now_s, self._routers.in_charge
+        reached = [each for each in self._replicas if any(self._reaches(one, each) for one in self._looking_after)]
+        served, kept = {each.keeps for each in reached}, {each.keeps for each in self._replicas}
+        leases = {lease for each in reached for lease in each.fleet_leases}
+        if any(each.is_asleep for each in reached):
+            leases.add(ASLEEP)
+        for push in self._events.pushes:
+            if push.told_s <= now_s < push.lost_s and push.content not in served:
+                push.lost_s = now_s
+            is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
+            if push.lost_s <= now_s < push.gone_s and is_gone:
+                push.gone_s = now_s
+        for lease in self._events.leases:
+            if lease.told_s <= now_s < min(lease.lost_s, lease.until_s) and lease.lease_id not in leases:
+                lease.lost_s = now_s
+            left_s = now_s - lease.failed_s
+            was_there = router.started_s < lease.failed_s
+            if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
+                self._events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
+
+    @property
+    def _looking_after(self) -> list[RouterHost]:
+        """The routers that have replicas, or the only one. One that stands by changes nothing, whatever it reaches."""
+        running = self._routers.running
+        return [each for each in running if each.num_answering > 0 or len(running) == 1]
+
+    def _reaches(self, router: RouterHost, replica: Replica) -> bool:
+        """Whether nothing is between the two. Of a former router nobody knows yet that it is gone: a replica that it
+        had is not free yet."""
+        if not replica.is_alive or self._network.link(router.address, replica.address).is_cut:
+            return False
+        upstream = router.fleet.upstreams.get(replica.address) if router.is_alive else None
+        return upstream is None or not upstream.member.is_held
+
+    @property
+    def _has_gone_on(self) -> bool:
+        """Whether a router has changed anything: then it does not believe who comes later."""
+        return any(each.is_alive and each.fleet.desired.is_own for each in self._looking_after)
