@@ -1,7 +1,7 @@
 """Who keeps the engine paused, and until when. Pure: the caller passes the clocks, and nothing waits here.
 
 Expiry uses a monotonic clock, so that a jump of the wall clock neither ends a lease nor keeps it for ever.
-`expire_time_s` is wall time, for people.
+`expire_time_s` is wall time, for people and routers, and follows when that clock is set.
 """
 
 import time
@@ -17,6 +17,7 @@ MAX_TTL_S = 24 * 3600.0
 # Every answer of the control plane contains all leases: together they must stay far below a client's limit of 4 MiB.
 MAX_LEASES = 256
 _NUM_REMEMBERED = 1024
+_CLOCK_SET_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,11 @@ class LeaseTable:
     @property
     def active(self) -> tuple[PauseLease, ...]:
         """The leases that keep the engine paused, oldest first."""
+        for held in self._held.values():
+            expire_time_s = self._expire_time_s(None if held.due_s is None else held.due_s - self._clock())
+            told_s = held.lease.expire_time_s
+            if expire_time_s is not None and told_s is not None and abs(expire_time_s - told_s) > _CLOCK_SET_S:
+                held.lease = replace(held.lease, expire_time_s=expire_time_s)
         return tuple(held.lease for held in self._held.values())
 
     @property

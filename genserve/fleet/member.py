@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
+from genserve.fleet.replica_clock import ReplicaClock
 from genserve.fleet.version import Version
 from genserve.routing.replica import Load, Replica, ReplicaState
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
@@ -39,7 +40,7 @@ class Member:
     """A replica. `address` names it.
 
     `joins`: somebody has added it to this fleet: what it knows of a fleet is of another one. `failure`: why it is taken
-    to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load` and `lora_names`: the same,
+    to be unhealthy, "" = it answers. `kind`: as it last told, None before. `clock`: by which its leases end. `engine`, `load` and `lora_names`: the same,
     and None while it does not answer. `takes_loras`: whether it may have adapters. `pushed_loras`: the pushes that have
     brought those that were pushed, by their names; `missing_loras`: the same of those that it lacks. `pushes`: those in
     flight there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
@@ -62,6 +63,7 @@ class Member:
     max_num_seqs: int = _MAX_NUM_SEQS
     max_active_requests: int = 0
     engine: types_pb2.EngineState | None = None
+    clock: ReplicaClock = field(default_factory=ReplicaClock)
     instance_id: str = ""
     load: control_pb2.Load | None = None
     pushes: Sequence[weights_pb2.PushInFlight] = ()

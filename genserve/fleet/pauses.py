@@ -83,7 +83,7 @@ class FleetPauses:
                 got = await leased_by(upstream, leases, lease_id, request.holder, call, own, timeout_s)
             except DrainingError:
                 return None  # the next run at its address is paused when it is there
-            grant.add(upstream.address, got.lease)
+            grant.add(upstream.address, upstream.member.clock.lease(got.lease))
             return got
 
         asked: dict[Upstream, int] = {}

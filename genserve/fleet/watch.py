@@ -138,7 +138,9 @@ class Watch:
         self._check_alone(report.state.instance_id)
         self._check_free()
         member.reported(report.state, report.load, report.pushes)
-        leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
+        if report.HasField("time"):
+            member.clock.told(report.time, time.time())
+        leases_changed = self._fleet.leases.told(upstream.address, map(member.clock.lease, report.state.pauses))
         if member.version is None:
             beside = self._fleet.answering  # one of them may be lost before the version is told
             # Who waits for its state has to see this one: it may be the same as before when the version is known.

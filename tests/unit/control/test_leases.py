@@ -82,6 +82,15 @@ def test_wall_clock_jump_moves_no_expiry(table: LeaseTable, clocks: Clocks, jump
     assert len(table.expire()) == 1
 
 
+def test_the_told_expiry_follows_a_clock_that_is_set(table: LeaseTable, clocks: Clocks) -> None:
+    """A router counts by it how much time is left, and people do."""
+    table.grant("trainer", PauseMode.KEEP, 60.0)
+    table.grant("operator", PauseMode.KEEP, None)
+    clocks.advance(10.0)
+    clocks.wall_s -= 300.0
+    assert [each.expire_time_s for each in table.active] == [clocks.wall_s + 50.0, None]
+
+
 def test_expire_time_is_wall_time(table: LeaseTable, clocks: Clocks) -> None:
     """People see when a lease ends in Unix seconds; one without expiry shows none."""
     assert table.grant("trainer", PauseMode.KEEP, 60.0).expire_time_s == clocks.wall_s + 60.0
