@@ -12,6 +12,7 @@ from genserve.fleet.desired import Desired
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import Leases
 from genserve.fleet.pauses import FleetPauses
+from genserve.fleet.replica_clock import ReplicaClock
 from genserve.fleet.router import Router
 from genserve.fleet.version import Version
 from genserve.fleet.watch import Watch
@@ -95,6 +96,11 @@ def _marks_of_epochs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Desired, "__init__", lambda desired, started_s, mark=0: begin(desired, started_s))
 
 
+def _clocks_of_replicas(patch: pytest.MonkeyPatch) -> None:
+    """The router takes the times of leases that replicas tell for times of its own clock."""
+    patch.setattr(ReplicaClock, "lease", lambda clock, lease: lease)
+
+
 ABLATIONS: dict[str, Ablation] = {
     "calls of former routers are refused": _calls_of_former_routers,
     "one router at a time": _several_routers,
@@ -105,6 +111,7 @@ ABLATIONS: dict[str, Ablation] = {
     "a router waits for all replicas": _settling,
     "one of two routers gives way": _giving_way,
     "routers of one second number apart": _marks_of_epochs,
+    "leases end by the clocks of replicas": _clocks_of_replicas,
 }
 
 

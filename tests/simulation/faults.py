@@ -19,16 +19,24 @@ Fault = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Faults:
-    """Of the replicas, the routers, and the network between them. `drawn`: says which, and when."""
+    """Of the replicas, the routers, and the network between them. `drawn`: says which, and when. `more`: what
+    else may happen."""
 
     def __init__(
-        self, drawn: random.Random, network: Network, events: Events, replicas: Sequence[Replica], routers: Routers
+        self,
+        drawn: random.Random,
+        network: Network,
+        events: Events,
+        replicas: Sequence[Replica],
+        routers: Routers,
+        more: Sequence[Fault],
     ) -> None:
         self._drawn = drawn
         self._network = network
         self._events = events
         self._replicas = replicas
         self._routers = routers
+        self._more = more
         self._strikes = 0.0
         self._struck: list[asyncio.Task[None]] = []
         network.strikes = self._strike
@@ -44,6 +52,7 @@ class Faults:
         kinds: list[Fault] = [self._crash_replica, self._crash_router, self._shake, self._cut, self._cut_peers]
         if self._routers.are_two:
             kinds.append(self._cut_router)
+        kinds += self._more
         weights = [self._drawn.random() for _ in kinds]
         self._strikes = self._drawn.choice((0.0, 0.02, 0.1))
         pace_s = self._drawn.choice((1.0, 3.0, 8.0))

@@ -28,7 +28,7 @@ from tests.simulation.engine import CONTENT_BYTES, SimulatedEngine
 from tests.simulation.events import Events, Kept
 from tests.simulation.network import Network, Server
 from tests.simulation.served_call import HOST_KEY
-from tests.simulation.virtual_time import Process
+from tests.simulation.virtual_time import Process, WallClock
 
 CHECKPOINT = CheckpointIndex({name: CheckpointTensor("F32", (4,), CONTENT_BYTES) for name in ("a", "b")})
 _CONFIG = ServeConfig(port=0, no_shared_memory=True, write_timeout_s=0.0)
@@ -42,16 +42,17 @@ class Replica:
 
     def __init__(self, address: str, network: Network, events: Events) -> None:
         self.address = address
+        self.clock = WallClock()
         self.num_runs = 0
         self._network = network
         self._events = events
         self._router_id = self._router_host = ""
         self._watching: dict[str, int] = {}
 
-    async def start(self, skew_s: float = 0.0) -> None:
+    async def start(self) -> None:
         """Begins a run. It answers at once, and serves when its engine is there."""
         self.num_runs += 1
-        self.process = Process(self.address, skew_s)
+        self.process = Process(self.address, self.clock)
         await self.process.start(self._start())
 
     async def _start(self) -> None:

@@ -22,7 +22,7 @@ from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from tests.simulation.channel import MemoryCaller
 from tests.simulation.events import Events
 from tests.simulation.network import Network, Server
-from tests.simulation.virtual_time import Process
+from tests.simulation.virtual_time import Process, WallClock
 
 SETTINGS = FleetSettings(heartbeat_s=2.0, wait_ready_s=10.0)
 
@@ -32,6 +32,7 @@ class RouterHost:
 
     def __init__(self, address: str, network: Network, events: Events) -> None:
         self.address = address
+        self.clock = WallClock()
         self.num_runs = 0
         self.started_s = 0.0
         self._network = network
@@ -48,10 +49,10 @@ class RouterHost:
         """How many replicas it looks after; -1 = it does not run."""
         return len(self.fleet.answering) if self.is_alive and hasattr(self, "fleet") else -1
 
-    async def start(self, replicas: list[str], skew_s: float = 0.0) -> None:
+    async def start(self, replicas: list[str]) -> None:
         """Begins a run that knows the addresses of its replicas and nothing else."""
         self.num_runs += 1
-        self._process = process = Process(self.address, skew_s)
+        self._process = process = Process(self.address, self.clock)
         self.started_s = self._events.now_s
         self._events.note("router starts", self.address)
         await process.start(self._start(process, replicas))

@@ -20,6 +20,7 @@ from tests.simulation.router import RouterHost
 from tests.simulation.routers import Routers
 from tests.simulation.sight import Sight
 from tests.simulation.virtual_time import Process, virtual_time
+from tests.simulation.wrong_clocks import WrongClocks
 
 REST_S = 150.0
 """Within which a fleet without faults comes to rest: the longest waits are keep-alive (30 s) and pauses before a sync
@@ -91,7 +92,9 @@ class _Story:
             Replica(f"10.0.0.{n}:1", self.network, self.events) for n in range(1, drawn.randrange(2, 5) + 1)
         ]
         self.routers = Routers(self.network, self.events, are_two=self.plan.has_two_routers)
-        self.faults = Faults(drawn, self.network, self.events, self.replicas, self.routers)
+        clocks = [each.clock for each in (*self.replicas, *self.routers.hosts)]
+        more = [WrongClocks(drawn, self.events, clocks).jump] if self.plan.are_clocks_wrong else []
+        self.faults = Faults(drawn, self.network, self.events, self.replicas, self.routers, more)
         self.sight = Sight(self.network, self.events, self.replicas, self.routers)
         self.clients: list[Client] = []
         self.are_faults_over = False

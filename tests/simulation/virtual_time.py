@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 BEGAN_S = 1_750_000_000.0
@@ -77,12 +78,19 @@ PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("PROC
 """Which program the running code belongs to."""
 
 
-class Process:
-    """A run of a program on `host`, which ends at once when it is killed. `skew_s`: how far its wall clock is ahead."""
+@dataclass
+class WallClock:
+    """Of a host. `ahead_s`: of the true time."""
 
-    def __init__(self, host: str, skew_s: float = 0.0) -> None:
+    ahead_s: float = 0.0
+
+
+class Process:
+    """A run of a program on `host`, which ends at once when it is killed. `clock`: of its host; None = a right one."""
+
+    def __init__(self, host: str, clock: WallClock | None = None) -> None:
         self.host = host
-        self.skew_s = skew_s
+        self.clock = clock or WallClock()
         self.is_alive = True
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in order
         self.context = contextvars.copy_context()
@@ -140,7 +148,7 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
 
     def wall_clock() -> float:
         process = PROCESS.get()
-        return BEGAN_S + loop.time() + (0.0 if process is None else process.skew_s)
+        return BEGAN_S + loop.time() + (0.0 if process is None else process.clock.ahead_s)
 
     time.monotonic = time.perf_counter = loop.time
     time.time = wall_clock
