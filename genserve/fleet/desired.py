@@ -6,6 +6,7 @@ has started, times 2^32, so that they are above all of the routers before, also 
 start in the same second, a mark of each keeps the numbers apart.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Desired:
         self.asleep = FleetSleep()
         self.loras: dict[str, str] = {}
         self.pushed_loras: dict[str, str] = {}
+        self._changing_loras: Counter[str] = Counter()
         self.issued = 0
         self.is_own = False
         self._num_changing = 0
@@ -79,6 +81,21 @@ class Desired:
             yield
         finally:
             self._num_changing -= 1
+
+    @contextmanager
+    def changing_lora(self, lora_name: str) -> Iterator[None]:
+        """While replicas load another adapter of this name one by one: what was loaded before is still written down,
+        and is not brought to anybody."""
+        self._changing_loras[lora_name] += 1
+        try:
+            yield
+        finally:
+            self._changing_loras[lora_name] -= 1
+
+    @property
+    def loras_to_bring(self) -> dict[str, str]:
+        """Those of `pushed_loras` that a replica is to get which lacks them."""
+        return {name: push_id for name, push_id in self.pushed_loras.items() if not self._changing_loras[name]}
 
     def issue(self) -> int:
         """The epoch of a change that may yet fail. Each is issued once."""

@@ -275,12 +275,13 @@ class Fleet(Destinations[Upstream]):
 
     def _without_lora(self, member: Member) -> dict[str, str]:
         """The adapters that a replica lacks of those that were pushed, or of which it has another one."""
-        if not self.desired.pushed_loras or member.lora_names is None:
+        wanted = self.desired.loras_to_bring
+        if not wanted or member.lora_names is None:
             return {}
         there = {push_id for each in self.members for push_id in each.pushed_loras.values()}
         return {
             name: push_id
-            for name, push_id in self.desired.pushed_loras.items()
+            for name, push_id in wanted.items()
             # Another one under the name is better than none, if nobody has it any more.
             if member.pushed_loras.get(name) != push_id and (push_id in there or name not in member.lora_names)
         }

@@ -34,13 +34,9 @@ class FleetLoras:
                     unload = control_pb2.UnloadLoraRequest(lora_name=name)
                     await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
-            pushed = fleet.desired.pushed_loras.pop(name, None)  # or it would be brought back meanwhile
-            try:
+            with fleet.desired.changing_lora(name):  # or a pushed one would be brought back meanwhile
                 answers = await of_all(fleet, load_one, undo)
-            except BaseException:
-                if pushed is not None:
-                    fleet.desired.pushed_loras[name] = pushed
-                raise
+            fleet.desired.pushed_loras.pop(name, None)
             fleet.desired.loras[name] = request.path
             fleet.changed()
         await write_record(fleet)

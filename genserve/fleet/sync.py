@@ -152,8 +152,18 @@ class Sync:
         if self._fleet.where(self._member)[0] is ReplicaState.READY:
             for name, path in self._missing_loras().items():
                 await self._load_lora(name, path)
-            for name, push_id in self._missing_pushed().items():
+            await self._bring_pushed()
+
+    async def _bring_pushed(self) -> None:
+        """All that somebody has. Raises NoReplicaError if nobody has one of them any more."""
+        lost: NoReplicaError | None = None
+        for name, push_id in self._missing_pushed().items():
+            try:
                 await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
+            except NoReplicaError as error:
+                lost = error
+        if lost is not None:
+            raise lost
 
     async def _let_go(self) -> None:
         """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered.

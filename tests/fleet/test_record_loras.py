@@ -118,6 +118,40 @@ async def test_an_adapter_that_no_replica_has_any_more_is_told() -> None:
             assert "'poet'" in reason and "push it again" in reason
 
 
+async def test_an_adapter_that_nobody_has_any_more_keeps_no_other_one_away() -> None:
+    """A replica that joins gets those that somebody has, whatever their names are."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            for name in ("cook", "poet"):
+                await fleet.client.push_lora(name, TENSORS, CONFIG, push_id=name)
+            daemons[0].engine.loras.unload("cook")
+            await fleet.until_reported()
+            fleet.running.router.add(daemons[1].address)
+            await until(lambda: "poet" in daemons[1].engine.loras.files)
+
+
+async def test_what_is_written_down_has_an_adapter_until_another_one_took_its_place() -> None:
+    """The record of an epoch says one thing, also while replicas load."""
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(adapting())
+        async with over([daemon]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="first")
+            before = fleet.running.router.fleet.record()
+            gate = daemon.engine.gates["load_lora"] = Gate()
+            pushing = asyncio.create_task(fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="second"))
+            await gate.reached.wait()
+            meanwhile = fleet.running.router.fleet.record()
+            gate.open.set()
+            await pushing
+            assert meanwhile == before
+            after = fleet.running.router.fleet.record()
+            assert before is not None and after is not None and after.epoch > before.epoch
+            assert [lora.push_id for lora in after.loras] == ["second"]
+
+
 async def test_a_router_that_starts_brings_pushed_adapters_to_who_joins() -> None:
     """It reads in the record which there are; one that was unloaded is not among them."""
     async with AsyncExitStack() as stack:

@@ -54,17 +54,15 @@ async def _commit_lora(
     fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest, push: weights_pb2.Push
 ) -> weights_pb2.CommitPushResponse:
     """An adapter, which may come while weights are committed, and leaves their record alone."""
-    pushed = fleet.desired.pushed_loras
-    before = pushed.pop(push.lora_name, None)  # or it would be brought back meanwhile
     outcomes = _Outcomes()
-    await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=False), push)
-    if not outcomes.answers:
-        if before is not None:
-            pushed[push.lora_name] = before
-        errors = list(outcomes.failures.values())
-        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
-    failed = {upstream: error for upstream, error in outcomes.failures.items() if not upstream.member.is_gone}
-    await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
+    with fleet.desired.changing_lora(push.lora_name):  # or the one before would be brought back meanwhile
+        await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=False), push)
+        if not outcomes.answers:
+            errors = list(outcomes.failures.values())
+            raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+        failed = {upstream: error for upstream, error in outcomes.failures.items() if not upstream.member.is_gone}
+        await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
+    fleet.refresh()  # now it is brought to who lacks it
     _check_all_have(push.lora_name, failed)
     return outcomes.answer()
 
@@ -111,8 +109,9 @@ class _Outcomes:
 async def _took_lora(fleet: Fleet, push: weights_pb2.Push, replicas: Iterable[Upstream], *, by_all: bool) -> None:
     """An adapter that was pushed has taken the place of another one: who joins gets this one, if all have it."""
     desired = fleet.desired
-    desired.loras.pop(push.lora_name, None)
     await everywhere(replicas, ask_loras)  # before they are taken to lack it
+    desired.loras.pop(push.lora_name, None)
+    desired.pushed_loras.pop(push.lora_name, None)
     if by_all:
         desired.pushed_loras[push.lora_name] = push.push_id
     fleet.changed()
