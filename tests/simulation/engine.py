@@ -37,6 +37,7 @@ class SimulatedEngine(GeneratingEngine):
         self._drawn = drawn
         self._replica = replica
         self._base = base
+        self.max_loras = 4
         self.current_load = Load(0, 0, 0.0, 0.0, 0.0)
 
     @property

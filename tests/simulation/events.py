@@ -68,6 +68,28 @@ class Lease:
 
 
 @dataclass
+class AdapterChange:
+    """A push of an adapter, or its unload: `push_id` is "". `told_s` and `lost_s`: as of a push of weights.
+    `left_at`: the replicas that still had it when its unload was told, because they were away."""
+
+    lora_name: str
+    push_id: str
+    told_s: float = math.inf
+    lost_s: float = math.inf
+    left_at: frozenset[str] = frozenset()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether somebody was told that it is done."""
+        return self.told_s < math.inf
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody had it at some time since."""
+        return self.lost_s < math.inf
+
+
+@dataclass
 class Request:
     """A request for tokens of a client: `tokens` are those that it got, by their numbers."""
 
@@ -87,6 +109,7 @@ class Events:
         self.tokens: list[Token] = []
         self.pushes: list[Push] = []
         self.leases: list[Lease] = []
+        self.adapters: list[AdapterChange] = []
         self.requests: list[Request] = []
         self.wrong: list[str] = []
 
@@ -117,5 +140,5 @@ class Events:
     @property
     def digest(self) -> str:
         """Of everything."""
-        told = (self.notes, self.kept, self.tokens, self.pushes, self.leases, self.requests, self.wrong)
+        told = (self.notes, self.kept, self.tokens, self.pushes, self.leases, self.adapters, self.requests, self.wrong)
         return hashlib.sha256(repr(told).encode()).hexdigest()

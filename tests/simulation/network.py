@@ -43,8 +43,8 @@ class Server:
     table: ServiceTable
     interceptors: Sequence[grpc.aio.ServerInterceptor]
     saw: Callable[[str, Any, str], None] | None = None
-    """Is told of each call that is carried out: its method, its metadata with the host of the caller, and that it
-    "begins", "lets in" who called, or "ends"."""
+    """Is told of each call that is carried out: its method, its metadata with the host of the caller, and that it "is
+    let through", "begins" when its request is there, "lets in" who called, or "ends"."""
 
 
 @dataclass(eq=False)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Plan:
     """`has_two_routers`: side by side, over the same replicas, for as long as the story lasts. `are_clocks_wrong`: the
-    wall clocks of hosts."""
+    wall clocks of hosts. `has_adapters`: somebody pushes and unloads some."""
 
     has_two_routers: bool
     are_clocks_wrong: bool
+    has_adapters: bool
 
     @property
     def faults_s(self) -> float:
@@ -22,4 +23,8 @@ class Plan:
 def plan_of(seed: int) -> Plan:
     """That of a seed."""
     drawn = random.Random(f"plan {seed}")
-    return Plan(has_two_routers=drawn.random() < 0.25, are_clocks_wrong=drawn.random() < 0.25)
+    return Plan(
+        has_two_routers=drawn.random() < 0.25,
+        are_clocks_wrong=drawn.random() < 0.25,
+        has_adapters=drawn.random() < 0.25,
+    )

@@ -123,6 +123,13 @@ class Replica:
         return self.is_alive and bool(self.board.asleep.names)
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """The pushes that have brought its adapters, by their names."""
+        if self.serves < 0:
+            return {}
+        return {each.name: each.push_id for each in self.engine.loras.loaded()}
+
+    @property
     def fleet_leases(self) -> set[str]:
         """The leases of the fleet that pause it."""
         if not self.is_alive:
@@ -147,7 +154,7 @@ class Replica:
             await changed.wait()
 
     def _saw(self, method: str, metadata: Any, moment: str) -> None:
-        """A call of a router begins to be carried out, or lets it in, or ends."""
+        """A call of a router is let through, begins to be carried out, or lets the router in, or ends."""
         if moment == "begins":
             self._network.strikes(self.address, method)
         told = dict(metadata)
@@ -159,6 +166,7 @@ class Replica:
                 self._events.violation(f"{self.address} lets a router in while another one watches it")
             self._router_id, self._router_host = router_id, host
         elif method == _WATCH:
-            self._watching[router_id] = self._watching.get(router_id, 0) + (1 if moment == "begins" else -1)
-        elif moment == "begins" and router_id not in ("", self._router_id) and method not in _ANY_ROUTER:
+            change = {"begins": 1, "ends": -1}.get(moment, 0)
+            self._watching[router_id] = self._watching.get(router_id, 0) + change
+        elif moment == "is let through" and router_id not in ("", self._router_id) and method not in _ANY_ROUTER:
             self._events.violation(f"{self.address} carries out {method} of a router that does not have it")

@@ -93,8 +93,18 @@ class RouterHost:
         fleet = self.fleet
         epochs = {member.record.epoch if member.record is not None else 0 for member in fleet.members}
         return (
-            len(fleet.ready) == len(fleet.members) > 0 and epochs == {fleet.desired.epoch} and not fleet.leases.active
+            len(fleet.ready) == len(fleet.members) > 0
+            and epochs == {fleet.desired.epoch}
+            and not fleet.leases.active
+            and not self._brings_adapters
         )
+
+    @property
+    def _brings_adapters(self) -> bool:
+        """Whether a replica lacks an adapter that another one has."""
+        members = self.fleet.members
+        there = {push_id for each in members for push_id in each.pushed_loras.values()}
+        return any(there & set(each.missing_loras.values()) for each in members)
 
     def why(self) -> str:
         """What its replicas do, for people."""

@@ -85,6 +85,7 @@ class Context:
         handler = self._handler = await found(details)
         if handler is None:
             raise _AbortedError(Ended(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}"))
+        self._tell("is let through")
         behavior: Callable[..., Awaitable[Any]] = behavior_of(handler)
         requests = self._messages()
         request = requests if handler.request_streaming else await anext(requests)
@@ -95,7 +96,8 @@ class Context:
 
     def _tell(self, moment: str) -> None:
         self._was_told |= moment == "begins"
-        if self.server.saw is not None and self._is_carried_out and self._was_told:
+        is_told = self._was_told or moment == "is let through"
+        if self.server.saw is not None and self._is_carried_out and is_told:
             caller = self._conversation.caller
             host = caller.host if caller is not None else ""
             self.server.saw(self._conversation.method, (*self._metadata, (HOST_KEY, host)), moment)

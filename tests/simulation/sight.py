@@ -45,7 +45,7 @@ class Sight:
         if sum(each.fleet.committed is not None for each in routers if each.is_alive) < 2:
             self._one_at_s = now_s
         elif now_s < self._cut_at_s + _AGREED_S:
-            for told in (*self._events.pushes, *self._events.leases):
+            for told in (*self._events.pushes, *self._events.leases, *self._events.adapters):
                 if told.told_s <= now_s:
                     told.lost_s = min(told.lost_s, now_s)
             for push in self._events.pushes:
@@ -68,6 +68,10 @@ class Sight:
             is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
             if push.lost_s <= now_s < push.gone_s and is_gone:
                 push.gone_s = now_s
+        adapters = {push_id for each in reached for push_id in each.adapters.values()}
+        for change in self._events.adapters:
+            if change.push_id and change.told_s <= now_s < change.lost_s and change.push_id not in adapters:
+                change.lost_s = now_s
         for lease in self._events.leases:
             if lease.told_s <= now_s < min(lease.lost_s, lease.until_s) and lease.lease_id not in leases:
                 lease.lost_s = now_s

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.simulation.adapters import Adapters, lacking
 from tests.simulation.clients import Client, Operator, Rollouts, Sleeper, Trainer
 from tests.simulation.events import Events
 from tests.simulation.faults import Faults
@@ -128,6 +129,8 @@ class _Story:
         self._client(Rollouts, "rollouts")
         if self.drawn.random() < 0.3:
             self._client(Sleeper, "sleeper")
+        if self.plan.has_adapters:
+            self._client(Adapters, "adapters").replicas = self.replicas
         running = [each.process.start(each.run(), "client") for each in self.clients]
         watching = asyncio.create_task(self.sight.look())
         if self.drawn.random() < 0.5:  # what befalls the fleet when nobody changes it any more is told by what it is
@@ -148,6 +151,8 @@ class _Story:
         if not await self._last_push():
             self.events.violation(f"the last push was not applied: {self.router.why()}")
         await self._rest("after the last push")
+        for wrong in lacking(self.events.adapters, self.replicas):
+            self.events.violation(wrong)
         watching.cancel()
         for each in running:
             if each.done() and not each.cancelled() and (error := each.exception()) is not None:
