@@ -10,7 +10,7 @@ from typing import Any
 from tests.simulation.events import Events
 from tests.simulation.network import Network, Weather
 from tests.simulation.replica import Replica
-from tests.simulation.router import RouterHost
+from tests.simulation.router import SETTINGS, RouterHost
 from tests.simulation.routers import Routers
 
 _STRUCK = ("CommitPush", "Pause", "Resume", "SetFleetState", "LoadWeights", "PushWeights", "RenewPause")
@@ -50,6 +50,7 @@ class Faults:
         until_s = self._events.now_s + for_s
         self._network.weather = Weather(lost=self._drawn.choice((0.0, 0.01, 0.05, 0.1)))
         kinds: list[Fault] = [self._crash_replica, self._crash_router, self._shake, self._cut, self._cut_peers]
+        kinds.append(self._cut_most)
         if self._routers.are_two:
             kinds.append(self._cut_router)
         kinds += self._more
@@ -86,7 +87,8 @@ class Faults:
     def _strike(self, address: str, method: str) -> None:
         """A call begins to be carried out, which may be the moment of a fault."""
         name = method.rpartition("/")[2]
-        if name not in _STRUCK or self._drawn.random() >= self._strikes:
+        strikes = self._strikes * (5 if name == "LoadWeights" else 1)  # it is rare
+        if name not in _STRUCK or self._drawn.random() >= strikes:
             return
         self._events.note("strikes", name, address)
         (replica,) = (each for each in self._replicas if each.address == address)
@@ -97,6 +99,9 @@ class Faults:
             partial(self._cut_link, router.address, address),
             partial(self._crash_replica, replica),
         ]
+        if name == "LoadWeights" and router.is_alive:  # the sources, and others that are brought to the version
+            ready = [each.address for each in router.fleet.ready if each.address != address]
+            faults += [partial(self._crash_router, router, ready)] * len(faults)
         fault, after_s = self._drawn.choice(faults), self._drawn.random() * 0.15
 
         async def later() -> None:
@@ -112,7 +117,8 @@ class Faults:
             await asyncio.sleep(self._drawn.expovariate(1 / 3.0))
             await replica.start()
 
-    async def _crash_router(self, router: RouterHost | None = None) -> None:
+    async def _crash_router(self, router: RouterHost | None = None, hides: Sequence[str] = ()) -> None:
+        """`hides`: the replicas that the next one does not reach until it has told what the fleet is."""
         router = router or self._routers.any(self._drawn)
         if router.is_alive:
             await router.crash()
@@ -120,7 +126,11 @@ class Faults:
             if not self._routers.are_two and self._drawn.random() < 0.2:  # on another host
                 self._routers.move()
                 router = self._routers.in_charge
+            for_s = SETTINGS.settle_s + self._drawn.random() * 10
+            cuts = [asyncio.create_task(self._cut_link(router.address, each, for_s)) for each in hides]
             await router.start(self._addresses)
+            if cuts:
+                await asyncio.wait(cuts)
 
     async def _shake(self, address: str = "", router: RouterHost | None = None) -> None:
         address = address or self._drawn.choice(self._replicas).address
@@ -138,6 +148,12 @@ class Faults:
         whom = self._drawn.sample(self._addresses, self._drawn.randrange(1, len(self._addresses) + 1))
         for_s = self._drawn.choice((10.0, 33.0, 50.0)) * (0.5 + self._drawn.random())
         await asyncio.gather(*(self._cut_link(router.address, each, for_s) for each in whom))
+
+    async def _cut_most(self) -> None:
+        """All but one are behind when they are back, and fetch at once what was pushed meanwhile."""
+        router, for_s = self._routers.in_charge.address, 5.0 + self._drawn.random() * 10
+        cut = self._drawn.sample(self._replicas, len(self._replicas) - 1)
+        await asyncio.gather(*(self._cut_link(router, each.address, for_s) for each in cut))
 
     async def _cut_peers(self) -> None:
         one, other = self._drawn.sample(self._replicas, 2)

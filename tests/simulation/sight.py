@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from tests.simulation.events import ASLEEP, Events
+from tests.simulation.events import ASLEEP, Events, Push
 from tests.simulation.network import Network
 from tests.simulation.replica import Replica
 from tests.simulation.router import RouterHost
@@ -25,6 +25,7 @@ class Sight:
         self._routers = routers
         self._cut_at_s = -math.inf
         self._one_at_s = 0.0
+        self._served: dict[tuple[str, int], int] = {}
 
     async def look(self) -> None:
         """Until it is cancelled."""
@@ -32,6 +33,7 @@ class Sight:
             await asyncio.sleep(_EVERY_S)
             self._note_lost()
             self._note_split()
+            self._served = {(each.address, each.num_runs): each.serves for each in self._replicas}
 
     def _note_split(self) -> None:
         """Two routers that are cut off from different parts of the fleet may each serve one: neither can know. What
@@ -58,13 +60,14 @@ class Sight:
         """Of pushes and leases when nobody is left who has them and can be reached."""
         now_s, router = self._events.now_s, self._routers.in_charge
         reached = [each for each in self._replicas if any(self._reaches(one, each) for one in self._looking_after)]
-        served, kept = {each.keeps for each in reached}, {each.keeps for each in self._replicas}
+        served, kept = {each.serves for each in reached}, {each.serves for each in self._replicas}
         leases = {lease for each in reached for lease in each.fleet_leases}
         if any(each.is_asleep for each in reached):
             leases.add(ASLEEP)
         for push in self._events.pushes:
             if push.told_s <= now_s < push.lost_s and push.content not in served:
                 push.lost_s = now_s
+                self._check_not_overwritten(push, reached)
             is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
             if push.lost_s <= now_s < push.gone_s and is_gone:
                 push.gone_s = now_s
@@ -79,6 +82,12 @@ class Sight:
             was_there = router.started_s < lease.failed_s
             if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
                 self._events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
+
+    def _check_not_overwritten(self, push: Push, reached: list[Replica]) -> None:
+        """Nobody who can be reached has it any more: only because they have ended, or have something later."""
+        for each in () if push.alone_at else reached:
+            if self._served.get((each.address, each.num_runs)) == push.content and 0 <= each.serves < push.content:
+                self._events.violation(f"{each.address} had push {push.content}, and was brought to {each.serves}")
 
     @property
     def _looking_after(self) -> list[RouterHost]:
