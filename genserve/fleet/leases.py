@@ -40,8 +40,8 @@ def new_lease_id(request_id: str) -> str:
 
 @dataclass(slots=True)
 class FleetLease:
-    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `away`: that of the last one that
-    had it, while that does not answer: it has it still. `given_up`: replicas that had it, and where somebody else has
+    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `away`: those of replicas
+    that do not answer, and have it still. `given_up`: replicas that had it, and where somebody else has
     ended it. `renewed_on`: who knows that it was renewed, None = it was not."""
 
     lease_id: str
@@ -58,7 +58,7 @@ class FleetLease:
 
     def is_behind_on(self, address: str) -> bool:
         """Whether a replica has it, and was away when it was renewed: it would end there too soon."""
-        return self.renewed_on is not None and address in self.on_replicas and address not in self.renewed_on
+        return self.renewed_on is not None and address in self.held and address not in self.renewed_on
 
     @property
     def mode(self) -> "types_pb2.PauseMode.ValueType":
@@ -199,14 +199,15 @@ class Leases:
                 self._leases[lease_id].given_up.add(address)
             self.resumed(lease_id, address)
         for lease in [each for each in leases if address in each.away]:
-            self.resumed(lease.lease_id, address)  # another run: nobody has it any more
+            self.resumed(lease.lease_id, address)  # another run, or it has ended there meanwhile
         return held != before
 
     def left(self, address: str) -> None:
         """A replica does not answer, or was removed: when it is back, it may lack what it had."""
+        active = {each.lease_id for each in self.active}
         for lease in list(self._leases.values()):
             lease.given_up.discard(address)
-            if lease.on_replicas.keys() == {address} and lease in self.active:
+            if lease.lease_id in active and address in lease.on_replicas:
                 # It is held still, and will be told again: whoever joins until then is paused.
                 lease.away[address] = lease.on_replicas.pop(address)
             elif address not in lease.away:
@@ -245,7 +246,7 @@ class Leases:
         self._expected.pop(lease_id, None)
         known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
         known.on_replicas[address] = lease
-        known.away.clear()
+        known.away.pop(address, None)
         known.given_up.discard(address)
         return known
 

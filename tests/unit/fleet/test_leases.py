@@ -98,6 +98,23 @@ def test_a_lease_whose_last_replica_restarts_is_over() -> None:
     assert leases.active == []
 
 
+def test_a_lease_outlives_a_restart_while_another_replica_is_away_with_it() -> None:
+    """As long as that one was granted it, however long the other one had it."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause(left_s=5.0)])
+    leases.granted(L, "trainer", "b:2", pause(left_s=60.0))
+    leases.renewed(L, ["b:2"])
+    leases.left("b:2")
+    leases.left("a:1")
+    leases.told("a:1", [])
+    assert held(leases, "a:1") == [L]
+    remaining_s = leases.get(L).remaining_s()
+    assert remaining_s is not None and remaining_s > 50
+    leases.told("b:2", [])
+    assert leases.active == []
+
+
 def test_a_lease_whose_last_replica_is_away_ends_in_time() -> None:
     """No status says that it has expired."""
     leases = Leases()
