@@ -106,6 +106,8 @@ def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
         is_late = True
     ready = f"{sum(each.state == 'ready' for each in replicas)} of {num_ready} replicas"
     others = "".join(f"; {each.address}: {remark(each)}" for each in replicas if each.state != "ready")
+    if len(replicas) < num_ready:
+        others += f"; the fleet has {len(replicas)} in all: genserve replicas add ADDRESS"
     if not is_late:
         raise UnavailableError(f"the router has shut down: {ready} were ready{others}")
     raise DeadlineError(f"{ready} are ready after {timeout_s:g} s{others}")
@@ -139,7 +141,7 @@ def version_row(replicas: "Replicas") -> str:
     serving = [each.engine for each in replicas.replicas if each.engine is not None and each.engine.startup is None]
     if not replicas.replicas or any(engine.weight_version == version for engine in serving):
         return f"version {version}"
-    return f"version {version}, which no replica serves" if version else "version not known yet"
+    return f"version {version}, which no replica serves: push it again" if version else "version not known yet"
 
 
 def remark(replica: "FleetReplica") -> str:

@@ -54,7 +54,7 @@ class Step(enum.Enum):
     REQUESTS = "requests"
     ANSWERS = "answers over HTTP"  # the engine has nothing more to do, but their clients have not read all of it
     KEEPING = "writing the served version to --keep-committed"
-    HAND_OVER = "handing over what was pushed to another replica"  # it can be read until the end
+    HAND_OVER = "the handing over of what was pushed to another replica"  # it can be read until the end
 
 
 @dataclass(slots=True)
@@ -93,7 +93,8 @@ class Drain:
         ending.cancel()
         drained.in_order = self._step is not Step.UPDATE
         if self._step is not Step.REQUESTS:
-            drained.cut.append(f"gave up {self._step.value} that did not end in time")
+            lost = "; what was pushed may be lost: push it again" if self._step is Step.HAND_OVER else ""
+            drained.cut.append(f"gave up {self._step.value}, which did not end in time{lost}")
         await self._abort(drained, "that did not finish in time")
         return drained
 

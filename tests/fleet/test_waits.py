@@ -84,7 +84,7 @@ async def test_a_fleet_whose_replicas_start_lists_them_with_their_steps(
     assert "loading weights, for " in listed
     phase, doing, row = (await genserve(running.address, "status")).splitlines()
     assert phase == "phase    starting"
-    assert doing.startswith("doing    no replica of 1 has answered yet (") and address in doing
+    assert doing.startswith("doing    none of 1 replicas can be used yet (") and address in doing
     assert row.startswith(f"replica  {address}  connecting  its engine is starting: loading weights, for ")
 
 

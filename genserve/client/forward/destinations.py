@@ -103,7 +103,7 @@ class Destinations(Generic[UpstreamT]):
         """Why no replica may serve a request, for people."""
         committed, replicas = self.committed_version, self.replicas()
         if committed is None:
-            return f"no replica of {len(replicas)} has answered yet" if replicas else "the fleet is empty"
+            return f"none of {len(replicas)} replicas can be used yet" if replicas else "the fleet is empty"
         return why_none(request, replicas, committed)
 
     @contextmanager

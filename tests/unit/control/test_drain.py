@@ -135,7 +135,7 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     drained = await drain.run(Stopped(), 60.0)
     assert drained.in_order
     assert drained.cut == [
-        "gave up a push that did not end in time",
+        "gave up a push, which did not end in time",
         "aborted requests that did not finish in time: 1",
     ]
 
@@ -163,7 +163,7 @@ async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, u
     updates.ended.clear()
     drained = await drain.run(Stopped(), 60.0)
     assert not drained.in_order
-    assert drained.cut == ["gave up a weight update that did not end in time"]
+    assert drained.cut == ["gave up a weight update, which did not end in time"]
 
 
 async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: Rig, drain: Drain) -> None:
@@ -171,7 +171,7 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     await rig.pause()
     gate = rig.engine.gates["resume"] = Gate()
     drained = await drain.run(Stopped(), 60.0)
-    assert drained.cut == ["gave up a pause that did not end in time"]
+    assert drained.cut == ["gave up a pause, which did not end in time"]
     gate.open.set()
 
 
@@ -193,7 +193,7 @@ async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: 
     """As those over gRPC, and it is told."""
     drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(Stopped(), 60.0)
     assert drained.in_order
-    assert drained.cut == ["gave up answers over HTTP that did not end in time"]
+    assert drained.cut == ["gave up answers over HTTP, which did not end in time"]
 
 
 async def test_what_is_served_is_kept_before_the_drain_ends(rig: Rig, updates: Weights, pushes: Weights) -> None:
