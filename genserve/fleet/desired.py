@@ -62,7 +62,7 @@ class Desired:
         self._changing_loras: Counter[str] = Counter()
         self.issued = 0
         self.is_own = False
-        self._num_changing = 0
+        self._changing_sleep: list[frozenset[str]] = []
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
@@ -71,16 +71,21 @@ class Desired:
     @property
     def asleep_tags(self) -> frozenset[str] | None:
         """What sleeps on all replicas; None while that changes."""
-        return None if self._num_changing else self.asleep.tags
+        return None if self._changing_sleep else self.asleep.tags
+
+    @property
+    def may_sleep(self) -> frozenset[frozenset[str]]:
+        """What may sleep on a replica that gets requests: as much as before a change, or as after it."""
+        return frozenset((self.asleep.tags, *self._changing_sleep))
 
     @contextmanager
-    def changing_sleep(self) -> Iterator[None]:
-        """While replicas fall asleep or wake up one by one."""
-        self._num_changing += 1
+    def changing_sleep(self, after: FleetSleep) -> Iterator[None]:
+        """While replicas fall asleep or wake up one by one, until this sleeps."""
+        self._changing_sleep.append(after.tags)
         try:
             yield
         finally:
-            self._num_changing -= 1
+            self._changing_sleep.remove(after.tags)
 
     @contextmanager
     def changing_lora(self, lora_name: str) -> Iterator[None]:

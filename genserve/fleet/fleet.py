@@ -3,12 +3,13 @@
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from genserve.client.forward.destinations import ANY_REQUEST, Destinations
 from genserve.errors import NoReplicaError
-from genserve.fleet.desired import Desired
+from genserve.fleet.desired import Desired, FleetSleep
 from genserve.fleet.lease_turns import LeaseTurns
 from genserve.fleet.leases import Leases
 from genserve.fleet.lora_turns import LoraTurns
@@ -160,6 +161,17 @@ class Fleet(Destinations[Upstream]):
             self.desired.change()
         self.refresh()
 
+    @contextmanager
+    def changing_sleep(self, change: Callable[[FleetSleep], FleetSleep]) -> Iterator[None]:
+        """While replicas fall asleep or wake up one by one. If that fails, those that differ are as the fleet was."""
+        desired = self.desired
+        try:
+            with desired.changing_sleep(change(desired.asleep)):
+                yield
+                desired.asleep = change(desired.asleep)  # another change may have ended meanwhile
+        finally:
+            self.refresh()
+
     def forget_lora(self, lora_name: str) -> None:
         """An adapter is not to be brought to replicas that lack it any more."""
         known = [each.pop(lora_name, None) for each in (self.desired.loras, self.desired.pushed_loras)]
@@ -263,7 +275,7 @@ class Fleet(Destinations[Upstream]):
         member.holds_leases = not self.leases.missing(member.address)
         member.has_foreign_lease = self.leases.has_foreign(member.address)
         member.lacks_loras(self._without_lora(member))
-        where = member.where(self.committed, self.desired.asleep_tags)
+        where = member.where(self.committed, self.desired.may_sleep)
         before = self._where.get(member.address)
         if where == before:
             return False

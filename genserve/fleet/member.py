@@ -222,9 +222,11 @@ class Member:
         self.inflight -= num_sequences
         self._changed()
 
-    def where(self, committed: Version | None, asleep_tags: Collection[str] | None = None) -> tuple[ReplicaState, str]:
-        """Its state in a fleet that has committed this version, None = it is not known yet, and of which these parts
-        sleep, None = any; and why it is not READY."""
+    def where(
+        self, committed: Version | None, may_sleep: Collection[frozenset[str]] | None = None
+    ) -> tuple[ReplicaState, str]:
+        """Its state in a fleet that has committed this version, None = it is not known yet, and where one of these
+        collections of parts sleeps, None = any; and why it is not READY."""
         if self.is_gone:
             return ReplicaState.GONE, "it was removed"
         if self.failure:
@@ -237,10 +239,10 @@ class Member:
         if engine.phase == types_pb2.PHASE_STARTING:
             step = engine.startup.step
             return ReplicaState.CONNECTING, f"its engine is starting{f': {step}' if step else ''}"
-        return self._where(engine, committed, asleep_tags)
+        return self._where(engine, committed, may_sleep)
 
     def _where(
-        self, engine: types_pb2.EngineState, committed: Version | None, asleep_tags: Collection[str] | None
+        self, engine: types_pb2.EngineState, committed: Version | None, may_sleep: Collection[frozenset[str]] | None
     ) -> tuple[ReplicaState, str]:
         if engine.phase == types_pb2.PHASE_DEAD:
             return ReplicaState.UNHEALTHY, "its engine is dead"
@@ -258,8 +260,8 @@ class Member:
         if holder := next((f"{lease.holder!r}" for lease in engine.pauses if not lease.fleet_lease_id), ""):
             command = f"genserve resume --force --target {self.address}"
             return ReplicaState.SYNCING, f"it is paused by {holder}, and the fleet is not: {command}"
-        if asleep_tags is not None and set(engine.asleep_tags) != set(asleep_tags):
-            why = "it is put to sleep, as the fleet is" if asleep_tags else "it is woken up: the fleet is awake"
+        if may_sleep is not None and frozenset(engine.asleep_tags) not in may_sleep:
+            why = "it is put to sleep, as the fleet is" if all(may_sleep) else "it is woken up: the fleet is awake"
             return ReplicaState.SYNCING, self.sync_failure or why
         return ReplicaState.READY, ""
 

@@ -30,19 +30,17 @@ class FleetSleeps:
             if upstream in awake:
                 await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
-        with fleet.desired.changing_sleep():
+        _, depth, _ = sleep_arguments(request)
+        with fleet.changing_sleep(lambda before: before.after_sleep(depth)):
             await of_all(fleet, sleep_one, undo)
-            _, depth, _ = sleep_arguments(request)
-            fleet.desired.asleep = fleet.desired.asleep.after_sleep(depth)
         fleet.changed()
         await write_record(fleet)
 
     async def wake_up(self, request: control_pb2.WakeUpRequest) -> None:
         """Wakes all up."""
-        fleet, desired = self._fleet, self._fleet.desired
+        fleet = self._fleet
         await fleet.until_known()
-        with desired.changing_sleep():
+        with fleet.changing_sleep(lambda before: before.after_wake_up(request.tags)):
             await of_all(fleet, lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
-            desired.asleep = desired.asleep.after_wake_up(request.tags)
         fleet.changed()
         await write_record(fleet)

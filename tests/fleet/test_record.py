@@ -1,5 +1,6 @@
 """What a fleet should be is written down on its replicas: it outlives the router, and who joins is brought to it."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,12 +18,24 @@ from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from genserve.words import ROUTER_ID_KEY
 from tests.fleet.reports import clock_of_leases, silence_passes
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, replica, restarted, routed, running
+from tests.fleet.routers import (
+    MAX_STAGING_BYTES,
+    RoutedFleet,
+    hold,
+    over,
+    push,
+    replica,
+    restarted,
+    routed,
+    running,
+    until_reached,
+)
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, weights
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, serving
+from tests.support.scripted_engine import Gate
 
 
 def why(fleet: RoutedFleet, daemon: Daemon) -> str:
@@ -161,6 +174,24 @@ async def test_a_replica_that_joins_a_fleet_that_sleeps_is_put_to_sleep() -> Non
             await again.client.wake_up()
             assert not any(daemon.engine.asleep for daemon in (*again.daemons, later))
             await again.until_ready(4)
+
+
+async def test_who_joins_while_a_part_of_the_fleet_wakes_up_is_put_to_sleep() -> None:
+    """It is awake, and would serve while the fleet sleeps: until the rest is woken, too, also if this part is not."""
+    async with routed(1) as fleet, replica() as late:
+        await fleet.client.sleep(level=1)
+        gate = fleet.daemons[0].engine.gates["wake_up"] = Gate()
+        waking = asyncio.create_task(fleet.client.wake_up(tags=["weights"]))
+        await until_reached(gate)
+        fleet.running.router.add(late.address)
+        await until(lambda: why(fleet, late).startswith("it is put to sleep"))
+        gate.open.set()
+        await waking
+        await fleet.until_ready(2)
+        assert late.engine.asleep and fleet.daemons[0].engine.asleep
+        await fleet.client.wake_up()
+        await fleet.until_ready(2)
+        assert not late.engine.asleep
 
 
 async def test_a_replica_that_was_away_when_the_fleet_woke_up_is_woken() -> None:

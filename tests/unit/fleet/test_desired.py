@@ -79,7 +79,7 @@ def test_nothing_is_woken_up_while_parts_fall_asleep() -> None:
     """Nor what sleeps already put to sleep again."""
     desired = Desired(0)
     assert desired.asleep_tags == frozenset()
-    with desired.changing_sleep():
+    with desired.changing_sleep(desired.asleep):
         assert desired.asleep_tags is None
     assert desired.asleep_tags == frozenset()
 
