@@ -148,7 +148,10 @@ class PushIdentity:
     def check(self, header: PushHeader, digest: str) -> None:
         """Raises PushConflictError unless the header belongs to this push."""
         contents = self.content_digest if "" in (self.content_digest, header.content_digest) else header.content_digest
-        if PushIdentity(digest, header.weight_version, header.lora, contents) != self:
+        version = header.weight_version
+        if self.lora is not None and 0 in (version, self.weight_version):
+            version = self.weight_version  # 0 is the next one of an adapter, and a copy of it names that
+        if PushIdentity(digest, version, header.lora, contents) != self:
             raise PushConflictError(
                 f"push {header.push_id!r} exists with another manifest, version, adapter or content digest",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},

@@ -93,6 +93,7 @@ async def test_a_push_id_stands_for_one_push(push: LivePush) -> None:
     for lora in (LoraAdapter("other", "{}"), LoraAdapter("policy", '{"r": 1}'), None):
         with pytest.raises(PushConflictError):
             adapter.check(header(weight_version=0, lora=lora), "d")
+    adapter.check(header(weight_version=3, lora=adapter.lora), "d")  # a copy of it, which names the version it got
 
 
 async def test_bytes_are_read_by_others_while_they_are_good_and_do_not_change(push: LivePush) -> None:
