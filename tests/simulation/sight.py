@@ -49,7 +49,7 @@ class Sight:
         elif now_s < self._cut_at_s + _AGREED_S:
             for told in (*self._events.pushes, *self._events.leases, *self._events.adapters):
                 if told.told_s <= now_s:
-                    told.lost_s = min(told.lost_s, now_s)
+                    told.lost_s = min(told.lost_s, max(told.told_s, self._one_at_s))
             for push in self._events.pushes:
                 if push.told_s <= now_s:
                     push.gone_s = min(push.gone_s, now_s)

@@ -21,7 +21,7 @@ from tests.simulation.router import RouterHost
 from tests.simulation.routers import Routers
 from tests.simulation.sight import Sight
 from tests.simulation.virtual_time import Process, virtual_time
-from tests.simulation.wrong_clocks import WrongClocks
+from tests.simulation.wrong_clocks import MOST_JUMP_S, WrongClocks
 
 REST_S = 150.0
 """Within which a fleet without faults comes to rest: the longest waits are keep-alive (30 s) and pauses before a sync
@@ -164,7 +164,7 @@ class _Story:
         return Outcome(self.seed, found, self.events)
 
     async def _rest(self, when: str) -> None:
-        until_s = self.events.now_s + REST_S
+        until_s = self.events.now_s + REST_S + (MOST_JUMP_S if self.plan.are_clocks_wrong else 0.0)
         while self.events.now_s < until_s:
             await asyncio.sleep(0.5)
             if self.router.is_settled and {each.serves for each in self.replicas} == {self._committed}:

@@ -7,6 +7,8 @@ from tests.simulation.events import Events
 from tests.simulation.virtual_time import WallClock
 
 _AHEAD_S = (0.0, 0.3, 5.0, 60.0, 300.0)
+MOST_JUMP_S = 2 * _AHEAD_S[-1]
+"""A lease that is handed on while a clock is set may last so much longer."""
 
 
 class WrongClocks:
