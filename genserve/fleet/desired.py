@@ -63,6 +63,7 @@ class Desired:
         self.issued = 0
         self.is_own = False
         self._changing_sleep: list[frozenset[str]] = []
+        self._loading: dict[str, str] = {}
 
     def knows(self, epoch: int) -> bool:
         """Whether a record of this epoch has nothing new to say: it is old, or of this router itself."""
@@ -155,9 +156,11 @@ class Desired:
             loras=loras,
         )
 
-    def check_room(self, lora_name: str, path: str) -> None:
-        """Raises InvalidFieldError if no directory of this length can be written down with the others."""
-        loras = self.loras | {lora_name: path}
+    @contextmanager
+    def loading(self, lora_name: str, path: str) -> Iterator[None]:
+        """While replicas load an adapter from a directory. Raises InvalidFieldError if none of this length can be
+        written down with the others, and with those that are being loaded."""
+        loras = self.loras | self._loading | {lora_name: path}
         size_bytes = sum(types_pb2.FleetLora(lora_name=name, path=each).ByteSize() for name, each in loras.items())
         if size_bytes > MAX_LORAS_BYTES:
             raise InvalidFieldError.of(
@@ -165,6 +168,11 @@ class Desired:
                 f"is too long: the names and paths of {len(loras)} adapters have {size_bytes} bytes, and the record of "
                 f"a fleet takes {MAX_LORAS_BYTES}: unload one, or name a shorter path",
             )
+        self._loading[lora_name] = path
+        try:
+            yield
+        finally:
+            del self._loading[lora_name]
 
     def _begin_life(self) -> None:
         """From now on epochs are above all that are known, also if clocks are wrong."""

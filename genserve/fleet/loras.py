@@ -19,9 +19,9 @@ class FleetLoras:
         """Loads one on all, from the same path on each host; if one fails, the others unload it again, unless they had
         one of this name."""
         fleet, name, limit_s = self._fleet, request.lora_name, load_lora_s(request)
+        desired = fleet.desired
         await fleet.until_known()
         async with fleet.lora_turns.of(name):
-            fleet.desired.check_room(name, request.path)
             had: list[Upstream] = []
 
             async def load_one(upstream: Upstream) -> control_pb2.LoadLoraResponse:
@@ -34,10 +34,10 @@ class FleetLoras:
                     unload = control_pb2.UnloadLoraRequest(lora_name=name)
                     await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
-            with fleet.desired.changing_lora(name):  # or a pushed one would be brought back meanwhile
+            with desired.changing_lora(name), desired.loading(name, request.path):
                 answers = await of_all(fleet, load_one, undo)
-            fleet.desired.pushed_loras.pop(name, None)
-            fleet.desired.loras[name] = request.path
+            desired.pushed_loras.pop(name, None)
+            desired.loras[name] = request.path
             fleet.changed()
         await write_record(fleet)
         return together([answer.lora for answer in answers])
