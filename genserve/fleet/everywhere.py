@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from genserve.errors import GenserveError
+from genserve.errors import DrainingError, GenserveError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.upstream import Upstream
 
@@ -48,7 +48,8 @@ async def of_all(
     fleet: Fleet, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
 ) -> list[T]:
     """The answers of all replicas that answer, and of those that join meanwhile. If one fails, `undo` is called for
-    those that did not, and its error raised, which names it."""
+    those that did not, and its error raised, which names it. One that shuts down, or is removed meanwhile, does not
+    count: the next run at its address becomes what the fleet is."""
 
     async def answer(upstream: Upstream) -> T:
         answered = await ask(upstream)
@@ -62,6 +63,7 @@ async def of_all(
     failures: list[tuple[Upstream, GenserveError]] = []
     while not failures and (more := not_asked(fleet, asked)):
         outcomes |= await everywhere(more, answer)
+        outcomes = {up: outcome for up, outcome in outcomes.items() if not _leaves(up, outcome)}
         failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
     if not outcomes:
         raise fleet.none_ready()
@@ -72,3 +74,8 @@ async def of_all(
         upstream, error = failures[0]
         raise told_by(upstream, error)
     return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
+
+
+def _leaves(upstream: Upstream, outcome: object) -> bool:
+    """Whether a replica has failed because it leaves the fleet."""
+    return isinstance(outcome, DrainingError) or (isinstance(outcome, GenserveError) and upstream.member.is_gone)
