@@ -205,3 +205,14 @@ async def test_a_repeat_with_force_brings_an_adapter_back(fleet: RoutedFleet) ->
     (lora,) = await fleet.client.list_loras()
     await fleet.client.unload_lora(NAME)
     assert (result.push.state, lora.source, lora.version) == ("applied", "push p", 1)
+
+
+async def test_the_commit_of_an_adapter_that_waits_for_its_turn_is_in_the_way_of_no_weights(fleet: RoutedFleet) -> None:
+    """Somebody may be loading another one under its name, which takes long."""
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    turn = fleet.running.router.fleet.lora_turns.of(NAME)
+    async with asyncio.TaskGroup() as group, turn:
+        group.create_task(fleet.client.commit_push("p"))
+        await until(lambda: "waiters:1" in repr(turn))
+        await fleet.client.push_weights(weights(1), version=1)
+    assert all(hold(1, daemon) for daemon in fleet.daemons)

@@ -37,6 +37,7 @@ class FleetPushes:
         self._abandoned: FleetPush | None = None
         self._clearing: set[asyncio.Task[None]] = set()
         self._committing: dict[str, asyncio.Task[weights_pb2.CommitPushResponse]] = {}
+        self._adapters: set[str] = set()  # of these; an adapter is in nobody's way, and may wait for its turn
         # Who received a push, so that a stream that was cut off goes on where its bytes are.
         self._heads: OrderedDict[str, str] = OrderedDict()
 
@@ -52,7 +53,7 @@ class FleetPushes:
 
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
-        return bool(self._committing) or any(
+        return bool(self._committing.keys() - self._adapters) or any(
             upstream in push.replicas for push in self._live.values() if not push.is_decided
         )
 
@@ -111,7 +112,7 @@ class FleetPushes:
     def _check_alone(self, push_id: str) -> None:
         """Raises ApplyInProgressError while another push changes the version."""
         others = [push.push_id for push in self._live.values() if push.applies and not push.is_decided]
-        for other in (*others, *self._committing):
+        for other in (*others, *(self._committing.keys() - self._adapters)):
             if other != push_id:
                 raise ApplyInProgressError(
                     f"push {other!r} is on its way to the replicas", metadata={"push_id": other}, retry_after_s=1.0
@@ -155,6 +156,7 @@ class FleetPushes:
 
     def _committed(self, push_id: str, task: "asyncio.Task[weights_pb2.CommitPushResponse]") -> None:
         del self._committing[push_id]
+        self._adapters.discard(push_id)
         if not task.cancelled():
             task.exception()  # if nobody waits for it
         self._fleet.states_changed.tell()
@@ -163,7 +165,9 @@ class FleetPushes:
         await self._fleet.until_known()
         answers = await self._ask_all(request.push_id)
         push = next(iter(answers.values())).push
-        if not push.lora_name:
+        if push.lora_name:
+            self._adapters.add(request.push_id)
+        else:
             self._check_alone(request.push_id)
         ready = self._fleet.ready
         have = [upstream for upstream in ready or self._takers() if upstream.address in answers]
