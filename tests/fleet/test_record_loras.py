@@ -17,7 +17,7 @@ from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundErr
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, over, push, replica, restarted, until_reached
+from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, replica, restarted, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
@@ -296,6 +296,25 @@ async def test_a_pushed_adapter_that_is_unloaded_while_it_is_brought_is_not_left
             await until(lambda: not second.engine.loras.files)
             await fleet.until_reported()
             assert not first.engine.loras.files and not second.engine.loras.files
+
+
+async def test_a_replica_that_waits_for_an_adapter_is_brought_to_the_version_of_the_fleet(tmp_path: Path) -> None:
+    """Somebody loads another one under its name, which hangs on another replica."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons) as fleet, AsyncClient(daemons[1].address) as alone:
+            await fleet.until_ready(2)
+            await push(fleet.running.address, 2)
+            await fleet.client.load_lora("poet", adapter(tmp_path))
+            member = fleet.running.router.find(daemons[1].address).member
+            await until(lambda: member.lora_names == {"poet"})
+            async with fleet.running.router.fleet.lora_turns.of("poet"):
+                await alone.unload_lora("poet")
+                await until(lambda: member.lora_names == set())
+                await fleet.until_reported()
+                await push(daemons[1].address, 1, force=True)
+                await until(lambda: hold(2, daemons[1]))
+            await until(lambda: "poet" in daemons[1].engine.loras.files)
 
 
 async def test_what_is_no_adapter_is_not_brought_as_one() -> None:
