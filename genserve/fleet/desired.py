@@ -6,7 +6,6 @@ has started, times 2^32, so that they are above all of the routers before, also 
 start in the same second, a mark of each keeps the numbers apart.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Desired:
         self.asleep = FleetSleep()
         self.loras: dict[str, str] = {}
         self.pushed_loras: dict[str, str] = {}
-        self._changing_loras: Counter[str] = Counter()
+        self._changing_loras: set[str] = set()
         self.issued = 0
         self.is_own = False
         self._changing_sleep: list[frozenset[str]] = []
@@ -91,17 +90,17 @@ class Desired:
     @contextmanager
     def changing_lora(self, lora_name: str) -> Iterator[None]:
         """While replicas load another adapter of this name one by one: what was loaded before is still written down,
-        and is not brought to anybody."""
-        self._changing_loras[lora_name] += 1
+        and is not brought to anybody. For who has the turn of the name."""
+        self._changing_loras.add(lora_name)
         try:
             yield
         finally:
-            self._changing_loras[lora_name] -= 1
+            self._changing_loras.remove(lora_name)
 
     @property
     def loras_to_bring(self) -> dict[str, str]:
         """Those of `pushed_loras` that a replica is to get which lacks them."""
-        return {name: push_id for name, push_id in self.pushed_loras.items() if not self._changing_loras[name]}
+        return {name: push_id for name, push_id in self.pushed_loras.items() if name not in self._changing_loras}
 
     def issue(self) -> int:
         """The epoch of a change that may yet fail. Each is issued once."""

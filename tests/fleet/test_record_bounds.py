@@ -6,10 +6,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from genserve.errors import InvalidFieldError
+from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.fleet.desired import MAX_LORAS_BYTES
 from genserve.fleet.leases import MAX_WRITTEN_BYTES
 from tests.fleet.routers import hold, over, push, replica, routed
+from tests.support.kept import kept
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 
@@ -46,3 +47,17 @@ async def test_adapters_that_are_loaded_at_once_have_room_together(tmp_path: Pat
             assert {type(each) for each in refused} == {InvalidFieldError}
             await push(fleet.running.address, 1)
             assert hold(1, daemon)
+
+
+async def test_of_adapters_that_were_refused_nothing_is_kept() -> None:
+    """Their names may be as long as a message."""
+    async with routed(1) as fleet:
+        desired = fleet.running.router.fleet.desired
+
+        def size() -> int:
+            return sum(map(len, (*kept(desired, dict), *kept(desired, set))))
+
+        before = size()
+        with refuses(UnsupportedError):
+            await fleet.client.load_lora("poet" * 1000, "/nowhere")
+        assert size() == before
