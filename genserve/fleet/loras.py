@@ -2,8 +2,9 @@
 
 from genserve.errors import LoraNotFoundError
 from genserve.fleet.deadlines import ASK_S, load_lora_s
-from genserve.fleet.everywhere import of_all
+from genserve.fleet.everywhere import everywhere, of_all
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
@@ -36,6 +37,7 @@ class FleetLoras:
 
             with desired.changing_lora(name), desired.loading(name, request.path):
                 answers = await of_all(fleet, load_one, undo)
+                await everywhere(fleet.answering, ask_loras)  # before they are taken to lack it, and load it again
             desired.pushed_loras.pop(name, None)
             desired.loras[name] = request.path
             fleet.changed()

@@ -184,6 +184,20 @@ async def test_the_only_replica_with_an_adapter_is_not_drained() -> None:
             await fleet.client.drain_replica(first.address, force=True)
 
 
+async def test_an_adapter_is_loaded_once_on_each_replica(tmp_path: Path) -> None:
+    """They tell that they have it a while after they have loaded it."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons) as fleet:
+            await fleet.until_ready(2)
+            for number in range(4):
+                await fleet.client.load_lora(f"poet {number}", adapter(tmp_path))
+                await fleet.until_reported()
+            for daemon in daemons:
+                loads = [call for call in daemon.engine.calls if call.startswith("load_lora")]
+                assert loads == [f"load_lora poet {number}" for number in range(4)]
+
+
 async def test_an_adapter_that_is_being_unloaded_is_not_loaded_again(tmp_path: Path) -> None:
     """One replica has done it, and another one takes its time."""
     async with AsyncExitStack() as stack:
