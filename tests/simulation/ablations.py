@@ -16,6 +16,7 @@ from genserve.fleet.replica_clock import ReplicaClock
 from genserve.fleet.router import Router
 from genserve.fleet.version import Version
 from genserve.fleet.watch import Watch
+from tests.simulation.plan import Plan, plan_of
 
 Ablation: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
@@ -113,6 +114,16 @@ ABLATIONS: dict[str, Ablation] = {
     "routers of one second number apart": _marks_of_epochs,
     "leases end by the clocks of replicas": _clocks_of_replicas,
 }
+
+_STORIES: dict[str, Callable[[Plan], bool]] = {
+    "epochs are compared, not versions": lambda plan: plan.is_plain,
+    "leases end by the clocks of replicas": lambda plan: plan.are_clocks_wrong,
+}
+
+
+def is_about(safeguard: str, seed: int) -> bool:
+    """Whether the story of a seed has what this safeguard is for, and little besides."""
+    return safeguard not in _STORIES or _STORIES[safeguard](plan_of(seed))
 
 
 @contextmanager

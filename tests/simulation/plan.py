@@ -15,6 +15,11 @@ class Plan:
     has_adapters: bool
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it has none of these."""
+        return not (self.has_two_routers or self.are_clocks_wrong or self.has_adapters)
+
+    @property
     def faults_s(self) -> float:
         """How long there are faults. A router that is cut off keeps its replicas for 30 s."""
         return 90.0 if self.has_two_routers else 30.0
