@@ -11,13 +11,13 @@ from genserve.fleet.upstream import Upstream
 T = TypeVar("T")
 
 
-def told_by(upstream: Upstream, error: GenserveError, more: str = "") -> GenserveError:
-    """The error of a replica, which is named, for a client that has called all."""
+def told_by(upstream: Upstream, error: GenserveError, more: str = "", **metadata: str) -> GenserveError:
+    """The error of a replica, which is named, for a client that has called all; with `more` of it."""
     return type(error)(
         f"replica {upstream.address}: {error.message}{more}",
         violations=error.violations,
         retry_after_s=error.retry_after_s,
-        metadata=error.metadata,
+        metadata={**error.metadata, **metadata},
     )
 
 

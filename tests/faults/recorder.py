@@ -39,7 +39,7 @@ class Recorder:
             result = await call
         except GenserveError as error:
             operation.responded_s, operation.reason = time.monotonic(), _reason(error)
-            if operation.reason not in _OPEN_REASONS:
+            if operation.reason not in _OPEN_REASONS and "loaded_by" not in error.metadata:
                 operation.outcome = Outcome.REFUSED
             if error.reason in _VERSION_REASONS:
                 operation.served = int(error.metadata["weight_version"])

@@ -1,11 +1,13 @@
-"""A router before three daemons."""
+"""Routers before three daemons."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from genserve.control import membership
+from tests.fleet.routers import RoutedFleet, over, replica
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
 
 
@@ -33,3 +35,15 @@ async def patient_router() -> AsyncIterator[ScriptedFleet]:
 async def router() -> AsyncIterator[ScriptedFleet]:
     async with scripted_fleet() as running:
         yield running
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[RoutedFleet]:
+    """Three replicas that take adapters."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
+        for daemon in daemons:
+            daemon.engine.max_loras = 4
+        async with over(daemons) as running:
+            await running.until_ready()
+            yield running

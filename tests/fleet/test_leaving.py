@@ -2,34 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest
 from safetensors.torch import save_file
 
 from genserve.client import AsyncClient
 from genserve.engine.types import MEMORY_TAGS
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, over, push, replica, until_reached
+from tests.fleet.routers import RoutedFleet, push, until_reached
 from tests.support.patience import until
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_engine import Gate
 
 NAME = "poet"
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[RoutedFleet]:
-    """Three replicas that take adapters."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
-        for daemon in daemons:
-            daemon.engine.max_loras = 4
-        async with over(daemons) as running:
-            await running.until_ready()
-            yield running
 
 
 def asleep(fleet: RoutedFleet) -> list[bool]:

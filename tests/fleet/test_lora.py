@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +28,6 @@ from tests.support.scripted_daemon import GeneratingEngine
 from tests.support.scripted_engine import Gate
 
 NAME = "poet"
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[RoutedFleet]:
-    """Three replicas that take adapters."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
-        for daemon in daemons:
-            daemon.engine.max_loras = 4
-        async with over(daemons) as running:
-            await running.until_ready()
-            yield running
 
 
 def having(fleet: RoutedFleet) -> list[bool]:
@@ -73,6 +59,7 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     with pytest.raises(PushRolledBackError) as caught:
         await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=3)
     assert f"{failing.address}: no room for it" in caught.value.message
+    assert caught.value.metadata["loaded_by"] == "2"
     assert having(fleet) == [True, False, True]
     assert len(fleet.running.router.fleet.ready) == 3
     await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=3)

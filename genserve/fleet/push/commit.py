@@ -63,7 +63,7 @@ async def _commit_lora(
         failed = {upstream: error for upstream, error in outcomes.failures.items() if not upstream.member.is_gone}
         await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
     fleet.refresh()  # now it is brought to who lacks it
-    _check_all_have(push.lora_name, failed)
+    _check_all_have(push.lora_name, failed, len(outcomes.answers))
     return outcomes.answer()
 
 
@@ -118,11 +118,12 @@ async def _took_lora(fleet: Fleet, push: weights_pb2.Push, replicas: Iterable[Up
     await write_record(fleet)
 
 
-def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:
+def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError], num_loaded: int) -> None:
     """Raises the error of a replica that does not have an adapter which others have loaded: it does not catch up by
-    itself, and may serve another one under this name."""
+    itself, and may serve another one under this name. Its code alone may say that nothing was changed."""
     for upstream, error in failures.items():
-        raise told_by(upstream, error, f"; other replicas have loaded adapter {lora_name!r}: push it again")
+        more = f"; other replicas have loaded adapter {lora_name!r}: push it again"
+        raise told_by(upstream, error, more, loaded_by=str(num_loaded))
 
 
 async def _commit(
