@@ -1,7 +1,7 @@
 """genserve: a gRPC streaming generation daemon around vLLM's AsyncLLM.
 
 This module owns the version, and the name `launch`, which is loaded when it is used: importing this costs nothing.
-Start at `genserve.client` to call a daemon, at `genserve.daemon` to read how one is put together.
+Start at `genserve.client` to call a daemon, at `genserve.daemon.serve` to read how one is put together.
 """
 
 from importlib import import_module

@@ -22,9 +22,9 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
-from genserve.client.transport.service_config import default_timeout_s, method_config
 from genserve.errors import GenserveError, all_errors
 from genserve.security.roles import EVERY_ROLE, METHODS, Role
+from genserve.transport.service_config import default_timeout_s, method_config
 
 PACKAGE: Final = ".genserve.v1."
 ORDER: Final = ("generation", "weights", "control", "fleet", "types")

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 def complete_parser() -> argparse.ArgumentParser:
     """The parser of all commands, with the flags of `serve`, which are parsed elsewhere."""
     from genserve.cli import make_parser
-    from genserve.config import ServeConfig
+    from genserve.settings.config import ServeConfig
 
     parser = make_parser()
     commands = _commands(parser)

@@ -5,8 +5,8 @@ import sys
 from typing import Final
 
 from genserve.cli.options import Subparsers, seconds
-from genserve.config import MAX_TIMEOUT_S
 from genserve.errors import InvalidFieldError
+from genserve.settings.config import MAX_TIMEOUT_S
 
 _DEFAULT_TIMEOUT_S: Final = 120.0
 _EPILOG: Final = """\

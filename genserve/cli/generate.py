@@ -11,7 +11,7 @@ from genserve.cli.options import Subparsers, add_connection_options, open_client
 from genserve.cli.streams import print_json, read_input
 from genserve.cli.waiting import telling_why
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.notices import say
+from genserve.observe.notices import say
 
 if TYPE_CHECKING:
     from genserve.client import Generation, PromptLike

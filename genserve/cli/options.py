@@ -6,8 +6,8 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final, cast, get_args
 
-from genserve.addresses import DEFAULT_TARGET
-from genserve.words import KvPolicy, PauseMode, PrepareMode, SleepTag
+from genserve.net.addresses import DEFAULT_TARGET
+from genserve.wire.literals import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:
     from genserve.client import ApplyOptions, AsyncClient, Client, ConnectionSettings
@@ -126,7 +126,7 @@ def default_holder() -> str:
 
 
 def shown_target(args: argparse.Namespace) -> str:
-    from genserve.client.transport.settings import target_of
+    from genserve.transport.settings import target_of
 
     named = f"unix:{args.uds}" if args.uds is not None else args.target
     return target_of(named, default=args.default_target)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
-from genserve.flags import add_flags, switches_of, values_of
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
-from genserve.listen_config import ListenConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
+from genserve.settings.flags import add_flags, switches_of, values_of
+from genserve.settings.listen_config import ListenConfig
 
 CONFIG_HELP = "a YAML file with flags under their names; those of the command line are stronger"
 SWITCHES = switches_of(RouteConfig)

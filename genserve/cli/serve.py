@@ -13,12 +13,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import genserve.interpreter  # noqa: F401
+import genserve.process.interpreter  # noqa: F401
 from genserve.cli.config_file import with_config_file
 from genserve.installed_engine import EngineNotUsableError, InstalledEngine, installed_engine
 
 if TYPE_CHECKING:
-    from genserve.config import ServeConfig
+    from genserve.settings.config import ServeConfig
 
 _SAYS_CONFIG: Final = re.compile("--(hf-config-path|config-format)(=|$)")
 """vLLM's flags that say where the model's configuration is, or what it looks like."""
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return _failed(str(error))
     _quiet()
     try:
-        from genserve import daemon
+        from genserve.daemon import serve as daemon
     except ImportError as error:
         return _failed(engine.import_failure(error))
     return daemon.main(args.flags)
@@ -67,8 +67,8 @@ def _failed(message: str) -> int:
 
 def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
     """Prints a line for each check; the exit status."""
-    from genserve.config import ServeConfig
     from genserve.doctor.finding import Finding
+    from genserve.settings.config import ServeConfig
 
     said = io.StringIO()
     try:
@@ -118,7 +118,7 @@ def _quiet() -> None:
 
 def _asks_for_own_help(flags: Sequence[str]) -> bool:
     # As in vLLM's parser: of several the last one counts, and case does not.
-    from genserve.config import FLAG_GROUP
+    from genserve.settings.config import FLAG_GROUP
 
     asked = [flag for flag in flags if flag.startswith("--help=")]
     return bool(asked) and asked[-1].lower() == f"--help={FLAG_GROUP}"
@@ -126,7 +126,7 @@ def _asks_for_own_help(flags: Sequence[str]) -> bool:
 
 def _own_help() -> str:
     """Each of genserve's flags. vLLM's parser would say the same, seconds later."""
-    from genserve.config import ServeConfig
+    from genserve.settings.config import ServeConfig
 
     # Without a usage, which would hide that vLLM's flags are taken too.
     parser = argparse.ArgumentParser(
@@ -140,7 +140,7 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
     has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does, naming the command
     `prog`. Returns the settings; None if only the daemon knows them, or prints help."""
-    from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
+    from genserve.settings.config import OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
@@ -165,15 +165,15 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
 
 def switches() -> list[str]:
     """Genserve's flags without a value."""
-    from genserve.config import ServeConfig
-    from genserve.flags import switches_of
+    from genserve.settings.config import ServeConfig
+    from genserve.settings.flags import switches_of
 
     return switches_of(ServeConfig)
 
 
 def _require_free(config: "ServeConfig | None") -> None:
     """Raises OSError for an address that the daemon will not be able to listen on."""
-    from genserve.listening import require_free
+    from genserve.net.listening import require_free
 
     if config is not None and not config.headless:
         require_free(config.host, config.port, config.uds)

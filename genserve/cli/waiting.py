@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from genserve.errors import GenserveError
-from genserve.notices import say
+from genserve.observe.notices import say
 
 if TYPE_CHECKING:
     from genserve.client import Client

@@ -42,10 +42,6 @@ from genserve.client.generation.results import (
     WeightSpan,
 )
 from genserve.client.sync_client import BlockingStream, Client
-from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
-from genserve.client.transport.response_stream import ResponseStream
-from genserve.client.transport.settings import ConnectionSettings
-from genserve.client.transport.timeouts import Timeouts
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
 from genserve.client.weights.options import ApplyOptions, LoadOptions, PushOptions, SendOptions
@@ -54,7 +50,11 @@ from genserve.client.weights.served import ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.words import KvPolicy, PauseMode, PushAction, SleepTag
+from genserve.transport.errors import ClientClosedError, ClientMisuseError
+from genserve.transport.response_stream import ResponseStream
+from genserve.transport.settings import ConnectionSettings
+from genserve.transport.timeouts import Timeouts
+from genserve.wire.literals import KvPolicy, PauseMode, PushAction, SleepTag
 
 __all__ = [
     "AbortResult",

@@ -7,10 +7,10 @@ from genserve.client.control.calls import ControlCalls
 from genserve.client.direct.settings import Direct, direct_settings
 from genserve.client.fleet.calls import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.settings import ConnectionSettings
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls
+from genserve.transport.connection import Connection
+from genserve.transport.settings import ConnectionSettings
 
 
 class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, FleetCalls):

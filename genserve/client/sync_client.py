@@ -16,11 +16,11 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 
 from genserve.client.async_client import AsyncClient
 from genserve.client.direct.settings import Direct
-from genserve.client.transport.closing import Closing
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.loop_thread import LoopThread, Mailbox
-from genserve.client.transport.settings import ConnectionSettings
-from genserve.client.transport.timeouts import Timeouts
+from genserve.transport.closing import Closing
+from genserve.transport.connection import Connection
+from genserve.transport.loop_thread import LoopThread, Mailbox
+from genserve.transport.settings import ConnectionSettings
+from genserve.transport.timeouts import Timeouts
 
 P = ParamSpec("P")
 T = TypeVar("T")

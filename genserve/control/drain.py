@@ -14,8 +14,8 @@ from genserve.control.membership import RETURN_S
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.notices import say
-from genserve.signals import Stopped
+from genserve.observe.notices import say
+from genserve.process.signals import Stopped
 
 _TELL_AFTER_S: Final = 1.0
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from genserve.arguments import check_text
 from genserve.errors import FleetHeldError, InvalidFieldError
+from genserve.wire.bounds import check_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from genserve.arguments import check_text
 from genserve.control.conditions import may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_alive, check_control
@@ -25,7 +24,8 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
-from genserve.trace import is_step
+from genserve.observe.trace import is_step
+from genserve.wire.bounds import check_text
 
 _UNDO_TIMEOUT_S = 30.0
 _TELL_TIMEOUT_S = 1.0

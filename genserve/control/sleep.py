@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from genserve.arguments import check_timeout
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
@@ -20,6 +19,7 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
+from genserve.wire.bounds import check_timeout
 
 _WAKE_UP_TIMEOUT_S = 120.0
 _WEIGHTS = frozenset({SleepTag.WEIGHTS})

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from genserve.histogram import Histogram
+from genserve.observe.histogram import Histogram
 
 _BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 

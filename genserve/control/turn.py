@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from genserve.arguments import check_timeout
 from genserve.control.phase_admission import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import DeadlineError
+from genserve.wire.bounds import check_timeout
 
 # How long a caller waits for its failed call to be undone. If the engine takes longer, other callers still wait.
 _UNDO_GRACE_S = 1.0
@@ -33,7 +33,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             raise cancelled from (None if task.cancelled() else task.exception())
         return task.result()
     finally:
-        del task, cancelled  # see genserve.cancellation
+        del task, cancelled  # see genserve.aio.cancellation
 
 
 def remaining_s(deadline_s: float, step: str) -> float:

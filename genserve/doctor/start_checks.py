@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from genserve.addresses import joined
-from genserve.config import ServeConfig
 from genserve.demo_model import built_demo_model
 from genserve.doctor.children import Children
 from genserve.doctor.finding import Finding
@@ -23,11 +21,13 @@ from genserve.doctor.room.size import Memory, ModelSize, fits, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial.own_model import size_of
 from genserve.errors import GenserveError
-from genserve.listening import require_free
 from genserve.memory.available import available_memory_bytes
+from genserve.net.addresses import joined
+from genserve.net.listening import require_free
 from genserve.security.access_list import AccessList, AccessSource, listed_environment, open_access_list
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_accepted
+from genserve.settings.config import ServeConfig
 from genserve.tensors.safetensors import CheckpointFileError, read_checkpoint
 from genserve.worker.contract.placement import GIB
 
@@ -135,7 +135,7 @@ def keeping(start: Start) -> str:
 
 def engine(start: Start) -> str:
     """vLLM takes its flags and the model's configuration, and none is refused because of pushes."""
-    from genserve import daemon  # imports vLLM, which takes seconds: the other checks are done before
+    from genserve.daemon import serve as daemon  # imports vLLM, which takes seconds: the other checks are done before
 
     warnings = daemon.check(start.flags)
     return "; ".join(warnings) if warnings else "all flags are taken"

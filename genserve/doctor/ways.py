@@ -1,7 +1,7 @@
 """The ways to take new versions that the doctor tries."""
 
-from genserve.config import ways
 from genserve.errors import InvalidFieldError
+from genserve.settings.config import ways
 
 
 def chosen(asked: str | None, device_type: str) -> tuple[str, ...]:

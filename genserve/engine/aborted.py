@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from genserve.arguments import MAX_ABORTED_SEQUENCES
 from genserve.engine.generation import (
     Finish,
     FinishReason,
@@ -15,6 +14,7 @@ from genserve.engine.generation import (
     TokenPrompt,
     Usage,
 )
+from genserve.wire.bounds import MAX_ABORTED_SEQUENCES
 
 Stream = TypeVar("Stream")
 

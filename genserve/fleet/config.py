@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
-from genserve.addresses import DEFAULT_ROUTER, check_replica, split_name
-from genserve.config import MAX_TIMEOUT_S, WRITE_TIMEOUT_S
-from genserve.flags import setting
 from genserve.fleet.settings import FleetSettings
-from genserve.listen_config import ListenConfig
+from genserve.net.addresses import DEFAULT_ROUTER, check_replica, split_name
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.settings.config import MAX_TIMEOUT_S, WRITE_TIMEOUT_S
+from genserve.settings.flags import setting
+from genserve.settings.listen_config import ListenConfig
 
 _, _DEFAULT_PORT = split_name(DEFAULT_ROUTER)
 

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from genserve.rpc.convert.control import DEFAULT_LOAD_TIMEOUT_S, DEFAULT_PAUSE_TIMEOUT_S
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.weights.push.types import DEFAULT_APPLY_TIMEOUT_S, DEFAULT_PREPARED_TTL_S
-from genserve.wire import seconds_of
+from genserve.wire.conversions import seconds_of
 
 ASK_S: Final = 10.0
 """For what a daemon knows, or does at once."""

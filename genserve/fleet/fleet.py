@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from genserve.client.forward.destinations import ANY_REQUEST, Destinations
 from genserve.errors import NoReplicaError
 from genserve.fleet.desired import Desired, FleetSleep
 from genserve.fleet.lease_turns import LeaseTurns
@@ -17,6 +16,7 @@ from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version, newest
+from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.routing.chain import Chain
 from genserve.routing.reasons import with_reasons
 from genserve.routing.replica import Replica, ReplicaState, Request

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from genserve.arguments import check_text
 from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError, UnavailableError
 from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere, not_asked
@@ -14,6 +13,7 @@ from genserve.fleet.leases import FleetLease, Grant, Leases, is_lease_id, new_le
 from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
+from genserve.wire.bounds import check_text
 
 T = TypeVar("T")
 LeasingT = TypeVar("LeasingT", control_pb2.PauseResponse, control_pb2.RenewPauseResponse)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from genserve.addresses import check_replica
-from genserve.arguments import MAX_REPLICAS
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.hand_over import only_there
@@ -21,9 +19,11 @@ from genserve.fleet.state import engine_state, fleet_load, fleet_pushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
+from genserve.net.addresses import check_replica
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
+from genserve.wire.bounds import MAX_REPLICAS
 
 log = logging.getLogger(__name__)
 

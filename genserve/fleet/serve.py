@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
@@ -23,11 +23,12 @@ from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
-from genserve.listening import require_free
-from genserve.log_lines import JSON, write_log_lines
 from genserve.metrics.access import access_of
 from genserve.metrics.process import ProcessMetrics
-from genserve.notices import say
+from genserve.net.listening import require_free
+from genserve.observe.log_lines import JSON, write_log_lines
+from genserve.observe.notices import say
+from genserve.process.signals import Stopped, stop_on_signals
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.grpc_services import add_grpc_services
@@ -37,7 +38,6 @@ from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
-from genserve.signals import Stopped, stop_on_signals
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from genserve.arguments import MAX_REPLICAS
-from genserve.config import MAX_TIMEOUT_S
+from genserve.settings.config import MAX_TIMEOUT_S
+from genserve.wire.bounds import MAX_REPLICAS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from genserve.arguments import MAX_PEERS
-from genserve.backoff import Backoff
+from genserve.aio.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
 from genserve.fleet.fleet import Fleet
@@ -24,7 +23,8 @@ from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from genserve.wire import duration_of
+from genserve.wire.bounds import MAX_PEERS
+from genserve.wire.conversions import duration_of
 
 log = logging.getLogger(__name__)
 

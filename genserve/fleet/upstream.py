@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc.aio
 
-from genserve.client.forward.upstream import TokenUpstream
+from genserve.aio.silence import silence
 from genserve.errors import UnavailableError
 from genserve.fleet.member import Member
+from genserve.forward.upstream import TokenUpstream
 from genserve.security.caller import Caller, Options
-from genserve.silence import silence
 from genserve.v1 import generation_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from genserve.words import ROUTER_ID_KEY
+from genserve.wire.literals import ROUTER_ID_KEY
 
 if TYPE_CHECKING:
     from genserve.v1.control_pb2_grpc import ControlServiceAsyncStub

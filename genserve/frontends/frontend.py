@@ -16,8 +16,8 @@ from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.template import Started
-from genserve.notices import say
-from genserve.supervisor import Supervised
+from genserve.observe.notices import say
+from genserve.process.supervisor import Supervised
 
 _START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 10.0

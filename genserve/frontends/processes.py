@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from genserve.addresses import joined
 from genserve.control.state import StateBoard
 from genserve.engine.types import WAIT_PATIENCE_S
 from genserve.frontends import settings as questions
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat, Starter
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
-from genserve.supervisor import start_all
+from genserve.net.addresses import joined
+from genserve.process.supervisor import start_all
 
 _OPENAI_START_TIMEOUT_S = 600.0
 _CHECK_INTERVAL_S = 5.0

@@ -22,7 +22,7 @@ from typing import Any
 
 from genserve.frontends.settings import FrontendSettings
 from genserve.memory.allocator import freeze_objects
-from genserve.signals import ending
+from genserve.process.signals import ending
 
 _START_TIMEOUT_S = 30.0
 _ENDING_TIMEOUT_S = 1.0

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from genserve.ingest.relay import IngestSettings
-from genserve.leftovers import prefix
-from genserve.signals import ending
-from genserve.supervisor import Supervised, start_all
+from genserve.process.leftovers import prefix
+from genserve.process.signals import ending
+from genserve.process.supervisor import Supervised, start_all
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0

@@ -14,16 +14,16 @@ import grpc.aio
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from genserve import trace
-from genserve.addresses import joined
 from genserve.ingest.protocol import ACK_PATH_KEY, ADMIT, FAILED, METHOD, OUTCOME, PATH_KEY, SAN_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
+from genserve.net.addresses import joined
+from genserve.observe import trace
 from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
-from genserve.wire import segment_frame
+from genserve.wire.conversions import segment_frame
 
 _NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0

@@ -11,20 +11,20 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Unpack
 
-from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.state import Load
 from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.generation.options import GenerateOptions
 from genserve.client.sync_client import Client
-from genserve.client.transport.settings import ConnectionSettings
-from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import DeadlineError, NoReplicaError, UnsupportedError
 from genserve.integrations.host_copies import whole
 from genserve.integrations.torchrl_answers import RequestOutput, request_output
 from genserve.integrations.torchrl_balancer import LoadBalancer
 from genserve.integrations.torchrl_clients import ReplicaClients
 from genserve.integrations.torchrl_options import generate_options, plain_prompt, prompt_list
+from genserve.net.addresses import DEFAULT_TARGET
 from genserve.tensors.dtypes import FRAMEWORK_NAMES
+from genserve.transport.settings import ConnectionSettings
+from genserve.transport.timeouts import Timeouts
 
 __all__ = ["AsyncVLLM", "LoadBalancer"]
 

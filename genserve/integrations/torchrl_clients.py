@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from genserve.client import ClientClosedError
 from genserve.client.sync_client import Client
-from genserve.client.transport.settings import ConnectionSettings
+from genserve.transport.settings import ConnectionSettings
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from genserve.client.generation.options import GenerateOptions, PromptLike
 from genserve.client.sync_client import Client
-from genserve.client.transport.settings import ConnectionSettings
-from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import DeadlineError, UnsupportedError
 from genserve.integrations.host_copies import HostCopies, whole
 from genserve.integrations.trl_answers import Completions, SequenceLogprobs, completions, sequence_logprobs, vllm_config
+from genserve.transport.settings import ConnectionSettings
+from genserve.transport.timeouts import Timeouts
 
 _TIMEOUTS: Final = Timeouts(generate_s=3600.0, push_s=3600.0)  # TRL's own has none
 _OPENAI_NAMES: Final = {"include_stop_str_in_output": "include_stop"}

@@ -9,9 +9,9 @@ import pickle
 from typing import Any, Unpack
 
 from genserve.client.sync_client import Client
-from genserve.client.transport.closing import Closing
-from genserve.client.transport.settings import ConnectionSettings
 from genserve.errors import InvalidFieldError
+from genserve.transport.closing import Closing
+from genserve.transport.settings import ConnectionSettings
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 

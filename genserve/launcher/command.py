@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from genserve.config import ServeConfig
+from genserve.settings.config import ServeConfig
 
 FlagValue = str | int | float | bool | os.PathLike[str] | Mapping[str, object] | Sequence[str | int | float] | None
 """What a flag can be given: None leaves it out, True is the bare flag, False its `--no-…` (nothing for a flag of the

@@ -22,7 +22,7 @@ from genserve.launcher.command import serve_command
 from genserve.launcher.end_with_starter import ending_with_this_process
 from genserve.launcher.output import Output, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
-from genserve.signals import ending
+from genserve.process.signals import ending
 
 GIVE_UP_S: Final = 3.0
 """Time to end for a daemon that did not serve in time."""

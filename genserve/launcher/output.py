@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from genserve.log_lines import LEVELS, PREFIX, as_text
+from genserve.observe.log_lines import LEVELS, PREFIX, as_text
 
 _SERVING_PREFIX: Final = b"genserve: serving "
 _OWN_PREFIXES: Final = (PREFIX, "genserve serve: error: ")

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from genserve.client import AsyncClient, Client
-from genserve.config import MAX_TIMEOUT_S, ServeConfig
 from genserve.launcher.command import FlagValue, flags_of
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import LogFile, Serving
+from genserve.settings.config import MAX_TIMEOUT_S, ServeConfig
 
 ClientT = TypeVar("ClientT", Client, AsyncClient)
 

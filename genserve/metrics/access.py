@@ -1,10 +1,10 @@
 """Who may scrape: whoever is listed with a token, over the TLS of the other ports."""
 
 from genserve.errors import UnauthenticatedError
-from genserve.listen_config import ListenConfig
 from genserve.metrics.http import Access
 from genserve.rpc.access import Callers, bearer_token
 from genserve.security.certificates import server_context
+from genserve.settings.listen_config import ListenConfig
 
 
 def access_of(config: ListenConfig, callers: Callers | None) -> Access:

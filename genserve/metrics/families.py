@@ -7,7 +7,7 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from genserve.histogram import Histogram
+from genserve.observe.histogram import Histogram
 
 Family: TypeAlias = Metric
 """Series of one name."""

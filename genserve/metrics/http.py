@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from genserve.addresses import joined
-from genserve.listening import bound_socket
 from genserve.metrics.exposition import CONTENT_TYPE
+from genserve.net.addresses import joined
+from genserve.net.listening import bound_socket
 
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8 << 10

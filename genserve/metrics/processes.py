@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import MultiProcessValue
 
-from genserve.leftovers import prefix
+from genserve.process.leftovers import prefix
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus_client, in this process, keeps its files. vLLM looks at it too."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from genserve.arguments import MAX_REPLICAS
-from genserve.config import MAX_TIMEOUT_S
 from genserve.fleet.config import RouteConfig
+from genserve.settings.config import MAX_TIMEOUT_S
+from genserve.wire.bounds import MAX_REPLICAS
 
 START_TIMEOUT_S: Final = 1800.0
 """Long enough to compile a large model, and to load it from a slow disk."""

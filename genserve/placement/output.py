@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from genserve.launcher.output import words_of
-from genserve.notices import starting_at
+from genserve.observe.notices import starting_at
 
 _READ_BYTES: Final = 64 << 10
 _LONGEST_LINE_BYTES: Final = 64 << 10

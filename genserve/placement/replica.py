@@ -7,15 +7,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.errors import ReplicaNotFoundError
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
-from genserve.supervisor import Deaths, Supervised
+from genserve.process.supervisor import Deaths, Supervised
 
 _REFUSED: Final = 2
 """The exit status of a daemon whose flags or model no start accepts."""

@@ -10,16 +10,16 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Final
 
-from genserve.flags import as_flags
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
-from genserve.listen_config import ListenConfig
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.config import UpConfig, flags_of_replica
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
+from genserve.process.signals import Stopped, stop_on_signals
 from genserve.security.access_list import listed_environment
-from genserve.signals import Stopped, stop_on_signals
+from genserve.settings.flags import as_flags
+from genserve.settings.listen_config import ListenConfig
 
 _OF_THE_ROUTER: Final = ("host", "port", "uds", "metrics_port", "max_message_bytes")
 

@@ -10,7 +10,7 @@ from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
 from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine
-from genserve.log_context import note
+from genserve.observe.log_context import note
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -23,7 +23,7 @@ from genserve.rpc.streams.turns import Turns, Writer
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
-from genserve.words import FRONTEND_PORTS_KEY
+from genserve.wire.literals import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

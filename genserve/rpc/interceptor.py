@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from genserve.log_context import note
+from genserve.observe.log_context import note
+from genserve.observe.trace import headers, keep_headers
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import known_error, to_status
-from genserve.trace import headers, keep_headers
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from typing import Final
 
 import grpc.aio
 
-from genserve.addresses import joined
-from genserve.listen_config import ListenConfig
-from genserve.listening import require_unused
+from genserve.net.addresses import joined
+from genserve.net.listening import require_unused
 from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import CallObserver, ObservedCalls
 from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
+from genserve.settings.listen_config import ListenConfig
 
 _MAX_PENDING: Final = 1 << 15
 """Twice the default of --max-streams. It bounds what a flood of calls costs that are reset."""

@@ -9,7 +9,7 @@ import grpc.aio
 from genserve.control.membership import Membership
 from genserve.errors import FleetHeldError
 from genserve.rpc.handlers import Context, Continuation, Handler, refusing
-from genserve.words import ROUTER_ID_KEY
+from genserve.wire.literals import ROUTER_ID_KEY
 
 _BEFORE_WATCHING: Final = frozenset(
     {"/genserve.v1.ControlService/WatchStatus", "/genserve.v1.ControlService/GetServerInfo"}

@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
 
-from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
@@ -43,6 +42,7 @@ from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.security.caller import Caller
 from genserve.security.roles import METHODS
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from genserve.addresses import is_local
 from genserve.control.membership import FleetCommit
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
@@ -17,6 +16,8 @@ from genserve.engine.types import WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.net.addresses import is_local
+from genserve.observe.trace import step
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import fleet_record
 from genserve.rpc.convert.vllm_transfer import (
@@ -39,7 +40,6 @@ from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.router_calls import router_id_of
 from genserve.rpc.status import known_error, to_message
 from genserve.security.caller import Caller
-from genserve.trace import step
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
@@ -53,7 +53,7 @@ from genserve.weights.push.stream import until_expired
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.security.access import (
     MAX_LIST_BYTES,
     NOBODY,

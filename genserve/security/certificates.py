@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import grpc
 
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.security.files import CertificateError, CertificateFiles
 from genserve.security.watched_files import WatchedContent, read_bounded
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from genserve.notices import say
+from genserve.observe.notices import say
 
 T = TypeVar("T")
 

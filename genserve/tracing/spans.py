@@ -8,10 +8,10 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from genserve.log_context import noted
+from genserve.observe.log_context import noted
+from genserve.observe.trace import End, headers, keep_headers, trace_steps, use_headers
 from genserve.rpc.handlers import Context
 from genserve.rpc.observed import Method
-from genserve.trace import End, headers, keep_headers, trace_steps, use_headers
 
 _W3C = TraceContextTextMapPropagator()
 _TRACED = frozenset({"genserve.v1.GenerationService", "genserve.v1.WeightService"})

@@ -22,7 +22,7 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.trace import is_step
+from genserve.observe.trace import is_step
 from genserve.weights.aftermath import Aftermath
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.preparation import Preparation

@@ -11,7 +11,7 @@ from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import ChecksumMismatchError, PushConflictError
-from genserve.trace import is_step
+from genserve.observe.trace import is_step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush

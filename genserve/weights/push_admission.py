@@ -1,6 +1,5 @@
 """The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
 
-from genserve.arguments import check_text, check_timeout
 from genserve.errors import (
     FieldViolation,
     InvalidFieldError,
@@ -18,6 +17,7 @@ from genserve.tensors.manifest import (
 from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.types import MAX_VERSION, ApplyOptions, LoraAdapter, PushAction, PushHeader
+from genserve.wire.bounds import check_text, check_timeout
 
 MAX_STREAMS = 1024
 _MAX_TTL_S = 24 * 3600.0

@@ -17,8 +17,8 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError
-from genserve.log_context import note
 from genserve.memory.arena import allocate_arena
+from genserve.observe.log_context import note
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex

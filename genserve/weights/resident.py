@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from genserve.change import Change
+from genserve.aio.change import Change
 from genserve.errors import NotResidentError, StagingFullError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
 from genserve.memory.available import available_memory_bytes

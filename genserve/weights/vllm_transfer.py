@@ -14,8 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.arguments import check_text
-from genserve.change import Change
+from genserve.aio.change import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController
@@ -37,6 +36,7 @@ from genserve.weights.push.types import Applied, HoldOptions, PushHeader, PushKi
 from genserve.weights.push_admission import check_version, check_version_number
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
+from genserve.wire.bounds import check_text
 
 DEFAULT_START_TIMEOUT_S = 60.0
 DEFAULT_TTL_S = 60.0

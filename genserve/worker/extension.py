@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
-from genserve.log_lines import write_log_lines
+from genserve.observe.log_lines import write_log_lines
 from genserve.worker.contract.calls import (
     Ack,
     AddedLora,

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 import grpc.aio
 import pytest
 
-from genserve.client.transport.errors import error_of
 from genserve.errors import InvalidFieldError, ManifestMismatchError, MessageTooLargeError, PushTruncatedError
 from genserve.tensors.varint import to_varint
+from genserve.transport.errors import error_of
 from tests.support.answers import answer_of
 from tests.support.footprint import reset_peak, resident_bytes
 from tests.support.subject import Subject

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, GenserveError
+from genserve.transport.errors import ClientClosedError
 from genserve.v1 import generation_pb2
 from tests.faults.bystander import Bystander
 from tests.support import patience

@@ -11,7 +11,6 @@ import grpc.aio
 import pytest
 import torch
 
-from genserve.client.transport.errors import error_of
 from genserve.errors import (
     ChecksumMismatchError,
     ChunkOutOfRangeError,
@@ -21,6 +20,7 @@ from genserve.errors import (
     PushNotFoundError,
     PushTruncatedError,
 )
+from genserve.transport.errors import error_of
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.support import models, patience
 from tests.support.answers import answer_of

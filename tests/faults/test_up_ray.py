@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genserve.addresses import is_loopback
 from genserve.client import Client
+from genserve.net.addresses import is_loopback
 from tests.faults.ray_cluster import NUM_CPUS, RayCluster, RayUpProcess
 from tests.support.daemon_process import SMALL_ENGINE
 from tests.support.router_process import RouterProcess

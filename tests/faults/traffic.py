@@ -16,7 +16,7 @@ from typing import Self
 import psutil
 
 from genserve.client import AsyncClient, KvPolicy, PauseMode
-from genserve.supervisor import MAX_DEATHS
+from genserve.process.supervisor import MAX_DEATHS
 from tests.faults.history import ANY_LINK, FRONTEND_LINK
 from tests.faults.http_generator import HttpGenerator
 from tests.faults.recorder import Recorder

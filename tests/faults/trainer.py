@@ -14,7 +14,7 @@ from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import weights_pb2
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 
 CHUNK_BYTES = 16 << 10
 

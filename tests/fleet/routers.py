@@ -8,12 +8,12 @@ from typing import Any
 from uuid import uuid4
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
+from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
-from genserve.signals import Stopped
+from genserve.settings.config import ServeConfig
 from tests.fleet.reports import until_reported
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, weights

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from genserve.config import ServeConfig
 from genserve.engine.generation import (
     Finish,
     FinishReason,
@@ -33,6 +32,7 @@ from genserve.routing.replica import Request
 from genserve.rpc.listener import add_port, make_server
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.caller import Caller
+from genserve.settings.config import ServeConfig
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli import main, make_parser
 from genserve.control.conditions import DaemonCondition
 from genserve.fleet.config import RouteConfig
+from genserve.net.addresses import DEFAULT_ROUTER
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, replica, routed
 from tests.support.patience import until

@@ -13,8 +13,8 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
+from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState, Request
-from genserve.signals import Stopped
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, over, replica

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from genserve.client.forward import leg
+from genserve.forward import leg
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet
 from tests.support.patience import STEP_S, turns, until

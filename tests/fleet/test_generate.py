@@ -6,7 +6,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.client.forward.attempts import MAX_LOST
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import (
     DrainingError,
@@ -15,6 +14,7 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
+from genserve.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
 from tests.support.patience import STEP_S, turns, until

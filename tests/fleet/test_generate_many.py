@@ -6,12 +6,12 @@ import grpc
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.forward import legs
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
+from genserve.forward import legs
 from genserve.v1 import generation_pb2
-from genserve.words import SLOTS_PER_CALL
+from genserve.wire.literals import SLOTS_PER_CALL
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase

@@ -8,8 +8,8 @@ import pytest
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain, Drained
 from genserve.errors import LastReplicaError
+from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
-from genserve.signals import Stopped
 from tests.fleet.routers import RoutedFleet, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import STEP_S, until

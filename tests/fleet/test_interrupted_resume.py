@@ -9,9 +9,9 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from genserve.client.forward.resume import seed_of_rest
 from genserve.engine.generation import FinishReason
 from genserve.errors import ReplicaLostError, RequestIdInUseError, WeightVersionMismatchError
+from genserve.forward.resume import seed_of_rest
 from genserve.v1 import generation_pb2
 from tests.fleet.direct_fleet import direct_fleet
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet, tokens

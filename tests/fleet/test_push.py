@@ -22,7 +22,7 @@ from genserve.errors import (
 )
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush

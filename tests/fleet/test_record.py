@@ -8,15 +8,15 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import FleetHeldError, LastReplicaError
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, fleet_pb2, types_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
-from genserve.words import ROUTER_ID_KEY
+from genserve.wire.literals import ROUTER_ID_KEY
 from tests.fleet.reports import clock_of_leases, silence_passes
 from tests.fleet.routers import (
     MAX_STAGING_BYTES,

@@ -12,11 +12,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
+from genserve.settings.config import ServeConfig
 from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, replica, restarted, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until

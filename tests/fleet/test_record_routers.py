@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.errors import LastReplicaError, PushRolledBackError
 from genserve.rpc.server import DaemonServer
+from genserve.settings.config import ServeConfig
 from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.clocks import advanced_clock

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.client.forward.resume import check_resume
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import InvalidFieldError, QueueFullError
+from genserve.forward.resume import check_resume
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, tokens
 from tests.support.clocks import advanced_clock

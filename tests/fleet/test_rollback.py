@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from genserve.config import ServeConfig
 from genserve.errors import NotResidentError
+from genserve.settings.config import ServeConfig
 from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, restarted
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT

@@ -11,13 +11,13 @@ from uuid import uuid4
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import PermissionDeniedError, UnauthenticatedError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
+from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
 from genserve.security import watched_files
-from genserve.signals import Stopped
+from genserve.settings.config import ServeConfig
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK
 from tests.support.breakable_link import BreakableLink
 from tests.support.credentials import Authority, Callers, Pair, one_each

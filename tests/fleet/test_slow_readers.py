@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from genserve.config import ServeConfig
+from genserve.settings.config import ServeConfig
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.scripted_fleet import SETTINGS as SCRIPTED

@@ -5,11 +5,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.routing.replica import Request
 from genserve.rpc.server import DaemonServer
+from genserve.settings.config import ServeConfig
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.routers import MAX_STAGING_BYTES, routed

@@ -11,14 +11,14 @@ import pytest
 from genserve.cli import main
 from genserve.client import AsyncClient
 from genserve.client.control.waits import why_waiting
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.errors import DeadlineError, NoReplicaError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
+from genserve.process.signals import Stopped
 from genserve.rpc.server import DaemonServer
-from genserve.signals import Stopped
+from genserve.settings.config import ServeConfig
 from genserve.v1.generation_pb2 import GenerateRequest
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed

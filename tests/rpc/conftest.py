@@ -8,8 +8,8 @@ from typing import TypeAlias
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.engine.types import Load
+from genserve.settings.config import ServeConfig
 from tests.support import pulled_peers as peers
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
+from genserve.settings.config import ServeConfig
 from tests.support.credentials import Callers, one_each
 from tests.support.scripted_daemon import Daemon, serving
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError
 from genserve.security import watched_files
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import read_pem
 from genserve.security.files import CallerFiles, CertificateError
+from genserve.settings.config import ServeConfig
 from tests.support.credentials import Authority, list_callers
 from tests.support.scripted_daemon import serving
 

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import PushConflictError, UnavailableError
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.weights import registry
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 
-from genserve.config import ServeConfig
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from tests.support.scripted_daemon import serving
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
+from genserve.transport.errors import ClientClosedError
 from genserve.v1 import control_pb2
 from tests.support.patience import turns, until
 from tests.support.scripted_daemon import Daemon

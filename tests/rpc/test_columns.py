@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from genserve.client import AsyncClient
 from genserve.client.generation.columns import RowsDelta, Sequences
 from genserve.client.generation.results import Delta, Generation, Logprobs
-from genserve.config import ServeConfig
 from genserve.engine.generation import (
     Finish,
     FinishReason,
@@ -26,8 +25,9 @@ from genserve.engine.generation import (
     WeightSpan,
 )
 from genserve.errors import EngineDeadError, GenserveError
+from genserve.settings.config import ServeConfig
 from genserve.v1 import generation_pb2, types_pb2
-from genserve.words import FIRST_SLOT_KEY
+from genserve.wire.literals import FIRST_SLOT_KEY
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, ScriptedStream, field_of, reason_of, serving, update
 

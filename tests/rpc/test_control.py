@@ -12,11 +12,11 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import genserve
-from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.control.sleep import SleepController
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
 from tests.rpc.conftest import busier

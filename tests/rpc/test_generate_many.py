@@ -7,13 +7,13 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.engine.generation import TextPrompt
 from genserve.errors import (
     EngineDeadError,
     QueueFullError,
 )
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, generation_pb2
 from tests.support.patience import STEP_S, until
 from tests.support.phases import enter_phase

@@ -19,7 +19,7 @@ from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.v1 import weights_pb2
 from genserve.weights.load import loader as loader_module
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 from tests.rpc.conftest import Start
 from tests.support.paced_push import PacedPush
 from tests.support.patience import STEP_S

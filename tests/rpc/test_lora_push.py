@@ -12,7 +12,7 @@ from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.errors import PushRolledBackError
 from genserve.v1 import control_pb2, weights_pb2
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 from tests.rpc.frames import END, Frame, push, refused
 from tests.rpc.segments import has_bytes
 from tests.support.answers import answer_of

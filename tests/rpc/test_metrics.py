@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.engine.staleness import CLASSES
 from genserve.engine.types import Load
 from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from tests.rpc.frames import END, chunk, header, push, refused

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import grpc.aio
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.settings.config import ServeConfig
 from tests.rpc.frames import END, header, push, refused
 from tests.rpc.segments import memory, pipe, segment
 from tests.support.descriptor_holders import child, stranger

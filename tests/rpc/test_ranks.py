@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from genserve.config import ServeConfig
+from genserve.settings.config import ServeConfig
 from tests.rpc.rank import NUM_RANKS, Model, stepped, weights
 from tests.support.scripted_daemon import Daemon, serving
 from tests.support.warm import process

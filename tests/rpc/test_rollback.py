@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import (
     NotResidentError,
     UnsupportedError,
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.settings.config import ServeConfig
 from genserve.weights.checkpoint.space import CheckpointSpace
 from tests.rpc.served import weights
 from tests.support.patience import STEP_S, until

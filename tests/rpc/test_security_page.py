@@ -14,15 +14,15 @@ import pytest
 
 from genserve.cli import make_parser
 from genserve.cli.serve import check_flags
-from genserve.client.transport.settings import ConnectionSettings
-from genserve.config import ServeConfig
-from genserve.flags import flag_of, settings_of
 from genserve.fleet.config import RouteConfig
-from genserve.listen_config import ListenConfig
 from genserve.rpc.reflection import MAX_STREAMS
 from genserve.rpc.watchers import MAX_WATCHERS, budgets
 from genserve.security.access import parse_file
 from genserve.security.roles import FIELDS, METHODS, Role
+from genserve.settings.config import ServeConfig
+from genserve.settings.flags import flag_of, settings_of
+from genserve.settings.listen_config import ListenConfig
+from genserve.transport.settings import ConnectionSettings
 from tests.support.scripted_daemon import Daemon, serving
 
 ROOT = Path(__file__).parents[2]

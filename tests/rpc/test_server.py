@@ -14,10 +14,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from genserve.config import ServeConfig
 from genserve.rpc import listener
 from genserve.rpc.listener import bind
 from genserve.rpc.server import SERVICE_NAMES
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.support.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.settings.config import ServeConfig
 from tests.rpc.frames import DATA, END, header, refused
 from tests.rpc.segments import WEIGHTS, memory, segment
 from tests.support.refusals import refuses

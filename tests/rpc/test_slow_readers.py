@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.engine.generation import GenerationUpdate
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, generation_pb2
 from tests.support.clocks import advanced_clock
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, reason_of, serving, update

@@ -16,11 +16,11 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from genserve.cli.control.status import status_table
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.state import StateBoard
 from genserve.errors import DeadlineError, DrainingError, EngineDeadError
 from genserve.rpc.server import SERVICE_NAMES, SERVICES, DaemonServer
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.weights.push.types import PushHeader

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import PeersFailedError, PermissionDeniedError
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.served import weights

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import PeersFailedError, PermissionDeniedError, UnauthenticatedError, UnavailableError
 from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
 from genserve.rpc.listener import server_options
 from genserve.security import watched_files
+from genserve.settings.config import ServeConfig
 from tests.rpc.served import weights
 from tests.support import pulled_peers as peers
 from tests.support.credentials import Authority, Pair, list_callers, one_each

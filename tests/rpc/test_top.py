@@ -18,11 +18,11 @@ from genserve.cli.top.frame import frame
 from genserve.cli.top.lines import plain
 from genserve.cli.top.screen import LinkState, Screen
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.errors import UnavailableError
 from genserve.rpc.server import DaemonServer
+from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from genserve.weights.push.types import PushHeader

@@ -6,9 +6,9 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
 from genserve.rpc.weights import PULL_WRITE_TIMEOUT_S
+from genserve.settings.config import ServeConfig
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor

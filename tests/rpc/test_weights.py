@@ -7,8 +7,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
+from genserve.settings.config import ServeConfig
 from genserve.v1 import weights_pb2
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.rpc.segments import has_bytes

@@ -9,15 +9,15 @@ from typing import Any
 
 import grpc.aio
 
-from genserve.client.forward.loss import may_have_done
-from genserve.client.transport.errors import error_of
 from genserve.errors import GenserveError, NoReplicaError, UnavailableError
 from genserve.fleet.leases import new_lease_id
+from genserve.forward.loss import may_have_done
+from genserve.transport.errors import error_of
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from genserve.wire import duration_of
+from genserve.wire.conversions import duration_of
 from tests.simulation.channel import MemoryChannel
 from tests.simulation.engine import CONTENT_BYTES, bytes_of
 from tests.simulation.events import ASLEEP, Events, Lease, Push, Request

@@ -4,7 +4,6 @@ import asyncio
 import time
 from typing import Any
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.leases import LeaseTable
 from genserve.control.membership import Membership
@@ -16,13 +15,14 @@ from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
 from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
+from genserve.settings.config import ServeConfig
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
-from genserve.words import ROUTER_ID_KEY
+from genserve.wire.literals import ROUTER_ID_KEY
 from tests.simulation.channel import MemoryCaller
 from tests.simulation.engine import CONTENT_BYTES, SimulatedEngine
 from tests.simulation.events import Events, Kept

@@ -15,7 +15,7 @@ from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.safetensors import StoredTensor
 from genserve.v1 import weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 from tests.support.paced_push import PacedPush
 
 MIB = 1 << 20

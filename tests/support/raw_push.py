@@ -57,7 +57,7 @@ class RawPush:
             if end:
                 yield weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd())
 
-        from genserve.client.transport.errors import error_of
+        from genserve.transport.errors import error_of
 
         async with grpc.aio.insecure_channel(self._address) as channel:
             try:

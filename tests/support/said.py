@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from genserve.log_lines import PREFIX
+from genserve.observe.log_lines import PREFIX
 
 
 @dataclass

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 
-from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
@@ -28,11 +27,12 @@ from genserve.engine.generation import (
 from genserve.engine.types import Load
 from genserve.ingest.processes import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.process.signals import Stopped
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
-from genserve.signals import Stopped
+from genserve.settings.config import ServeConfig
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub

@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from genserve.config import ServeConfig
 from genserve.engine.generation import (
     Finish,
     FinishReason,
@@ -36,6 +35,7 @@ from genserve.engine.generation import (
     WeightSpan,
 )
 from genserve.errors import FieldViolation, error_for_reason
+from genserve.settings.config import ServeConfig
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.support.credentials import Authority, one_each
 from tests.support.fault_proxy import FaultProxy, Way

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.rpc.server import DaemonServer
+from genserve.settings.config import ServeConfig
 from tests.support.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from genserve import __version__
 from tests.support.built_wheel import ROOT, build_wheel
 
 pytestmark = [
-    pytest.mark.long("pyproject.toml", "genserve/v1", "genserve/client/transport", "tests/support/built_wheel.py"),
+    pytest.mark.long("pyproject.toml", "genserve/v1", "genserve/transport", "tests/support/built_wheel.py"),
     pytest.mark.timeout(900),
 ]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from genserve.addresses import split_name
 from genserve.cli import make_parser
 from genserve.cli.route import make_config
 from genserve.cli.serve import check_flags
+from genserve.net.addresses import split_name
 from genserve.placement.config import CLOSE_S
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="run scripts/setup: the lock has it")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from genserve import daemon
 from genserve.cli import serve
-from genserve.config import ServeConfig
+from genserve.daemon import serve as daemon
 from genserve.engine.vllm.start import config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
+from genserve.settings.config import ServeConfig
 
 
 @pytest.fixture

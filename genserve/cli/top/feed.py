@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from genserve.backoff import Backoff
+from genserve.aio.backoff import Backoff
+from genserve.aio.silence import silence
 from genserve.cli.options import default_holder
 from genserve.cli.top.lines import Tone
 from genserve.cli.top.questions import Action, Kind
@@ -23,7 +24,6 @@ from genserve.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from genserve.silence import silence
 
 if TYPE_CHECKING:
     from genserve.cli.top.transfers import Transfer

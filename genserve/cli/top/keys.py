@@ -7,7 +7,7 @@ from genserve.cli.top.questions import KEYS, Action, Choice, Kind, Question
 from genserve.cli.top.screen import Screen
 
 if TYPE_CHECKING:
-    from genserve.words import PauseMode
+    from genserve.wire.literals import PauseMode
 
 _STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
 _MODES: "Final[dict[str, tuple[PauseMode, str]]]" = {

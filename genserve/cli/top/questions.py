@@ -5,7 +5,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from genserve.words import PauseMode
+    from genserve.wire.literals import PauseMode
 
 
 class Kind(Enum):

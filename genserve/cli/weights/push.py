@@ -18,7 +18,7 @@ from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
     from genserve.client import ApplyOptions, Client, PushProgress, PushResult
-    from genserve.words import PushAction
+    from genserve.wire.literals import PushAction
 
     class _EveryPush(ApplyOptions):
         action: PushAction

@@ -11,14 +11,14 @@ import grpc.aio
 
 from genserve.client.control.lease import HeldPause, held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
-from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.enums import wire_value
-from genserve.client.transport.errors import ClientClosedError
-from genserve.client.transport.fields import build, duration, optional_duration
-from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import DeadlineError, GenserveError, UnavailableError
+from genserve.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.transport.enums import wire_value
+from genserve.transport.errors import ClientClosedError
+from genserve.transport.fields import build, duration, optional_duration
+from genserve.transport.response_stream import ResponseStream
 from genserve.v1 import control_pb2, types_pb2
-from genserve.words import KvPolicy, PauseMode, SleepTag
+from genserve.wire.literals import KvPolicy, PauseMode, SleepTag
 
 # grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from genserve.client.control.state import PauseLease, PauseResult, ResumeResult
-from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
-from genserve.words import KvPolicy, PauseMode
+from genserve.transport.errors import ClientClosedError
+from genserve.wire.literals import KvPolicy, PauseMode
 
 
 @dataclass(frozen=True, slots=True)

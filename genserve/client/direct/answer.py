@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from genserve.client.direct.pipe import Pipe
-from genserve.client.forward.caller import Failure
+from genserve.forward.caller import Failure
 
 if TYPE_CHECKING:
     from grpc.aio import UnaryStreamCall

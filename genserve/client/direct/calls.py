@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from genserve.client.direct.answer import Answer
 from genserve.client.direct.pipe import Pipe, PipeEndedError
-from genserve.client.forward.actions import Abort, Action, Begun, action_of
-from genserve.client.forward.caller import Failure
-from genserve.client.forward.forwarded import Forwarded
-from genserve.client.forward.generate import Generate
-from genserve.client.forward.generate_many import GenerateMany
-from genserve.client.forward.waiting import AbortedWhileWaitingError
-from genserve.client.transport.response_stream import EOF
 from genserve.errors import DeadlineError, GenserveError
+from genserve.forward.actions import Abort, Action, Begun, action_of
+from genserve.forward.caller import Failure
+from genserve.forward.forwarded import Forwarded
+from genserve.forward.generate import Generate
+from genserve.forward.generate_many import GenerateMany
+from genserve.forward.waiting import AbortedWhileWaitingError
+from genserve.transport.response_stream import EOF
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:

@@ -6,20 +6,20 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from genserve.addresses import is_local
-from genserve.arguments import MAX_REPLICAS
-from genserve.backoff import Backoff
+from genserve.aio.backoff import Backoff
 from genserve.client.direct.known_replica import KnownReplica
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.upstream import DirectUpstream
-from genserve.client.forward.destinations import ANY_REQUEST, Destinations
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import GenserveError, UnavailableError
+from genserve.forward.destinations import ANY_REQUEST, Destinations
+from genserve.net.addresses import is_local
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.reasons import with_reasons
 from genserve.routing.replica import Replica, Request
+from genserve.transport.connection import Connection
+from genserve.transport.errors import ClientClosedError
 from genserve.v1 import fleet_pb2
+from genserve.wire.bounds import MAX_REPLICAS
 
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0

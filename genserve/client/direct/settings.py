@@ -4,12 +4,12 @@ import reprlib
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.arguments import MIN_WATCH_INTERVAL_S
-from genserve.client.transport.fields import is_seconds
-from genserve.config import MAX_TIMEOUT_S
 from genserve.errors import InvalidFieldError
 from genserve.routing.names import DIRECT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.settings.config import MAX_TIMEOUT_S
+from genserve.transport.fields import is_seconds
+from genserve.wire.bounds import MIN_WATCH_INTERVAL_S
 
 MAX_REPORT_INTERVAL_S: Final = 60.0
 

@@ -10,12 +10,12 @@ from genserve.client.direct.calls import DirectCall, DirectGenerate, DirectGener
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.watch import RouterWatch
-from genserve.client.forward.destinations import ANY_REQUEST
-from genserve.client.forward.forwarded import Forwarded
-from genserve.client.forward.loss import is_lost
-from genserve.client.forward.waiting import Waiting
-from genserve.client.transport.connection import Connection
 from genserve.errors import GenserveError
+from genserve.forward.destinations import ANY_REQUEST
+from genserve.forward.forwarded import Forwarded
+from genserve.forward.loss import is_lost
+from genserve.forward.waiting import Waiting
+from genserve.transport.connection import Connection
 from genserve.v1 import generation_pb2
 
 TOKENIZE_TIMEOUT_S: Final = 30.0

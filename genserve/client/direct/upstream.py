@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from genserve.client.direct.known_replica import KnownReplica
-from genserve.client.forward.upstream import TokenUpstream
-from genserve.client.transport.connection import Connection
 from genserve.errors import GenserveError
+from genserve.forward.upstream import TokenUpstream
+from genserve.transport.connection import Connection
 from genserve.v1 import control_pb2, generation_pb2, types_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub

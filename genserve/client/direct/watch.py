@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
-from genserve.backoff import Backoff
+from genserve.aio.backoff import Backoff
+from genserve.aio.silence import silence
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.errors import ClientClosedError, error_of
 from genserve.errors import GenserveError, UnavailableError, UnsupportedError
-from genserve.silence import silence
+from genserve.transport.connection import Connection
+from genserve.transport.errors import ClientClosedError, error_of
 from genserve.v1 import fleet_pb2
-from genserve.wire import duration_of
+from genserve.wire.conversions import duration_of
 
 if TYPE_CHECKING:
     from grpc.aio import UnaryStreamCall

@@ -1,9 +1,9 @@
 """The calls of FleetService."""
 
 from genserve.client.fleet.replicas import FleetReplica, Replicas
-from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.fields import build, optional_duration
-from genserve.client.transport.response_stream import ResponseStream
+from genserve.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.transport.fields import build, optional_duration
+from genserve.transport.response_stream import ResponseStream
 from genserve.v1 import fleet_pb2
 
 

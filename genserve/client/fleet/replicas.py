@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from genserve.client.control.state import EngineState, Load, PushInFlight
-from genserve.client.transport.enums import word_of
+from genserve.transport.enums import word_of
 from genserve.v1 import fleet_pb2
 
 

@@ -21,11 +21,11 @@ from genserve.client.generation.options import (
     is_chat,
 )
 from genserve.client.generation.results import Delta, Generation
-from genserve.client.transport.connection import UNSET, Connection, ServiceCalls, Timeout
-from genserve.client.transport.fields import build, naming
-from genserve.client.transport.frontend_channels import FrontendChannels
-from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import GenserveError, InvalidFieldError
+from genserve.transport.connection import UNSET, Connection, ServiceCalls, Timeout
+from genserve.transport.fields import build, naming
+from genserve.transport.frontend_channels import FrontendChannels
+from genserve.transport.response_stream import ResponseStream
 from genserve.v1 import generation_pb2
 
 

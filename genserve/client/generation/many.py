@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import grpc.aio
 
-from genserve.client.forward.caller import Failure
 from genserve.client.generation.columns import Sequences
 from genserve.client.generation.options import GenerateOptions, PromptLike, generate_request
 from genserve.client.generation.results import Delta
-from genserve.client.transport.closing import AsyncClosing
-from genserve.client.transport.errors import error_of, error_of_status
-from genserve.client.transport.final_status import FinalStatus
-from genserve.client.transport.response_stream import EOF, MessageReader
 from genserve.errors import GenserveError
+from genserve.forward.caller import Failure
+from genserve.transport.closing import AsyncClosing
+from genserve.transport.errors import error_of, error_of_status
+from genserve.transport.final_status import FinalStatus
+from genserve.transport.response_stream import EOF, MessageReader
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
-    from genserve.client.transport.connection import Connection
+    from genserve.transport.connection import Connection
 
 
 _COLUMNS: Final = generation_pb2.GENERATE_MANY_FORM_COLUMNS  # a daemon that does not know it answers with items

@@ -8,8 +8,8 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from genserve.client.transport.fields import build, duration, naming, refuse_unknown
 from genserve.errors import InvalidFieldError
+from genserve.transport.fields import build, duration, naming, refuse_unknown
 from genserve.v1 import generation_pb2, types_pb2
 
 ChatMessage = Mapping[str, str]

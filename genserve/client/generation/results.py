@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
 
-from genserve.client.transport.enums import word_of
 from genserve.errors import GenserveError
+from genserve.transport.enums import word_of
 from genserve.v1 import generation_pb2, types_pb2
 
 _MAX_INDEX: Final = 1 << 16

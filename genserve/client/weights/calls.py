@@ -9,10 +9,6 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, Unpack
 
-from genserve.addresses import is_local
-from genserve.client.transport import push_channels
-from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.fields import build, check_count, check_switch, naming, refuse_unknown
 from genserve.client.weights.download import Download, PulledWeights
 from genserve.client.weights.finite import check_finite
 from genserve.client.weights.layout import ByteSpace
@@ -33,10 +29,14 @@ from genserve.client.weights.upload import Upload
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.host import can_share
 from genserve.memory.ring import MIN_BYTES, SpareRings
+from genserve.net.addresses import is_local
 from genserve.tensors.ranges import num_bytes
+from genserve.transport import push_channels
+from genserve.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.transport.fields import build, check_count, check_switch, naming, refuse_unknown
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 
 
 class WeightCalls(ServiceCalls):

@@ -7,9 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.backoff import Backoff
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.fields import build
+from genserve.aio.backoff import Backoff
 from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
 from genserve.errors import (
@@ -22,8 +20,10 @@ from genserve.errors import (
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
+from genserve.transport.connection import Connection
+from genserve.transport.fields import build
 from genserve.v1 import weights_pb2
-from genserve.wire import manifest_of
+from genserve.wire.conversions import manifest_of
 
 MAX_RESUMES: Final = 5
 _FIRST_PAUSE_S: Final = 0.2

@@ -9,8 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from genserve.client.transport.connection import UNSET, Timeout
-from genserve.client.transport.fields import as_utc, build, duration, naming, refuse_unknown
 from genserve.client.weights.calls import WeightCalls
 from genserve.client.weights.modules import is_module
 from genserve.client.weights.options import PushOptions, SendOptions
@@ -18,6 +16,8 @@ from genserve.client.weights.push import PushResult
 from genserve.client.weights.sources import tensor_sources
 from genserve.errors import InvalidFieldError
 from genserve.tensors.safetensors import CheckpointFileError
+from genserve.transport.connection import UNSET, Timeout
+from genserve.transport.fields import as_utc, build, duration, naming, refuse_unknown
 from genserve.v1 import control_pb2, weights_pb2
 
 _CONFIG_FILE = "adapter_config.json"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Final, Self, TypedDict
 
-from genserve.client.transport.enums import wire_value
-from genserve.client.transport.fields import build, check_count, check_switch, naming, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
 from genserve.errors import InvalidFieldError
+from genserve.transport.enums import wire_value
+from genserve.transport.fields import build, check_count, check_switch, naming, optional_duration
 from genserve.v1 import types_pb2, weights_pb2
-from genserve.words import KvPolicy, PauseMode, PrepareMode, PushAction
+from genserve.wire.literals import KvPolicy, PauseMode, PrepareMode, PushAction
 
 MIB: Final = 1 << 20
 _PEERS: Final = {"addresses": "peers", "push_id": "peer_push_id"}

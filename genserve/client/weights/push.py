@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from genserve.client.control.state import EngineState
-from genserve.client.transport.enums import word_of
 from genserve.tensors.ranges import Range
+from genserve.transport.enums import word_of
 from genserve.v1 import weights_pb2
-from genserve.wire import seconds_of
+from genserve.wire.conversions import seconds_of
 
 
 @dataclass(frozen=True, slots=True)

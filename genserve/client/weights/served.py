@@ -7,7 +7,7 @@ from genserve.client.control.state import EngineState
 from genserve.tensors.dtypes import item_bytes
 from genserve.tensors.manifest import Manifest
 from genserve.v1 import weights_pb2
-from genserve.wire import manifest_of
+from genserve.wire.conversions import manifest_of
 
 
 @dataclass(frozen=True, slots=True)

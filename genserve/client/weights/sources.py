@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from genserve.client.transport.fields import naming
 from genserve.client.weights.dtensor import MAX_PIECES, Cut, Share, shared_out
 from genserve.client.weights.modules import is_module, module_tensors
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
+from genserve.transport.fields import naming
 
 
 @dataclass(frozen=True, slots=True)

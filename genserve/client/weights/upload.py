@@ -7,10 +7,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from genserve.backoff import Backoff
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.final_status import FinalStatus
-from genserve.client.transport.push_channels import PushChannels
+from genserve.aio.backoff import Backoff
 from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import Delivery
@@ -18,8 +15,11 @@ from genserve.client.weights.push import Push, PushProgress, PushResult
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
 from genserve.tensors.ranges import Range, common, num_bytes, split
+from genserve.transport.connection import Connection
+from genserve.transport.final_status import FinalStatus
+from genserve.transport.push_channels import PushChannels
 from genserve.v1 import weights_pb2
-from genserve.wire import segment_frame
+from genserve.wire.conversions import segment_frame
 
 MAX_RESUMES: Final = 5
 RECONNECT_TIMEOUT_S: Final = 30.0
@@ -110,7 +110,7 @@ class Upload:
         finally:
             sending.cancel()
             await asyncio.wait({sending})
-            del sending  # see genserve.cancellation
+            del sending  # see genserve.aio.cancellation
 
     def _late(self) -> DeadlineError:
         push_id, limit_s = self._header.push_id, self._timeout_s
@@ -157,7 +157,7 @@ class Upload:
                 for task in sending:
                     task.cancel()
                 await asyncio.gather(*sending, return_exceptions=True)
-                del sending, task  # see genserve.cancellation
+                del sending, task  # see genserve.aio.cancellation
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
         """One header for each stream; the first one has the manifest."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from genserve.client.control.state import EngineState
-from genserve.client.transport.connection import RequestT, ResponseT, ServiceCalls
-from genserve.client.transport.enums import wire_value
-from genserve.client.transport.fields import build, duration, naming
 from genserve.client.weights.push import Applied
+from genserve.transport.connection import RequestT, ResponseT, ServiceCalls
+from genserve.transport.enums import wire_value
+from genserve.transport.fields import build, duration, naming
 from genserve.v1 import types_pb2, weights_pb2
-from genserve.words import KvPolicy, PauseMode
+from genserve.wire.literals import KvPolicy, PauseMode
 
 if TYPE_CHECKING:
     import grpc.aio

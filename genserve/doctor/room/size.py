@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
+from genserve.settings.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.worker.contract.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
 
 BF16_BYTES: Final = 2

@@ -12,7 +12,7 @@ from genserve.doctor.children import Children
 from genserve.launcher.command import serve_command
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving, last_words
-from genserve.signals import ending
+from genserve.process.signals import ending
 
 _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0

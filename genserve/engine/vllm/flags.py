@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 from contextlib import closing
 
-from genserve.config import ServeConfig, check_model
 from genserve.demo_model import built_demo_model
 from genserve.engine.vllm.launch import EngineOptions, configured
 from genserve.engine.vllm.openai import flags as openai_flags
@@ -12,6 +11,7 @@ from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import Clients
 from genserve.engine.vllm.start.failure import EngineConfigError, EngineStartError, Report
+from genserve.settings.config import ServeConfig, check_model
 
 _DESCRIPTION = (
     "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "

@@ -19,8 +19,8 @@ from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.start.failure import Report, configuring
 from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.start.series import stat_loggers
+from genserve.process.signals import children_ignore_interrupts
 from genserve.security.files import PLAINTEXT, CallerFiles
-from genserve.signals import children_ignore_interrupts
 
 
 @dataclass(frozen=True, slots=True)

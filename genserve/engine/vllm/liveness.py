@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.errors import DeadlineError, EngineDeadError
-from genserve.signals import ending
+from genserve.process.signals import ending
 
 T = TypeVar("T")
 

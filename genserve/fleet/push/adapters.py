@@ -3,12 +3,12 @@
 import asyncio
 from typing import Final
 
-from genserve.client.forward.upstream import frames_of
 from genserve.errors import DeadlineError, NoReplicaError
 from genserve.fleet.deadlines import ASK_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.relay import relay
 from genserve.fleet.upstream import Upstream
+from genserve.forward.upstream import frames_of
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, weights_pb2
 

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from genserve.client.forward.loss import may_have_done
 from genserve.errors import GenserveError
 from genserve.fleet.deadlines import apply_s
 from genserve.fleet.everywhere import everywhere, told_by
@@ -14,6 +13,7 @@ from genserve.fleet.push.applied import merged
 from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
+from genserve.forward.loss import may_have_done
 from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)

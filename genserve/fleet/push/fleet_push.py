@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from genserve.client.forward.loss import may_have_done
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, prepared_ttl_s
 from genserve.fleet.everywhere import everywhere
@@ -17,6 +16,7 @@ from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, di
 from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
+from genserve.forward.loss import may_have_done
 from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from genserve.arguments import MAX_PEERS
 from genserve.errors import ApplyInProgressError, GenserveError, NoReplicaError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, DISCARD_S, FETCH_S
 from genserve.fleet.everywhere import everywhere
@@ -20,6 +19,7 @@ from genserve.fleet.push.previous import reader_of_previous
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
+from genserve.wire.bounds import MAX_PEERS
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
-from genserve.client.transport.final_status import FinalStatus
 from genserve.fleet.upstream import Upstream
+from genserve.transport.final_status import FinalStatus
 from genserve.v1 import weights_pb2
 
 _AHEAD: Final = 4

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S
 from genserve.fleet.push.tree import sources

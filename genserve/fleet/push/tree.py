@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from genserve.arguments import MAX_PEERS
+from genserve.wire.bounds import MAX_PEERS
 
 
 def sources(addresses: Sequence[str], fanout: int) -> dict[str, tuple[str, ...]]:

@@ -10,18 +10,18 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from genserve.client.forward.destinations import ANY_REQUEST
-from genserve.client.forward.forwarded import Forwarded
-from genserve.client.forward.generate import Generate
-from genserve.client.forward.generate_many import GenerateMany
-from genserve.client.forward.loss import is_lost
-from genserve.client.forward.waiting import Waiting
 from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, UnavailableError
 from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
 from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
+from genserve.forward.destinations import ANY_REQUEST
+from genserve.forward.forwarded import Forwarded
+from genserve.forward.generate import Generate
+from genserve.forward.generate_many import GenerateMany
+from genserve.forward.loss import is_lost
+from genserve.forward.waiting import Waiting
 from genserve.rpc.status import to_status
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc.aio
 
-from genserve.client.forward.upstream import frames_of
 from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
 from genserve.fleet.callers import remaining_s
 from genserve.fleet.deadlines import DIGEST_S
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
+from genserve.forward.upstream import frames_of
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer, add_WeightServiceServicer_to_server
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import ray
 
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.cluster import RayFailedError, connect, disconnect
 from genserve.placement.ray.finder import find_fleet

@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
-from genserve.supervisor import Deaths
+from genserve.process.supervisor import Deaths
 
 log = logging.getLogger(__name__)
 

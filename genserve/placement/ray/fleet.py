@@ -4,7 +4,7 @@ import asyncio
 import os
 from typing import Final
 
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.config import flags_of_replica
 from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.carried import carried

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
-from genserve.notices import say
+from genserve.observe.notices import say
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.ray.actor import Ending
 from genserve.placement.ray.cluster import RayFailedError

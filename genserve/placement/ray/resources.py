@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.addresses import is_loopback
+from genserve.net.addresses import is_loopback
 
 
 @dataclass(frozen=True, slots=True)

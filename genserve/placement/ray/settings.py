@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Self
 
-from genserve.config import MAX_TIMEOUT_S
+from genserve.settings.config import MAX_TIMEOUT_S
 
 DEFAULT_NAME: Final = "genserve"
 DEFAULT_TIMEOUT_S: Final = 60.0

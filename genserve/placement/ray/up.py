@@ -12,16 +12,16 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from genserve.fleet.serve import start_router
-from genserve.listening import require_free
-from genserve.notices import say
+from genserve.net.listening import require_free
+from genserve.observe.notices import say
 from genserve.placement.config import UpConfig
 from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
 from genserve.placement.up import access_flags, drain_router
+from genserve.process.signals import Stopped, ending, stop_on_signals
 from genserve.security.access_list import listed_environment
-from genserve.signals import Stopped, ending, stop_on_signals
 
 _CONNECT_S: Final = 60.0
 """For a process that imports Ray, and for Ray to answer it."""

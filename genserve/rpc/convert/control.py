@@ -10,7 +10,6 @@ import grpc
 from google.protobuf.message import Message
 
 import genserve
-from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.control.asleep import SleepDepth
 from genserve.control.membership import FleetRecord
 from genserve.control.state import EngineState
@@ -22,6 +21,7 @@ from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
 from genserve.weights.kept.directory import KeptRecord
 from genserve.weights.push.in_flight import PushInFlight
+from genserve.wire.bounds import MIN_WATCH_INTERVAL_S
 
 StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
-from genserve.arguments import check_text
 from genserve.engine.generation import (
     AnyPrompt,
     ChatMessage,
@@ -29,6 +28,7 @@ from genserve.engine.types import EngineInfo
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import seconds_or
 from genserve.v1 import generation_pb2
+from genserve.wire.bounds import check_text
 
 # vLLM searches for every stop string after every token, on the event loop.
 MAX_STOP_STRINGS = 256

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from genserve.listen_config import ListenConfig
+from genserve.settings.listen_config import ListenConfig
 from genserve.v1 import control_pb2
-from genserve.wire import duration_of
+from genserve.wire.conversions import duration_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 from genserve.engine.generation import GenerationUpdate, SequenceDelta
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
-from genserve.words import FIRST_SLOT_KEY, SLOTS_PER_CALL
+from genserve.wire.literals import FIRST_SLOT_KEY, SLOTS_PER_CALL
 
 MAX_FIRST_SLOT: Final = (1 << 32) - SLOTS_PER_CALL
 """A slot is a uint32."""

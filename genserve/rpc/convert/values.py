@@ -13,7 +13,7 @@ from genserve.control.state import EngineState
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2
-from genserve.wire import seconds_of
+from genserve.wire.conversions import seconds_of
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from genserve.weights.push.types import (
     PushReport,
     PushState,
 )
-from genserve.wire import duration_of, manifest_of
+from genserve.wire.conversions import duration_of, manifest_of
 
 _ACTIONS = {
     weights_pb2.PUSH_ACTION_UNSPECIFIED: PushAction.APPLY,

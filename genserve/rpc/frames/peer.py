@@ -23,7 +23,7 @@ from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
 from genserve.weights.load.types import Offer, SourceError, SourceSilentError
 from genserve.weights.push.stream import PushStream
-from genserve.wire import manifest_of
+from genserve.wire.conversions import manifest_of
 
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[weights_pb2.PullWeightsRequest, Frame]"
 

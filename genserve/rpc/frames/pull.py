@@ -12,7 +12,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
 from genserve.weights.push.types import LoraAdapter
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 64 << 20

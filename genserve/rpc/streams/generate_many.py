@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from genserve.arguments import MAX_TEXT_CHARS
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
-from genserve.log_context import about, note
+from genserve.observe.log_context import about, note
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.token_columns import Slots
 from genserve.rpc.received import Received
@@ -23,6 +22,7 @@ from genserve.rpc.status import known_error
 from genserve.rpc.streams.next_message import MAX_VALUES, METHOD, NextMessage, Running
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
+from genserve.wire.bounds import MAX_TEXT_CHARS
 
 # Refusals per message: each has at most 4 KiB. If as many wait to be written, or ends of requests that the engine never
 # had and does not count, no further requests are read.

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.weights.push.types import MAX_VERSION
+from genserve.wire.bounds import check_text
 
 RECORD: Final = "genserve.json"
 _FORMAT: Final = 1

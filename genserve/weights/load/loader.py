@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from genserve.arguments import MAX_PEERS, check_text
-from genserve.backoff import Backoff
+from genserve.aio.backoff import Backoff
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,
@@ -44,6 +43,7 @@ from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.push_admission import check_header
 from genserve.weights.registry import PushRegistry
+from genserve.wire.bounds import MAX_PEERS, check_text
 
 _MAX_IDLE_ROUNDS = 3
 _FIRST_DELAY_S = 0.2

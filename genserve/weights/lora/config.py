@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.tensors.inserted_names import HALVES, MAGNITUDE, PEFT_PREFIX
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from genserve.wire.bounds import check_text
 
 _INSTEAD = "train without it, or merge the adapter and push the weights"
 # What adds to an adapter, or changes what its tensors mean. vLLM refuses these, or leaves them out, once it has them.

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from genserve.errors import InvalidFieldError
-from genserve.leftovers import prefix
 from genserve.memory.arena import Arena
+from genserve.process.leftovers import prefix
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import CheckpointFileError, encoded_header
 from genserve.weights.checkpoint.files import CheckpointFile

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from genserve.arguments import check_timeout
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
@@ -20,6 +19,7 @@ from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import MAX_VERSION, Applied, LoraAdapter, timings_of
+from genserve.wire.bounds import check_timeout
 
 _MIN_TIMEOUT_S = 0.001
 

@@ -3,7 +3,7 @@ settled."""
 
 from dataclasses import dataclass
 
-from genserve.change import Change
+from genserve.aio.change import Change
 
 
 @dataclass(eq=False, slots=True)

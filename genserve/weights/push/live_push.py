@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from genserve.change import Change
+from genserve.aio.change import Change
 from genserve.errors import (
     ApplyInProgressError,
     GenserveError,

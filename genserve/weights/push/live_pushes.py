@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
-from genserve.change import Change
+from genserve.aio.change import Change
 from genserve.errors import DrainingError, GenserveError, PushNotFoundError, StagingFullError
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush

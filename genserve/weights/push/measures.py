@@ -3,7 +3,7 @@
 from collections import Counter
 
 from genserve.errors import GenserveError
-from genserve.histogram import Histogram
+from genserve.observe.histogram import Histogram
 from genserve.weights.push.types import Applied, PushKind
 
 STEPS = ("receive", "verify", "prepare", "pause", "commit", "resume")

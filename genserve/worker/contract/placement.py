@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.config import WAYS
+from genserve.settings.config import WAYS
 
 GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20

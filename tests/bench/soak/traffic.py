@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
-from genserve.cancellation import is_cancelled
+from genserve.aio.cancellation import is_cancelled
 from genserve.client import AsyncClient, Generation
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, UnavailableError, VersionNotNewerError
 from tests.bench.soak.report import Report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
-from genserve.words import KvPolicy, PrepareMode
+from genserve.wire.literals import KvPolicy, PrepareMode
 from tests.bench.processes import Program, obey
 from tests.support import models
 

@@ -21,7 +21,7 @@ from tests.support.warm import child, wire
 
 ENGINE_MODULES = (
     "genserve.cli.serve",
-    "genserve.daemon",
+    "genserve.daemon.serve",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.qwen3",
     "vllm.plugins.lora_resolvers.filesystem_resolver",

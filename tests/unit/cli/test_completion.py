@@ -8,8 +8,8 @@ import pytest
 
 from genserve.cli import main, make_parser
 from genserve.cli.completion import SHELLS, complete_parser
-from genserve.config import ServeConfig
-from genserve.flags import settings_of
+from genserve.settings.config import ServeConfig
+from genserve.settings.flags import settings_of
 
 SHELL_OF = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from genserve.cli import main, serve
-from genserve.config import MAX_FRONTENDS, MAX_INGEST_PROCESSES, ServeConfig
-from genserve.flags import settings_of
+from genserve.settings.config import MAX_FRONTENDS, MAX_INGEST_PROCESSES, ServeConfig
+from genserve.settings.flags import settings_of
 
 _MAIN = """
 import atexit, gc, multiprocessing
@@ -66,7 +66,9 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
     assert done.stderr.count("\n") == 1
 
 
-_BEGINS = "import types; sys.modules['genserve.daemon'] = types.SimpleNamespace(main=lambda flags: print('begins'))"
+_BEGINS = (
+    "import types; sys.modules['genserve.daemon.serve'] = types.SimpleNamespace(main=lambda flags: print('begins'))"
+)
 
 
 @pytest.mark.parametrize("flag", ["--port", "--openai-port"])

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from genserve.client import AsyncClient, Client, Timeouts
-from genserve.client.transport.connection import Timeout, Unset
 from genserve.tensors.safetensors import StoredTensor
+from genserve.transport.connection import Timeout, Unset
 
 TIMEOUT_S: Final = 0.5
 LONG_S: Final = 60.0

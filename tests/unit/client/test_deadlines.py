@@ -9,9 +9,9 @@ import pytest
 
 from genserve.client import AsyncClient, Client, Timeouts
 from genserve.client.sync_client import blocking, blocking_context, blocking_stream
-from genserve.client.transport.connection import UNSET, Timeout, Unset
-from genserve.client.transport.loop_thread import LoopThread
-from genserve.client.transport.service_config import default_timeout_s
+from genserve.transport.connection import UNSET, Timeout, Unset
+from genserve.transport.loop_thread import LoopThread
+from genserve.transport.service_config import default_timeout_s
 from tests.support.patience import until
 from tests.unit.client.call_table import call, call_async, public_calls
 from tests.unit.client.silent_daemon import Asked, silent_daemon

@@ -12,8 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient
-from genserve.client.transport.response_stream import EOF, ResponseStream
 from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError, QueueFullError
+from genserve.transport.response_stream import EOF, ResponseStream
 from genserve.v1 import generation_pb2
 from tests.support.patience import STEP_S, slow, turns, until
 from tests.support.refusals import refuses

@@ -13,9 +13,9 @@ import pytest
 
 from genserve.client import AsyncClient, BlockingStream, Client, ClientClosedError, Delta, PushProgress, Timeouts
 from genserve.client.sync_client import blocking_context
-from genserve.client.transport.loop_thread import LoopThread
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
 from genserve.tensors.safetensors import StoredTensor
+from genserve.transport.loop_thread import LoopThread
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
@@ -201,7 +201,7 @@ async def test_a_caller_that_blocks_the_loop_does_not_hold_up_other_threads_for_
 ) -> None:
     """Other calls end a little after their deadline, and so does closing."""
     monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
-    monkeypatch.setattr("genserve.client.transport.loop_thread.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("genserve.transport.loop_thread.CLOSE_TIMEOUT_S", 0.2)
     weights, begun = Blocking(), threading.Event()
 
     def wait() -> None:

@@ -6,8 +6,8 @@ import sys
 from opentelemetry import trace as otel
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from genserve.client.transport.connection import Connection
-from genserve.client.transport.trace_metadata import trace_metadata
+from genserve.transport.connection import Connection
+from genserve.transport.trace_metadata import trace_metadata
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -26,7 +26,7 @@ def test_a_client_imports_no_opentelemetry() -> None:
     """A program that does not use it does not have to have it."""
     program = (
         "import sys, genserve.client\n"
-        "from genserve.client.transport.trace_metadata import trace_metadata\n"
+        "from genserve.transport.trace_metadata import trace_metadata\n"
         "assert trace_metadata() == ()\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )

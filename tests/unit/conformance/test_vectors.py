@@ -12,12 +12,12 @@ from google.rpc import status_pb2
 from clients.conformance.vectors import generate
 from genserve.client import Generation
 from genserve.client.generation.results import Delta
-from genserve.client.transport.errors import error_of_status
 from genserve.client.weights.frames import END_FRAME
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.content import content_digest, tensor_digest
 from genserve.tensors.manifest import Manifest
+from genserve.transport.errors import error_of_status
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 
 assert control_pb2 and weights_pb2  # whose messages are found by name below

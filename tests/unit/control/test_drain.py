@@ -11,7 +11,7 @@ from genserve.control.membership import Router
 from genserve.control.state import ServedWeights
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
-from genserve.signals import Stopped
+from genserve.process.signals import Stopped
 from tests.support.patience import STEP_S, turns, until
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.service_manager import ServiceManager
 from genserve.control.state import StateBoard
+from genserve.settings.config import ServeConfig
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, turns
 from tests.support.scripted_engine import ScriptedEngine

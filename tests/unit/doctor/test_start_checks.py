@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from genserve.cli import main
-from genserve.config import ServeConfig
 from genserve.doctor import start_checks
 from genserve.doctor.start_checks import CHECKS, Finding, Start, findings
+from genserve.settings.config import ServeConfig
 from genserve.tensors.safetensors import read_checkpoint
 from genserve.worker.contract.placement import GIB
 from tests.support import models

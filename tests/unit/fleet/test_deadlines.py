@@ -8,7 +8,7 @@ import pytest
 from genserve import fleet
 from genserve.fleet.deadlines import ASK_S, apply_s, load_lora_s, pause_s, prepared_ttl_s
 from genserve.v1 import control_pb2, weights_pb2
-from genserve.wire import duration_of
+from genserve.wire.conversions import duration_of
 
 _CALL = re.compile(r"\.(?:weights|control|generation)\.[A-Z]\w+\(")
 _WATCHED = "upstream.control.WatchStatus("

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from genserve.daemon.openai_process import Inherited
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.template import Started
-from genserve.openai_process import Inherited
-from genserve.signals import ending
+from genserve.process.signals import ending
 from tests.unit.frontends import scripted_frontend
 
 
@@ -35,8 +35,8 @@ def answer(link: Inherited) -> None:
 
 
 class Processes:
-    """As genserve.openai_process.Launch, with a listener. `targets`: what the processes do, one after the other; the
-    last one for all later ones."""
+    """As genserve.daemon.openai_process.Launch, with a listener. `targets`: what the processes do, one after the other;
+    the last one for all later ones."""
 
     def __init__(self, *targets: Any) -> None:
         self._targets = list(targets)

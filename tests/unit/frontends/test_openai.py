@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from genserve import supervisor
 from genserve.control.state import StateBoard
 from genserve.frontends import processes as module
 from genserve.frontends.processes import OpenAIServer
+from genserve.process import supervisor
 from tests.support.patience import turns, until
 from tests.support.said import Said
 from tests.unit.frontends.scripted_openai import Processes, answer, fail, no_more_files, stay

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from genserve import supervisor
-from genserve.cancellation import cancel_all
+from genserve.aio.cancellation import cancel_all
 from genserve.control.state import StateBoard
 from genserve.errors import MessageTooLargeError
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, FrontEnd
@@ -26,6 +25,7 @@ from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.template import Template
 from genserve.memory.words import SharedWords
+from genserve.process import supervisor
 from tests.support.clocks import advanced_clock
 from tests.support.patience import START_S, STEP_S, turns, until
 from tests.support.said import Said

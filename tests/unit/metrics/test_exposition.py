@@ -5,9 +5,9 @@ import asyncio
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from genserve.histogram import Histogram
 from genserve.metrics.exposition import Exposition
 from genserve.metrics.families import counter, gauges, histogram
+from genserve.observe.histogram import Histogram
 
 
 async def test_what_is_read_and_what_is_registered_are_one_text() -> None:

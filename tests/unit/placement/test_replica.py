@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from genserve import supervisor
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.router import Router
 from genserve.fleet.serve import start_router
@@ -22,7 +21,8 @@ from genserve.launcher.daemon_process import DaemonProcess
 from genserve.launcher.process_group import members_of
 from genserve.placement.replica import LocalReplica
 from genserve.placement.shares import ProcessShare
-from genserve.signals import Stopped
+from genserve.process import supervisor
+from genserve.process.signals import Stopped
 from tests.support import fake_daemon
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until

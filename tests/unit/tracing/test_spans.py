@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from genserve import trace
 from genserve.errors import QueueFullError
-from genserve.log_context import note
+from genserve.observe import trace
+from genserve.observe.log_context import note
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import ObservedCalls
 from genserve.tracing.spans import CallSpans

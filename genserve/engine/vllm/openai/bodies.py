@@ -5,8 +5,8 @@ from typing import Final
 
 from starlette.exceptions import HTTPException
 
+from genserve.aio.silence import silence
 from genserve.engine.vllm.openai.versions import App, Message, Receive, Send
-from genserve.silence import silence
 
 MAX_MEDIA_BYTES: Final = 256 << 20
 """Of a request for a model that takes images or audio, which are in it."""

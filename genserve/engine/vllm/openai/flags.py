@@ -9,8 +9,8 @@ from dataclasses import fields
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai.moved import NAMES, moved
+from genserve.settings.config import OPENAI_FLAGS, ServeConfig
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
 _RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"

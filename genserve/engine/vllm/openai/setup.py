@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from genserve.config import ServeConfig
 from genserve.engine.vllm.openai.flags import server_flags
-from genserve.listening import bound_socket
+from genserve.net.listening import bound_socket
+from genserve.settings.config import ServeConfig
 
 
 @dataclass(frozen=True, slots=True)

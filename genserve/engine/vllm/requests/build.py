@@ -28,7 +28,6 @@ from vllm.v1.structured_output import (  # noqa: F401
     backend_xgrammar,
 )
 
-from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
@@ -36,6 +35,7 @@ from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bou
 from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
+from genserve.observe import trace
 
 dir(backend_outlines.json_schema)  # which is imported when it is used
 

@@ -17,11 +17,11 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
-from genserve.log_lines import JsonFormatter, is_json
+from genserve.observe.log_lines import JsonFormatter, is_json
+from genserve.settings.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.runners import runner_of
 from genserve.worker.contract.vllm_settings import (

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from genserve.addresses import is_loopback, joined
 from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.net.addresses import is_loopback, joined
 
 ParallelConfig = Any
 """vLLM's ParallelConfig, or what has its fields."""

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from genserve.engine.vllm.start.progress import ProgressHandler
-from genserve.leftovers import prefix
+from genserve.process.leftovers import prefix
 
 # internal: what vLLM 0.32 logs with the exception, or of the process, that ends an engine. A test in tests/unit/engine/
 # vllm/start/test_failure.py fails if vLLM's sources do not have one of them any more.

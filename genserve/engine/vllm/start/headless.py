@@ -14,12 +14,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
-from genserve import leftovers
-from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals, stale_shm
 from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.start.failure import EngineStartError, Report
+from genserve.process import leftovers
+from genserve.settings.config import ServeConfig
 from genserve.worker.contract.lifetime import end_with_address
 
 EXIT_FAILED = 1

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from genserve.leftovers import prefix
+from genserve.process.leftovers import prefix
 
 STEPS = (
     "reading the model's configuration",

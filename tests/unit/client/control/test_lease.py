@@ -9,7 +9,7 @@ import pytest
 from genserve.client.control.lease import held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
-from genserve.words import KvPolicy, PauseMode
+from genserve.wire.literals import KvPolicy, PauseMode
 from tests.support.clocks import leaping_clock
 from tests.support.refusals import refuses
 

@@ -8,9 +8,9 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2
 
 from genserve.client import AsyncClient, Timeouts
-from genserve.client.transport import push_channels
 from genserve.client.weights import calls
 from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.transport import push_channels
 from genserve.v1 import control_pb2
 from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon

@@ -17,7 +17,7 @@ from genserve.client.weights.upload import MAX_RESUMES
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
-from genserve.wire import manifest_of
+from genserve.wire.conversions import manifest_of
 from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse

@@ -4,7 +4,6 @@ import argparse
 
 import pytest
 
-from genserve.config import CPU_KV_CACHE_BYTES
 from genserve.doctor.room.size import (
     KV_TOKENS,
     PROCESS_BYTES,
@@ -20,6 +19,7 @@ from genserve.doctor.room.verdicts import own_verdict, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Level
 from genserve.errors import InvalidFieldError
+from genserve.settings.config import CPU_KV_CACHE_BYTES
 from genserve.worker.contract.placement import ACTIVATION_BYTES, HOST_FACTOR, WorkerFacts, place
 from tests.support.refusals import refuses
 
@@ -210,8 +210,8 @@ def test_what_is_the_doctors_to_set_is_so_however_it_is_written(given: str, name
 
 def test_flags_that_the_doctor_reads_are_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no whole flag of the daemon is another one cut short: the doctor would take it for that one."""
-    from genserve.config import ServeConfig
     from genserve.engine.vllm.start import config as vllm_config
+    from genserve.settings.config import ServeConfig
 
     known = vllm_config.parser("genserve serve", "")
     ServeConfig.add_flags(known)

@@ -14,7 +14,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import UnauthenticatedError
 from genserve.fleet.config import RouteConfig
-from genserve.listening import bound_socket
+from genserve.net.listening import bound_socket
 from genserve.placement.config import UpConfig
 from genserve.placement.ray import discovery, process
 from genserve.placement.ray.discovery import ray_addresses

@@ -26,7 +26,7 @@ from genserve.rpc.convert.control import (
 )
 from genserve.rpc.convert.values import seconds
 from genserve.v1 import control_pb2, types_pb2
-from genserve.wire import duration_of
+from genserve.wire.conversions import duration_of
 
 
 def pause(**fields: Any) -> PauseArguments:

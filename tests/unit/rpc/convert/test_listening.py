@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from genserve.config import ServeConfig
 from genserve.fleet.config import RouteConfig
-from genserve.listen_config import ListenConfig
 from genserve.rpc.convert.listening import ListeningFacts
+from genserve.settings.config import ServeConfig
+from genserve.settings.listen_config import ListenConfig
 
 
 def test_the_limits_of_the_flags_are_told() -> None:

@@ -18,7 +18,7 @@ from genserve.engine.generation import (
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.token_columns import MAX_FIRST_SLOT, ColumnsOfStep, Slots, first_slot
 from genserve.v1 import generation_pb2
-from genserve.words import FIRST_SLOT_KEY
+from genserve.wire.literals import FIRST_SLOT_KEY
 from tests.support.refusals import refuses
 
 LOGPROBS = LogprobColumns([-1.0, -2.0], [1, 2], 1, [8, 9], [-0.5, -0.25])

@@ -26,7 +26,7 @@ from genserve.weights.push.types import (
     PushState,
     StepTiming,
 )
-from genserve.wire import manifest_message
+from genserve.wire.conversions import manifest_message
 
 STATE = EngineState("i", 3, Phase.RUNNING, (), 1, 2)
 MANIFEST = Manifest((TensorSpec("w", "BF16", (2, 3), 0, 12), TensorSpec("scalar", "F32", (), 12, 4)), 16, True)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from genserve.errors import InvalidFieldError
-from genserve.leftovers import sweep
 from genserve.memory.arena import Arena
+from genserve.process.leftovers import sweep
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint.files import CheckpointFile
 from genserve.weights.lora.config import LoraConfig

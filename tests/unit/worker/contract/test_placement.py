@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.config import WAYS, WEIGHT_UPDATES
+from genserve.settings.config import WAYS, WEIGHT_UPDATES
 from genserve.worker.contract.placement import ACTIVATION_BYTES, GIB, RING_BYTES, WorkerFacts, duration, pause_s, place
 from genserve.worker.update.pinned_ring import NUM_SLOTS, SLOT_BYTES
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai import environment, setup
 from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
 from genserve.engine.vllm.openai.moved import NAMES, moved
 from genserve.engine.vllm.start import config as vllm_config
+from genserve.settings.config import OPENAI_FLAGS, ServeConfig
 
 CONTROL = {"enable_scale_out", "grpc_port", "lora_modules", "middleware", "tokens_only", "host", "port", "uds"}
 """vLLM's flags that open ways to the engine, or that are the daemon's."""

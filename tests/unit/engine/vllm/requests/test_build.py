@@ -11,11 +11,11 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
-from genserve import trace
 from genserve.engine.generation import GenerationRequest, Sampling, Stop, TokenPrompt
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
+from genserve.observe import trace
 from tests.support.refusals import refuses
 
 INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 4, 1, 1, 1, {})

@@ -10,13 +10,13 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.config import WEIGHT_UPDATES
 from genserve.doctor.serve_flags import DEFAULT_UTILIZATION
 from genserve.engine.vllm import engine as vllm
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.settings.config import WEIGHT_UPDATES
 from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from tests.support import models
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import vllm
 
-from genserve.config import ServeConfig
 from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.refusals import TABLE, check_flags
 from genserve.engine.vllm.start.unreached import UNREACHED, Row
+from genserve.settings.config import ServeConfig
 from tests.support import models
 
 PAGE = Path(__file__).parents[5] / "docs/refused.md"

@@ -1,0 +1,1 @@
+"""Small parts for asyncio that the standard library lacks."""

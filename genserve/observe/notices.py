@@ -1,0 +1,36 @@
+"""What daemons and routers tell people on stderr."""
+
+import re
+import sys
+import time
+from contextlib import suppress
+from typing import Final
+
+from genserve.observe.log_lines import LEVELS, PREFIX, as_text, is_json, json_line
+
+_STARTING: Final = re.compile(rf"{PREFIX}starting the engine for .*; (\S+) tells how far it is")
+
+
+def say(line: str) -> None:
+    """Writes one line. Who read stderr may be gone: that must not keep a process from what it tells about, which may be
+    its end."""
+    written = _as_json(line) if is_json() else f"{PREFIX}{line}"
+    with suppress(OSError):
+        print(written, file=sys.stderr, flush=True)
+
+
+def say_starting(model: str, address: str) -> None:
+    """Says that a daemon listens, and has no engine yet."""
+    say(f"starting the engine for {model}; {address} tells how far it is")
+
+
+def starting_at(line: str) -> str | None:
+    """The address in a line that `say_starting` has written; None for any other line."""
+    found = _STARTING.fullmatch(as_text(line.strip()))
+    return None if found is None else found[1]
+
+
+def _as_json(line: str) -> str:
+    """A line that begins with a level has this level, so that programs find it there."""
+    begin = next((level for level in LEVELS if line.startswith(level)), "info: ")
+    return json_line(begin.removesuffix(": ").upper(), "genserve", line.removeprefix(begin), time.time())

@@ -1,0 +1,1 @@
+"""Processes that genserve starts or is: signals, supervision, and what killed ones leave behind."""

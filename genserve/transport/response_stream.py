@@ -1,0 +1,126 @@
+"""A stream of responses as an async iterator that ends its call when it is closed or dropped."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import grpc.aio
+
+from genserve.transport.closing import AsyncClosing
+from genserve.transport.final_status import FinalStatus
+
+ItemT = TypeVar("ItemT")
+
+TypedErrors: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Turns gRPC's errors that are raised inside into a `GenserveError`."""
+
+EOF: Final[Any] = grpc.aio.EOF
+"""What `MessageReader.next` returns at the end."""
+
+_READ_AHEAD: Final = 8  # messages; gRPC holds back further ones
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The entry after the last message, with the error that ended the call, if any."""
+
+    error: BaseException | None
+
+
+class MessageReader:
+    """The messages of one call, in order, each returned once.
+
+    A task reads them, so that a wait in `next` can be cancelled, as `asyncio.wait_for` does, without a loss: cancelling
+    gRPC's own `read` would end the call. The call is cancelled by `cancel`, and when this object is dropped.
+    """
+
+    def __init__(self, call: Any, typed_errors: TypedErrors, status: FinalStatus | None = None) -> None:
+        self._call = call
+        self._typed_errors = typed_errors
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._messages: asyncio.Queue[Any] = asyncio.Queue(_READ_AHEAD)
+        self._reading = self._loop.create_task(_read_all(call, status, self._messages))
+        self._cancelled = False
+
+    async def next(self) -> Any:
+        """The next message, or EOF. Raises a `GenserveError` if the call failed."""
+        message = self._messages.get_nowait() if not self._messages.empty() else await self._messages.get()
+        if not isinstance(message, _End):
+            return message
+        self._messages.put_nowait(message)  # for other waiting readers, and the next time
+        if message.error is None or self._cancelled:
+            return EOF
+        try:
+            with self._typed_errors():
+                raise message.error
+        finally:
+            message.error.with_traceback(None)  # would form a cycle of this frame and the error
+
+    def cancel(self) -> None:
+        """Cancels the call unless it is over. Readers get EOF."""
+        self._cancelled = True
+        self._reading.cancel()
+        self._call.cancel()
+        while not self._messages.empty():
+            self._messages.get_nowait()
+        self._messages.put_nowait(_End(None))
+
+    def __del__(self) -> None:
+        # Called on any thread by the garbage collector, so it can neither wait nor touch the call, which belongs to the
+        # loop's thread. A forked process has no such thread.
+        if self._pid == os.getpid() and not self._reading.done():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_cancel, self._reading, self._call)
+
+
+class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
+    """The responses of one call that has begun, in order.
+
+    The call is cancelled, which ends the request in the daemon, by `aclose()`, by leaving `async with`, and when the
+    stream is dropped unfinished. If a wait for an item is cancelled or times out, nothing is lost: the next wait
+    continues there.
+    """
+
+    def __init__(self, call: Any, convert: Callable[[Any], ItemT], typed_errors: TypedErrors) -> None:
+        self._messages = MessageReader(call, typed_errors)
+        self._convert = convert
+
+    async def __anext__(self) -> ItemT:
+        """The next response. Raises a `GenserveError` if the call failed, ClientClosedError if the client is closed."""
+        message = await self._messages.next()
+        if message is EOF:
+            raise StopAsyncIteration
+        return self._convert(message)
+
+    def cancel(self) -> None:
+        """`aclose` for callbacks."""
+        self._messages.cancel()
+
+
+async def _read_all(call: Any, status: FinalStatus | None, messages: "asyncio.Queue[Any]") -> None:
+    """Not a method, because the task must not keep a dropped reader alive."""
+    try:
+        while True:
+            message = await (call.read() if status is None else status.of(call.read()))
+            if message is EOF:
+                end = _End(None)
+                break
+            if messages.full():
+                await messages.put(message)
+            else:
+                messages.put_nowait(message)
+    except (Exception, asyncio.CancelledError) as error:
+        end = _End(error.with_traceback(None))
+        if messages.full() and isinstance(error, asyncio.CancelledError):
+            return  # nobody reads any more
+    await messages.put(end)
+
+
+def _cancel(reading: "asyncio.Task[None]", call: Any) -> None:
+    reading.cancel()
+    call.cancel()

@@ -1,0 +1,90 @@
+"""What an address says by itself: who is on this host, and how host and port are written."""
+
+import pytest
+
+from genserve.net.addresses import check_replica, is_local, is_loopback, joined
+
+ADDRESSES = {
+    "127.0.0.1:50051": True,
+    "127.1.2.3:50051": True,
+    "localhost:1": True,
+    "[::1]:1": True,
+    "dns:///localhost:1": True,
+    "dns:localhost:1": True,
+    "unix:/run/genserve": True,
+    "unix-abstract:genserve": True,
+    "10.0.0.1:1": False,
+    "trainer-127.example:1": False,
+    "127.example:1": False,
+    "dns:///replica:1": False,
+    "dns://127.0.0.1/replica:1": False,
+    "ipv4:127.0.0.1:5,10.0.0.1:5": False,
+    # The other end of a connection.
+    "ipv4:127.0.0.1:5": True,
+    "ipv6:%5B::1%5D:5": True,
+    "unix:": True,
+    "ipv4:10.0.0.1:5": False,
+    "ipv4:192.127.0.1:5": False,
+    "ipv6:%5Bfe80::1%5D:5": False,
+    "ipv6:%5B::10%5D:5": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize(("address", "local"), ADDRESSES.items())
+def test_who_is_on_this_host(address: str, local: bool) -> None:
+    """By the address alone; whether the daemon there is on this host is told by its host id."""
+    assert is_local(address) is local
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost", True), ("127.0.0.1", True), ("::1", True), ("[::1]", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "", "example.org", "127.0.0.1.example.org")],
+)
+def test_who_listens_for_this_host_alone(host: str, loopback: bool) -> None:
+    """A name that begins as an address is a name."""
+    assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_address_of_ipv6_gets_brackets_once(host: str) -> None:
+    """Its colons are not the port's; names and other addresses have none."""
+    assert joined(host, 5) == "[::1]:5"
+    assert joined("localhost", 0) == "localhost:0"
+
+
+REPLICAS = {
+    "127.0.0.1:50051": True,
+    "replica-0.replicas.default.svc:50051": True,
+    "[::1]:50051": True,
+    "dns:///replica:1": True,
+    "ipv6:[::1]:1": True,
+    "unix:/run/genserve": True,
+    "unix-abstract:genserve": True,
+    "": False,
+    "replica": False,
+    ":50051": False,
+    "replica:": False,
+    "replica:0": False,
+    "replica:65536": False,
+    "replica:\u0661": False,
+    "replica: 1": False,
+    "a b:1": False,
+    "::1:50051": False,
+    "http://replica:1": False,
+    "replica-0:1,replica-1:1": False,
+    "unix:": False,
+}
+
+
+@pytest.mark.parametrize(("address", "valid"), REPLICAS.items())
+def test_what_names_a_replica(address: str, valid: bool) -> None:
+    """One host and its port, or a socket: what cannot be one is refused when it is added, and not called for ever."""
+    try:
+        check_replica(address)
+    except ValueError as error:
+        assert not valid
+        assert str(error).startswith("must be HOST:PORT or unix:PATH, ")
+    else:
+        assert valid
