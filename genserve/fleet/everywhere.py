@@ -63,7 +63,7 @@ async def of_all(
     failures: list[tuple[Upstream, GenserveError]] = []
     while not failures and (more := not_asked(fleet, asked)):
         outcomes |= await everywhere(more, answer)
-        outcomes = {up: outcome for up, outcome in outcomes.items() if not _leaves(up, outcome)}
+        outcomes = {up: outcome for up, outcome in outcomes.items() if not leaves(up, outcome)}
         failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
     if not outcomes:
         raise fleet.none_ready()
@@ -76,6 +76,6 @@ async def of_all(
     return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
 
 
-def _leaves(upstream: Upstream, outcome: object) -> bool:
+def leaves(upstream: Upstream, outcome: object) -> bool:
     """Whether a replica has failed because it leaves the fleet."""
     return isinstance(outcome, DrainingError) or (isinstance(outcome, GenserveError) and upstream.member.is_gone)

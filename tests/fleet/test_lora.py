@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from genserve.client import AsyncClient
 from genserve.errors import (
     ApplyInProgressError,
     EngineDeadError,
@@ -19,6 +20,7 @@ from genserve.errors import (
 )
 from genserve.fleet.push import fleet_push
 from genserve.fleet.push.commit import commit_everywhere
+from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
@@ -203,3 +205,18 @@ async def test_the_commit_of_an_adapter_that_waits_for_its_turn_is_in_the_way_of
         await until(lambda: "waiters:1" in repr(turn))
         await fleet.client.push_weights(weights(1), version=1)
     assert all(hold(1, daemon) for daemon in fleet.daemons)
+
+
+async def test_a_daemon_that_shuts_down_does_not_end_the_push_of_an_adapter(fleet: RoutedFleet, staged: Gate) -> None:
+    """It refuses to load what it has staged; the others do, and who joins gets it from them."""
+    leaving = fleet.daemons[1]
+    pushing = asyncio.create_task(fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p"))
+    await until_reached(staged)
+    leaving.engine.idle.clear()
+    async with AsyncClient(leaving.address) as alone:
+        await alone.drain()
+    await until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
+    staged.open.set()
+    assert (await pushing).push.state == "applied"
+    assert having(fleet) == [True, False, True]
+    assert fleet.running.router.fleet.desired.pushed_loras == {NAME: "p"}

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from genserve.errors import GenserveError
 from genserve.fleet.deadlines import apply_s
-from genserve.fleet.everywhere import everywhere, told_by
+from genserve.fleet.everywhere import everywhere, leaves, told_by
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.push.applied import merged
@@ -60,7 +60,7 @@ async def _commit_lora(
         if not outcomes.answers:
             errors = list(outcomes.failures.values())
             raise next((error for error in errors if may_have_done(error)), errors[0]).again()
-        failed = {upstream: error for upstream, error in outcomes.failures.items() if not upstream.member.is_gone}
+        failed = {upstream: error for upstream, error in outcomes.failures.items() if not leaves(upstream, error)}
         await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
     fleet.refresh()  # now it is brought to who lacks it
     _check_all_have(push.lora_name, failed, len(outcomes.answers))
