@@ -21,7 +21,7 @@ from genserve.errors import (
 from genserve.fleet.push import fleet_push
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, until_reached
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, push, replica, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import weights
@@ -220,3 +220,15 @@ async def test_a_daemon_that_shuts_down_does_not_end_the_push_of_an_adapter(flee
     assert (await pushing).push.state == "applied"
     assert having(fleet) == [True, False, True]
     assert fleet.running.router.fleet.desired.pushed_loras == {NAME: "p"}
+
+
+async def test_an_adapter_that_waits_for_its_turn_keeps_no_version_away(fleet: RoutedFleet) -> None:
+    """All replicas have it staged, and somebody is loading another one under its name, which takes long."""
+    await push(fleet.running.address, 2)
+    turn = fleet.running.router.fleet.lora_turns.of(NAME)
+    async with asyncio.TaskGroup() as group, turn:
+        group.create_task(fleet.client.push_lora(NAME, TENSORS, CONFIG))
+        await until(lambda: "waiters:1" in repr(turn))
+        await push(fleet.daemons[1].address, 1, force=True)
+        await until(lambda: hold(2, fleet.daemons[1]))
+    assert having(fleet) == [True] * 3

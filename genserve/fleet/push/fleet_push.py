@@ -30,8 +30,8 @@ class FleetPush:
     """A push that one replica receives and passes on, until all have it and have committed it.
 
     `replicas`: who takes it; the first one receives it. Those that get no requests anyway may fail. Streams of the
-    trainer's ranks join it one by one. `ended` is called when nothing is done for it any more, also if that is after
-    the last stream has left.
+    trainer's ranks join it one by one. `is_lora`: it brings an adapter, and no version. `ended` is called when nothing
+    is done for it any more, also if that is after the last stream has left.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FleetPush:
         self._fleet = fleet
         self._tell_ended = ended
         self._header = header
-        self._is_lora = header.HasField("lora")
+        self.is_lora = header.HasField("lora")
         self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
         self._spread: Spread | None = None
         self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
@@ -84,7 +84,7 @@ class FleetPush:
     @property
     def is_abandoned(self) -> bool:
         """Whether all streams have left before its outcome was known, and a repeat may go on with it."""
-        return self._finishing is None and self._asked == weights_pb2.PUSH_ACTION_APPLY and not self._is_lora
+        return self._finishing is None and self._asked == weights_pb2.PUSH_ACTION_APPLY and not self.is_lora
 
     async def take(
         self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
@@ -92,7 +92,7 @@ class FleetPush:
         """Takes one stream of the trainer; every one gets the outcome. A trainer that goes away after it has sent
         everything does not end the push: the replicas may have prepared it already, and would keep it."""
         own = self._first(header)
-        heads = self.replicas if self._is_lora else (self.head,)
+        heads = self.replicas if self.is_lora else (self.head,)
         is_sent = asyncio.Event()
 
         async def received() -> weights_pb2.PushWeightsResponse:
@@ -174,7 +174,7 @@ class FleetPush:
         """What replicas do with it before all of them have it."""
         if self._asked != weights_pb2.PUSH_ACTION_APPLY:
             return self._asked
-        return weights_pb2.PUSH_ACTION_STAGE if self._is_lora else weights_pb2.PUSH_ACTION_PREPARE
+        return weights_pb2.PUSH_ACTION_STAGE if self.is_lora else weights_pb2.PUSH_ACTION_PREPARE
 
     def _first(self, message: M) -> M:
         """The same, as a replica gets it before all of them have it."""
@@ -185,11 +185,11 @@ class FleetPush:
         own.apply.CopyFrom(_without_lease(message.apply))
         # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push. An
         # adapter is in nobody's way, and another push may come while it waits for its commit.
-        own.preemptible |= own.action != self._asked and not self._is_lora
+        own.preemptible |= own.action != self._asked and not self.is_lora
         return own
 
     def _begin(self) -> None:
-        if self._spread is not None or self._is_lora or self._asked == weights_pb2.PUSH_ACTION_VALIDATE:
+        if self._spread is not None or self.is_lora or self._asked == weights_pb2.PUSH_ACTION_VALIDATE:
             return
         self._spread = Spread(self._first(request_of(self._header)), self.replicas, self._fleet.settings.fanout)
 
@@ -200,7 +200,7 @@ class FleetPush:
         self.is_closing = True
         try:
             await self._end_spread()
-            if self._refusal and not self._is_lora:
+            if self._refusal and not self.is_lora:
                 await discard_refused(self.push_id, self.replicas)
         finally:
             self._end()
@@ -235,7 +235,7 @@ class FleetPush:
 
     async def _having(self, push: weights_pb2.Push) -> list[Upstream]:
         """The replicas that have it, when enough do."""
-        if self._is_lora:
+        if self.is_lora:
             return list(self.replicas)
         if push.state == weights_pb2.PUSH_STATE_APPLIED and self._asked == weights_pb2.PUSH_ACTION_APPLY:
             return await self._knowing()

@@ -52,9 +52,9 @@ class FleetPushes:
         return len(self._live.keys() | self._committing.keys())
 
     def includes(self, upstream: Upstream) -> bool:
-        """Whether a replica is about to get a push."""
+        """Whether a replica is about to get a push of weights."""
         return bool(self._committing.keys() - self._adapters) or any(
-            upstream in push.replicas for push in self._live.values() if not push.is_decided
+            upstream in push.replicas for push in self._live.values() if not (push.is_lora or push.is_decided)
         )
 
     async def take(
