@@ -32,8 +32,7 @@ class FleetLoras:
 
             async def undo(upstream: Upstream) -> None:
                 if upstream not in had:
-                    unload = control_pb2.UnloadLoraRequest(lora_name=name)
-                    await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
+                    await _unload_on(upstream, control_pb2.UnloadLoraRequest(lora_name=name))
 
             with desired.changing_lora(name), desired.loading(name, request.path):
                 answers = await of_all(fleet, load_one, undo)
@@ -52,7 +51,7 @@ class FleetLoras:
 
         async def unload_one(upstream: Upstream) -> control_pb2.UnloadLoraResponse | None:
             try:
-                return await upstream.ask(upstream.control.UnloadLora, request, ASK_S)
+                return await _unload_on(upstream, request)
             except LoraNotFoundError as error:
                 missing.append(error)
                 return None
@@ -60,6 +59,7 @@ class FleetLoras:
         async with fleet.lora_turns.of(request.lora_name):
             fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
             answers = await of_all(fleet, unload_one)
+            fleet.refresh()  # which adapters replicas have is told to others as well
         await write_record(fleet)
         unloaded = [answer.lora for answer in answers if answer is not None]
         if not unloaded:
@@ -76,6 +76,14 @@ class FleetLoras:
             loras=[together([each[name] for each in by_name]) for name in names],
             max_loras=min(answer.max_loras for answer in answers),
         )
+
+
+async def _unload_on(upstream: Upstream, request: control_pb2.UnloadLoraRequest) -> control_pb2.UnloadLoraResponse:
+    """Unloads one on a replica, which is known not to have it from then on: its next report comes later, and a LoadLora
+    that fails takes the adapter away only from those that did not have it before."""
+    answer = await upstream.ask(upstream.control.UnloadLora, request, ASK_S)
+    upstream.member.unloaded_lora(request.lora_name)
+    return answer
 
 
 def together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:

@@ -187,6 +187,12 @@ class Member:
         self.lora_names, self.pushed_loras = frozenset(lora_names), pushed
         self._changed()
 
+    def unloaded_lora(self, lora_name: str) -> None:
+        """It has unloaded this adapter, and tells that a while later."""
+        if self.lora_names is not None:
+            pushed = {name: push_id for name, push_id in self.pushed_loras.items() if name != lora_name}
+            self.has_loras(self.lora_names - {lora_name}, pushed)
+
     def lacks_loras(self, push_ids: Mapping[str, str]) -> None:
         """Of the adapters that were pushed to the fleet it lacks these, or has others under their names."""
         if push_ids != self.missing_loras:

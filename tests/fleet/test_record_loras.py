@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from genserve.client import AsyncClient
-from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError
+from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError, PushRolledBackError
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
@@ -369,3 +369,18 @@ async def adapting() -> AsyncIterator[Daemon]:
     settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
     async with serving(ServeConfig(port=0), engine=engine, **settings) as daemon:
         yield daemon
+
+
+async def test_an_adapter_that_was_unloaded_before_is_not_left_where_others_fail_to_load_it(tmp_path: Path) -> None:
+    """A replica tells a while after an unload that it does not have the adapter any more."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons) as fleet:
+            await fleet.until_ready(2)
+            await fleet.client.load_lora("poet", adapter(tmp_path))
+            await fleet.client.unload_lora("poet")
+            for _ in range(2):
+                daemons[1].engine.fails["load_lora"] = PushRolledBackError("no room for it")
+                with pytest.raises(PushRolledBackError):
+                    await fleet.client.load_lora("poet", adapter(tmp_path))
+                assert not any(daemon.engine.loras.files for daemon in daemons)
