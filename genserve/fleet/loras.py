@@ -1,5 +1,7 @@
 """Adapters that all replicas load from a directory, and that the fleet keeps."""
 
+import asyncio
+
 from genserve.errors import LoraNotFoundError
 from genserve.fleet.deadlines import ASK_S, load_lora_s
 from genserve.fleet.everywhere import everywhere, of_all
@@ -15,31 +17,49 @@ class FleetLoras:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._loading: set[asyncio.Task[control_pb2.Lora]] = set()
 
     async def load(self, request: control_pb2.LoadLoraRequest) -> control_pb2.Lora:
         """Loads one on all, from the same path on each host; if one fails, the others unload it again, unless they had
-        one of this name."""
+        one of this name. What was begun goes on if this is cancelled, as it does on the replicas."""
+        await self._fleet.until_known()
+        turn = self._fleet.lora_turns.of(request.lora_name)
+        await turn.acquire()
+        loading = asyncio.create_task(self._load(request, turn), name="load an adapter")
+        self._loading.add(loading)
+        loading.add_done_callback(self._loaded)
+        return await asyncio.shield(loading)
+
+    def _loaded(self, task: "asyncio.Task[control_pb2.Lora]") -> None:
+        self._loading.discard(task)
+        if not task.cancelled():
+            task.exception()  # if nobody waits for it
+
+    async def _load(self, request: control_pb2.LoadLoraRequest, turn: asyncio.Lock) -> control_pb2.Lora:
+        """The same for who has the turn, which ends with it."""
         fleet, name, limit_s = self._fleet, request.lora_name, load_lora_s(request)
         desired = fleet.desired
-        await fleet.until_known()
-        async with fleet.lora_turns.of(name):
-            had: list[Upstream] = []
+        had: list[Upstream] = []
 
-            async def load_one(upstream: Upstream) -> control_pb2.LoadLoraResponse:
-                if name in (upstream.member.lora_names or ()):
-                    had.append(upstream)
-                return await upstream.ask(upstream.control.LoadLora, request, limit_s)
+        async def load_one(upstream: Upstream) -> control_pb2.LoadLoraResponse:
+            if name in (upstream.member.lora_names or ()):
+                had.append(upstream)
+            return await upstream.ask(upstream.control.LoadLora, request, limit_s)
 
-            async def undo(upstream: Upstream) -> None:
-                if upstream not in had:
-                    await _unload_on(upstream, control_pb2.UnloadLoraRequest(lora_name=name))
+        async def undo(upstream: Upstream) -> None:
+            if upstream not in had:
+                await _unload_on(upstream, control_pb2.UnloadLoraRequest(lora_name=name))
 
+        try:
             with desired.changing_lora(name), desired.loading(name, request.path):
                 answers = await of_all(fleet, load_one, undo)
                 await everywhere(fleet.answering, ask_loras)  # before they are taken to lack it, and load it again
             desired.pushed_loras.pop(name, None)
             desired.loras[name] = request.path
             fleet.changed()
+        finally:
+            fleet.refresh()  # also if it has failed: who lacks the one before gets it
+            turn.release()
         await write_record(fleet)
         return together([answer.lora for answer in answers])
 
@@ -58,8 +78,10 @@ class FleetLoras:
 
         async with fleet.lora_turns.of(request.lora_name):
             fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
-            answers = await of_all(fleet, unload_one)
-            fleet.refresh()  # which adapters replicas have is told to others as well
+            try:
+                answers = await of_all(fleet, unload_one)
+            finally:
+                fleet.refresh()  # others are told as well which adapters replicas have
         await write_record(fleet)
         unloaded = [answer.lora for answer in answers if answer is not None]
         if not unloaded:

@@ -384,3 +384,20 @@ async def test_an_adapter_that_was_unloaded_before_is_not_left_where_others_fail
                 with pytest.raises(PushRolledBackError):
                     await fleet.client.load_lora("poet", adapter(tmp_path))
                 assert not any(daemon.engine.loras.files for daemon in daemons)
+
+
+async def test_an_adapter_is_loaded_on_all_though_its_caller_has_left(tmp_path: Path) -> None:
+    """Replicas load it to its end: who joins would lack it, and nobody would take it away if one of them fails."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        gate = daemons[1].engine.gates["load_lora"] = Gate()
+        async with over(daemons) as fleet:
+            await fleet.until_ready(2)
+            loading = asyncio.create_task(fleet.client.load_lora("poet", adapter(tmp_path)))
+            await until(lambda: gate.reached.is_set() and "poet" in daemons[0].engine.loras.files)
+            loading.cancel()
+            await asyncio.wait({loading})
+            await fleet.until_reported()
+            gate.open.set()
+            await until(lambda: "poet" in fleet.running.router.fleet.desired.loras)
+            assert all("poet" in daemon.engine.loras.files for daemon in daemons)
