@@ -6,6 +6,7 @@ has started, times 2^32, so that they are above all of the routers before, also 
 start in the same second, a mark of each keeps the numbers apart.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,13 +159,14 @@ class Desired:
     @contextmanager
     def loading(self, lora_name: str, path: str) -> Iterator[None]:
         """While replicas load an adapter from a directory. Raises InvalidFieldError if none of this length can be
-        written down with the others, and with those that are being loaded."""
-        loras = self.loras | self._loading | {lora_name: path}
-        size_bytes = sum(types_pb2.FleetLora(lora_name=name, path=each).ByteSize() for name, each in loras.items())
-        if size_bytes > MAX_LORAS_BYTES:
+        written down with the others, and with those that are being loaded, whether these succeed or fail."""
+        sizes: Counter[str] = Counter()
+        for name, each in (*self.loras.items(), *self._loading.items(), (lora_name, path)):
+            sizes[name] = max(sizes[name], types_pb2.FleetLora(lora_name=name, path=each).ByteSize())
+        if (size_bytes := sizes.total()) > MAX_LORAS_BYTES:
             raise InvalidFieldError.of(
                 "path",
-                f"is too long: the names and paths of {len(loras)} adapters have {size_bytes} bytes, and the record of "
+                f"is too long: the names and paths of {len(sizes)} adapters have {size_bytes} bytes, and the record of "
                 f"a fleet takes {MAX_LORAS_BYTES}: unload one, or name a shorter path",
             )
         self._loading[lora_name] = path

@@ -1,8 +1,10 @@
 """The epochs of a fleet."""
 
-from genserve.fleet.desired import Desired, FleetSleep
+from genserve.errors import InvalidFieldError
+from genserve.fleet.desired import MAX_LORAS_BYTES, Desired, FleetSleep
 from genserve.fleet.version import Version
 from genserve.v1 import types_pb2
+from tests.support.refusals import refuses
 
 LIFE = 1 << 32
 
@@ -93,3 +95,20 @@ def test_what_another_router_of_the_same_second_has_written_is_not_known() -> No
     other.change()
     assert one.knows(one.epoch)
     assert not one.knows(other.epoch)
+
+
+def test_an_adapter_has_its_room_until_another_one_took_its_place() -> None:
+    """A load that fails leaves the long path, beside what was loaded meanwhile."""
+    desired, long_path = Desired(0), "/" * (MAX_LORAS_BYTES // 2)
+    desired.loras = {"poet": long_path}
+    with (
+        desired.loading("poet", "/short"),
+        refuses(InvalidFieldError, field="path"),
+        desired.loading("cook", long_path),
+    ):
+        pass
+    desired.loras = {"poet": "/short"}
+    with desired.loading("poet", long_path), refuses(InvalidFieldError, field="path"), desired.loading("b", long_path):
+        pass
+    with desired.loading("cook", long_path):
+        pass
