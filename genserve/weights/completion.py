@@ -153,10 +153,10 @@ class Completion:
         self.check_version(header)
 
     def check_version(self, header: PushHeader) -> int:
-        """Returns the version under which the push is to be applied: a repeat has that of the first time; 0 = the next
-        one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may follow what it
-        replaces. A repeat of the push that brought the loaded adapter replaces no other."""
-        if (applied := self._outcomes.applied(header.push_id)) is not None:
+        """Returns the version under which the push is to be applied: a repeat that names none has that of the first
+        time; 0 = the next one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may
+        follow what it replaces. A repeat of the push that brought the loaded adapter replaces no other."""
+        if not header.weight_version and (applied := self._outcomes.applied(header.push_id)) is not None:
             header = replace(header, weight_version=applied.outcome.push.weight_version)
         if not self.has_loaded(header):
             served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
@@ -164,11 +164,14 @@ class Completion:
         return header.weight_version
 
     def has_loaded(self, header: PushHeader) -> bool:
-        """Whether the adapter that is loaded is what this push brought when it was applied."""
+        """Whether the adapter that is loaded is what this push brought when it was applied, under the version that it
+        names, if any."""
         if header.lora is None or self._outcomes.applied(header.push_id) is None:
             return False
         loaded = self._loras.loaded(header.lora_name)
-        return loaded is not None and loaded.push_id == header.push_id
+        if loaded is None or loaded.push_id != header.push_id:
+            return False
+        return header.weight_version in (0, loaded.version)
 
     def check_commit(self, header: PushHeader) -> None:
         """As `check`, and what applying it as the header says would raise before anything is tried."""

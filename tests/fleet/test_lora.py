@@ -232,3 +232,11 @@ async def test_an_adapter_that_waits_for_its_turn_keeps_no_version_away(fleet: R
         await push(fleet.daemons[1].address, 1, force=True)
         await until(lambda: hold(2, fleet.daemons[1]))
     assert having(fleet) == [True] * 3
+
+
+async def test_a_repeat_that_names_a_version_brings_that_one_to_all(fleet: RoutedFleet) -> None:
+    """Each replica has counted by itself the first time."""
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    result = await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p", version=7)
+    assert result.push.weight_version == 7
+    assert [daemon.engine.loras.versions[NAME] for daemon in fleet.daemons] == [7] * 3

@@ -84,3 +84,24 @@ async def test_a_repeat_is_one_however_many_other_adapters_came_since(client: As
         await client.push_lora("other", TENSORS, CONFIG)
     result = await client.push_lora("x", TENSORS, CONFIG, push_id="first", expected_version=0)
     assert result.push.weight_version == 1
+
+
+async def test_a_repeat_that_names_a_version_brings_that_one(client: AsyncClient) -> None:
+    """Or is refused as any push of it: the first time it was the next one, as another daemon may count it."""
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    result = await client.push_lora("x", TENSORS, CONFIG, push_id="first", version=7)
+    assert (result.push.weight_version, await served(client)) == (7, ("push first", 7))
+    with pytest.raises(PushConflictError):
+        await client.push_lora("x", TENSORS, CONFIG, push_id="first", version=6)
+    assert await served(client) == ("push first", 7)
+
+
+async def test_a_repeat_that_names_an_older_version_does_not_go_back(client: AsyncClient) -> None:
+    """Unless it says so."""
+    await client.push_lora("x", OTHER, CONFIG, version=4)
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first")
+    with pytest.raises(VersionNotNewerError):
+        await client.push_lora("x", TENSORS, CONFIG, push_id="first", version=3)
+    assert await served(client) == ("push first", 5)
+    await client.push_lora("x", TENSORS, CONFIG, push_id="first", version=3, force=True)
+    assert await served(client) == ("push first", 3)
