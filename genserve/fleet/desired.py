@@ -99,6 +99,11 @@ class Desired:
             self._changing_loras.remove(lora_name)
 
     @property
+    def loras_to_load(self) -> dict[str, str]:
+        """Those of `loras` that a replica is to load which lacks them."""
+        return {name: path for name, path in self.loras.items() if name not in self._changing_loras}
+
+    @property
     def loras_to_bring(self) -> dict[str, str]:
         """Those of `pushed_loras` that a replica is to get which lacks them."""
         return {name: push_id for name, push_id in self.pushed_loras.items() if name not in self._changing_loras}

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Self
 
@@ -43,17 +44,18 @@ class Member:
     to be unhealthy, "" = it answers. `kind`: as it last told, None before. `clock`: by which its leases end. `engine`,
     `load` and `lora_names`: the same, and None while it does not answer. `takes_loras`: whether it may have adapters.
     `pushed_loras`: the pushes that have brought those that were pushed, by their names; `missing_loras`: the same of
-    those that it lacks. `pushes`: those in flight there, as it last told. `record`: what it keeps of its fleet, as it
-    last told or was told; None = nothing. `is_written`: this router has told it one; `is_forgetful`: it has another one
-    since it was last connected to. `is_held`: it was looked after by another router when it was last asked.
-    `brought_beside`: the addresses of the replicas that answered when it changed to the version that it serves, None =
-    nobody has seen that. `instance_id`: of the run that told last; it stays when that does not answer any more, so that
-    another run at this address can be told from it. `version`: what it serves, None while that is not known.
-    `sync_failure`: why it could not be brought to the version of the fleet, "" = it was not tried, or is being tried.
-    `is_draining`: somebody drains it. `is_given_up`: by force, though nobody else may have the version of the fleet.
-    `is_let_go`: its daemon shuts down, and was told that it need not wait for others. `is_gone`: it was removed.
-    `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the fleet is; `has_foreign_lease`:
-    whether it is where another fleet was. `inflight`: sequences that were sent to it by this router and have not ended.
+    those that it lacks; `lora_sources`: where all have come from, as far as it has told. `pushes`: those in flight
+    there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
+    `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to.
+    `is_held`: it was looked after by another router when it was last asked. `brought_beside`: the addresses of the
+    replicas that answered when it changed to the version that it serves, None = nobody has seen that. `instance_id`: of
+    the run that told last; it stays when that does not answer any more, so that another run at this address can be told
+    from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
+    version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_given_up`: by
+    force, though nobody else may have the version of the fleet. `is_let_go`: its daemon shuts down, and was told that
+    it need not wait for others. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether
+    it is paused where the fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences
+    that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -76,6 +78,7 @@ class Member:
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
     pushed_loras: Mapping[str, str] = field(default_factory=dict)
+    lora_sources: Mapping[str, str] = field(default_factory=dict)
     takes_loras: bool = False
     missing_loras: Mapping[str, str] = field(default_factory=dict)
     is_draining: bool = False
@@ -181,11 +184,19 @@ class Member:
         told = {lora.lora_name: lora.source for lora in loras}
         pushed = {name: source.removeprefix(_PUSHED) for name, source in told.items() if source.startswith(_PUSHED)}
         self.has_loras(told, pushed)
+        self.lora_sources = told
 
     def has_loras(self, lora_names: Iterable[str], pushed: Mapping[str, str] = MappingProxyType({})) -> None:
         """These are its adapters, of which pushes have brought some."""
-        self.lora_names, self.pushed_loras = frozenset(lora_names), pushed
+        self.lora_names, self.pushed_loras, self.lora_sources = frozenset(lora_names), pushed, {}
         self._changed()
+
+    def lacks_lora_of(self, lora_name: str, path: str) -> bool:
+        """Whether it has told that it does not have the adapter of a directory, but none or another one."""
+        if self.lora_names is None:
+            return False
+        source = self.lora_sources.get(lora_name)
+        return lora_name not in self.lora_names or (source is not None and source != str(PurePosixPath(path)))
 
     def unloaded_lora(self, lora_name: str) -> None:
         """It has unloaded this adapter, and tells that a while later."""
@@ -216,6 +227,7 @@ class Member:
         self.pushes = ()
         self.lora_names = None
         self.pushed_loras = {}
+        self.lora_sources = {}
         self._changed()
 
     def sent(self, num_sequences: int) -> None:

@@ -109,10 +109,10 @@ class Sync:
 
     def _missing_loras(self) -> dict[str, str]:
         """The directories of adapters that all replicas should have loaded from there."""
-        names, tags = self._member.lora_names, self._fleet.desired.asleep_tags
-        if names is None or tags is None or tags:
+        desired, member = self._fleet.desired, self._member
+        if desired.asleep_tags is None or desired.asleep_tags:
             return {}
-        return {name: path for name, path in self._fleet.desired.loras.items() if name not in names}
+        return {name: path for name, path in desired.loras_to_load.items() if member.lacks_lora_of(name, path)}
 
     def _missing_pushed(self) -> Mapping[str, str]:
         """The pushes of adapters that all replicas should have loaded."""

@@ -154,10 +154,10 @@ class Watch:
         loras_changed = False
         if member.takes_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
-            before = member.lora_names, member.pushed_loras
+            before = member.lora_names, member.lora_sources
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
             member.told_loras(loras.loras)
-            loras_changed = (member.lora_names, member.pushed_loras) != before
+            loras_changed = (member.lora_names, member.lora_sources) != before
         self._fleet.refresh(None if leases_changed or loras_changed else upstream)
 
     def _found(self, info: control_pb2.GetServerInfoResponse) -> None:

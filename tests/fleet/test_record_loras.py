@@ -401,3 +401,30 @@ async def test_an_adapter_is_loaded_on_all_though_its_caller_has_left(tmp_path: 
             gate.open.set()
             await until(lambda: "poet" in fleet.running.router.fleet.desired.loras)
             assert all("poet" in daemon.engine.loras.files for daemon in daemons)
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_another_adapter_of_the_name_gives_way_where_a_replica_joins(tmp_path: Path, pushed: bool) -> None:
+    """It becomes what the fleet is, whatever it was before; and also later, if somebody loads one there alone."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        alone = await stack.enter_async_context(AsyncClient(second.address))
+        (tmp_path / "other").mkdir()
+
+        async def load_alone() -> None:
+            if pushed:
+                await alone.push_lora("poet", TENSORS, CONFIG)
+            else:
+                await alone.load_lora("poet", adapter(tmp_path / "other"))
+
+        await load_alone()
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.load_lora("poet", f"{adapter(tmp_path)}/.")
+            fleet.running.router.add(second.address, joins=True)
+            await until(lambda: loaded(second) == (str(tmp_path), 2))
+            await fleet.until_reported()
+            await load_alone()
+            await until(lambda: loaded(second) == (str(tmp_path), 4))
+            await fleet.until_reported()
+            assert [loaded(each) for each in (first, second)] == [(str(tmp_path), 1), (str(tmp_path), 4)]
