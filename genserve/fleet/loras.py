@@ -23,8 +23,7 @@ class FleetLoras:
         """Loads one on all, from the same path on each host; if one fails, the others unload it again, unless they had
         one of this name. What was begun goes on if this is cancelled, as it does on the replicas."""
         await self._fleet.until_known()
-        turn = self._fleet.lora_turns.of(request.lora_name)
-        await turn.acquire()
+        turn = await self._fleet.lora_turns.take(request.lora_name)
         loading = asyncio.create_task(self._load(request, turn), name="load an adapter")
         self._loading.add(loading)
         loading.add_done_callback(self._loaded)
@@ -76,7 +75,7 @@ class FleetLoras:
                 missing.append(error)
                 return None
 
-        async with fleet.lora_turns.of(request.lora_name):
+        async with fleet.lora_turns.taken(request.lora_name):
             fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
             try:
                 answers = await of_all(fleet, unload_one)

@@ -197,10 +197,10 @@ class Sync:
     async def _load_lora(self, name: str, path: str) -> None:
         upstream = self._upstream
         request = control_pb2.LoadLoraRequest(lora_name=name, path=path)
-        turn = self._fleet.lora_turns.of(name)
-        if turn.locked():
+        turns = self._fleet.lora_turns
+        if turns.of(name).locked():
             return  # another replica may hang in it, and this one may need something else meanwhile
-        async with turn:
+        with turns.catching_up(name):
             if self._missing_loras().get(name) == path:  # it may have been unloaded meanwhile
                 await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
                 await ask_loras(upstream)

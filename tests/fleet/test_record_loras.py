@@ -428,3 +428,20 @@ async def test_another_adapter_of_the_name_gives_way_where_a_replica_joins(tmp_p
             await until(lambda: loaded(second) == (str(tmp_path), 4))
             await fleet.until_reported()
             assert [loaded(each) for each in (first, second)] == [(str(tmp_path), 1), (str(tmp_path), 4)]
+
+
+async def test_a_replica_that_hangs_over_an_adapter_keeps_it_from_no_other_one(tmp_path: Path) -> None:
+    """Both have joined, or have come back."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
+        gate = daemons[1].engine.gates["load_lora"] = Gate()
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.load_lora("poet", adapter(tmp_path))
+            fleet.running.router.add(daemons[1].address)
+            await until_reached(gate)
+            fleet.running.router.add(daemons[2].address)
+            await until(lambda: "poet" in daemons[2].engine.loras.files)
+            assert "poet" not in daemons[1].engine.loras.files
+            gate.open.set()
+            await until(lambda: "poet" in daemons[1].engine.loras.files)

@@ -27,7 +27,7 @@ async def commit_everywhere(
     has succeeded, and of an adapter, which nobody catches up with, if one has failed."""
     request.ClearField("fleet")
     if push.lora_name:
-        async with fleet.lora_turns.of(push.lora_name):
+        async with fleet.lora_turns.taken(push.lora_name):
             return await _commit_lora(fleet, replicas, request, push)
     deciding = set(fleet.ready).intersection(replicas) or set(replicas)  # one that is behind has nothing to say
     base_digest = "" if fleet.committed is None else fleet.committed.base_digest
