@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pb2 import (
 
 from genserve.errors import GenserveError, all_errors
 from genserve.security.roles import EVERY_ROLE, METHODS, Role
-from genserve.transport.service_config import default_timeout_s, method_config
+from genserve.transport.timeouts import default_timeout_s, method_config
 
 PACKAGE: Final = ".genserve.v1."
 ORDER: Final = ("generation", "weights", "control", "fleet", "types")

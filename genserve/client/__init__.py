@@ -25,7 +25,7 @@ from genserve.client.control.state import (
     Status,
 )
 from genserve.client.direct.settings import Direct
-from genserve.client.fleet.replicas import FleetReplica, Replicas
+from genserve.client.fleet import FleetReplica, Replicas
 from genserve.client.generation.as_completed import CompletedStream
 from genserve.client.generation.calls import AbortResult
 from genserve.client.generation.many import ManyItem, ManyStream
@@ -45,14 +45,13 @@ from genserve.client.sync_client import BlockingStream, Client
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
 from genserve.client.weights.options import ApplyOptions, LoadOptions, PushOptions, SendOptions
-from genserve.client.weights.push import Applied, Push, PushProgress, PushResult
-from genserve.client.weights.served import ServedTensor, ServedWeights
+from genserve.client.weights.results import Applied, Push, PushProgress, PushResult, ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.transport.errors import ClientClosedError, ClientMisuseError
-from genserve.transport.response_stream import ResponseStream
 from genserve.transport.settings import ConnectionSettings
+from genserve.transport.streams import ResponseStream
 from genserve.transport.timeouts import Timeouts
 from genserve.wire.literals import KvPolicy, PauseMode, PushAction, SleepTag
 

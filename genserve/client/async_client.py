@@ -5,7 +5,7 @@ from typing import Self, Unpack
 
 from genserve.client.control.calls import ControlCalls
 from genserve.client.direct.settings import Direct, direct_settings
-from genserve.client.fleet.calls import FleetCalls
+from genserve.client.fleet import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls

@@ -16,10 +16,10 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 
 from genserve.client.async_client import AsyncClient
 from genserve.client.direct.settings import Direct
-from genserve.transport.closing import Closing
 from genserve.transport.connection import Connection
 from genserve.transport.loop_thread import LoopThread, Mailbox
 from genserve.transport.settings import ConnectionSettings
+from genserve.transport.streams import Closing
 from genserve.transport.timeouts import Timeouts
 
 P = ParamSpec("P")

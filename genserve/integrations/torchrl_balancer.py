@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
-from genserve.client.fleet.replicas import FleetReplica, Replicas
+from genserve.client.fleet import FleetReplica, Replicas
 from genserve.errors import NoReplicaError
 from genserve.routing.chain import Chain, why_none
 from genserve.routing.names import make_chain, parse_policies

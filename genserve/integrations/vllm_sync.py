@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 from genserve.client.sync_client import Client
 from genserve.errors import InvalidFieldError
-from genserve.transport.closing import Closing
 from genserve.transport.settings import ConnectionSettings
+from genserve.transport.streams import Closing
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from genserve.client.weights.push import PushResult
+from genserve.client.weights.results import PushResult
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 
 __all__ = ["GenserveTrainerEngine", "GenserveTrainerInitInfo", "GenserveWeightSyncClient"]

@@ -24,10 +24,9 @@ from genserve.net.addresses import is_port, port_of
 from genserve.transport.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.transport.fields import is_seconds
 from genserve.transport.fork import forked_error, never_free_in_children
-from genserve.transport.response_stream import ResponseStream
-from genserve.transport.service_config import grpc_service_config
 from genserve.transport.settings import reach
-from genserve.transport.timeouts import Timeouts
+from genserve.transport.streams import ResponseStream
+from genserve.transport.timeouts import Timeouts, grpc_service_config
 from genserve.transport.trace_metadata import trace_metadata
 from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 

@@ -1,5 +1,5 @@
-"""Converts Python values to protobuf fields. An invalid value raises an InvalidFieldError that names the field and
-option."""
+"""Converts Python values to protobuf fields, and words to enum values: `"keep"` here is `PAUSE_MODE_KEEP` on the wire.
+An invalid value raises an InvalidFieldError that names the field and option."""
 
 import difflib
 import reprlib
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import isnan
 from numbers import Integral, Real
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -17,12 +17,36 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from genserve.errors import InvalidFieldError
 from genserve.wire.conversions import duration_of
 
-MessageT = TypeVar("MessageT", bound=Message)
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
+ValueT = TypeVar("ValueT", bound=int)
+
+MessageT = TypeVar("MessageT", bound=Message)
 # The errors that protobuf, json and genserve raise for a value of the wrong type, size or depth.
 _REFUSALS: Final = (TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 _MAX_SECONDS: Final = 315_576_000_000.0  # of a Duration: 10,000 years
 _NO_NAMES: Final[Mapping[str, str]] = {}
+
+
+def wire_value(enum: "_EnumTypeWrapper[ValueT]", word: str | None, field: str) -> ValueT:
+    """The enum's value for `word`, UNSPECIFIED for None. Raises InvalidFieldError naming `field` for an unknown
+    word."""
+    values = enum.DESCRIPTOR.values
+    prefix = values[0].name.removesuffix("UNSPECIFIED")
+    name = prefix + ("UNSPECIFIED" if word is None else word.upper() if isinstance(word, str) else "")
+    if not name.isascii() or name not in enum.DESCRIPTOR.values_by_name:
+        words = ", ".join(value.name.removeprefix(prefix).lower() for value in values[1:])
+        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is not one of {words}")
+    return enum.Value(name)
+
+
+def word_of(enum: "_EnumTypeWrapper[ValueT]", value: ValueT) -> str:
+    """The word for `value`; `unknown_9` for a value of a newer daemon."""
+    known = enum.DESCRIPTOR.values_by_number.get(value)
+    if known is None:
+        return f"unknown_{value}"
+    return known.name.removeprefix(enum.DESCRIPTOR.values[0].name.removesuffix("UNSPECIFIED")).lower()
 
 
 def build(

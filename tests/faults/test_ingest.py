@@ -15,7 +15,7 @@ async def test_a_killed_receiver_takes_no_byte_along(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The push that it was receiving goes on, and later ones go through its successor; all end with the daemon."""
-    monkeypatch.setattr("genserve.transport.push_channels.MIN_BYTES", 0)
+    monkeypatch.setattr("genserve.transport.channels.PUSH_MIN_BYTES", 0)
     monkeypatch.setattr("genserve.client.weights.calls.can_share", lambda *_: False)  # all pushes, also the oracle's
     async with started(checkpoints, tmp_path / "ingest", "--ingest-processes", "1") as subject:
         daemon = psutil.Process(subject.pid)

@@ -10,9 +10,9 @@ import sys
 
 import grpc.aio
 
-from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
+from genserve.client.weights.upload import END_FRAME, chunk_frame, header_frame
 from genserve.v1 import weights_pb2
 from genserve.wire.conversions import manifest_message
 

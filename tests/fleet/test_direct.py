@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient, Client, ClientClosedError
-from genserve.client.direct.upstream import DirectUpstream
+from genserve.client.direct.replica import DirectUpstream
 from genserve.engine.generation import FinishReason
 from genserve.errors import (
     DeadlineError,

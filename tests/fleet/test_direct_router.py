@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.direct.known_replica import KnownReplica
+from genserve.client.direct.replica import KnownReplica
 from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.config import RouteConfig

@@ -224,7 +224,7 @@ async def test_a_chunk_may_be_larger_than_a_piece_of_the_ring(processes: IngestP
 
 async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes to the daemon where it cannot."""
-    monkeypatch.setattr("genserve.transport.push_channels.MIN_BYTES", 0)
+    monkeypatch.setattr("genserve.transport.channels.PUSH_MIN_BYTES", 0)
     info = await relayed.daemon.control.GetServerInfo(GetServerInfoRequest())
     assert list(info.ingest_ports) == list(relayed.processes.ports)
     relays: list[str] = []
@@ -239,7 +239,7 @@ async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monk
         for streams in (1, 3):
             result = await client.push_weights(WEIGHTS, version=streams, streams=streams, shared_memory=False)
             assert result.applied is not None
-        monkeypatch.setattr("genserve.transport.push_channels.CONNECT_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("genserve.transport.channels.CONNECT_TIMEOUT_S", 0.2)
         monkeypatch.setattr(IngestProcesses, "ports", (1,))
     async with serving(ServeConfig(port=0), None) as unreachable, AsyncClient(unreachable.address) as client:
         assert (await client.push_weights(WEIGHTS, version=1, streams=2, shared_memory=False)).applied is not None

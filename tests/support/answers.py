@@ -3,7 +3,7 @@
 from collections.abc import Awaitable
 from typing import Any
 
-from genserve.transport.final_status import FinalStatus
+from genserve.transport.streams import FinalStatus
 
 
 async def answer_of(call: Any, step: Awaitable[Any] | None = None) -> Any:

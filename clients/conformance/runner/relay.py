@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from genserve.transport.final_status import FinalStatus
+from genserve.transport.streams import FinalStatus
 
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _DETAILS = "grpc-status-details-bin"

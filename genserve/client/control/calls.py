@@ -13,10 +13,9 @@ from genserve.client.control.lease import HeldPause, held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.errors import DeadlineError, GenserveError, UnavailableError
 from genserve.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.transport.enums import wire_value
 from genserve.transport.errors import ClientClosedError
-from genserve.transport.fields import build, duration, optional_duration
-from genserve.transport.response_stream import ResponseStream
+from genserve.transport.fields import build, duration, optional_duration, wire_value
+from genserve.transport.streams import ResponseStream
 from genserve.v1 import control_pb2, types_pb2
 from genserve.wire.literals import KvPolicy, PauseMode, SleepTag
 

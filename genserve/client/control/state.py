@@ -5,8 +5,7 @@ from datetime import datetime
 
 from google.protobuf.message import Message
 
-from genserve.transport.enums import word_of
-from genserve.transport.fields import as_utc, utc_time
+from genserve.transport.fields import as_utc, utc_time, word_of
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.wire.conversions import seconds_of
 

@@ -1,23 +1,105 @@
 """Calls of GenerationService to the replicas of a fleet: they stand where a call of gRPC to one daemon does."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from genserve.client.direct.answer import Answer
-from genserve.client.direct.pipe import Pipe, PipeEndedError
+from genserve.client.direct.replicas import DirectReplicas
 from genserve.errors import DeadlineError, GenserveError
 from genserve.forward.actions import Abort, Action, Begun, action_of
 from genserve.forward.caller import Failure
 from genserve.forward.forwarded import Forwarded
 from genserve.forward.generate import Generate
 from genserve.forward.generate_many import GenerateMany
-from genserve.forward.waiting import AbortedWhileWaitingError
-from genserve.transport.response_stream import EOF
+from genserve.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.transport.streams import EOF
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
-    from genserve.client.direct.tokens import DirectTokens
+    from grpc.aio import UnaryStreamCall
+
+T = TypeVar("T")
+READ_AHEAD: Final = 8  # messages
+
+
+class PipeEndedError(Exception):
+    """Nothing more is read."""
+
+
+class Pipe(Generic[T]):
+    """Messages in order, and their end, for one writer and one reader."""
+
+    def __init__(self) -> None:
+        self._messages: deque[T] = deque()
+        self._has_some = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._error: BaseException | None = None
+        self.is_ended = False
+
+    async def write(self, message: T) -> None:
+        """Waits while the reader has not taken what was written before. Raises PipeEndedError after `end`."""
+        await self._has_room.wait()
+        if self.is_ended:
+            raise PipeEndedError
+        self._messages.append(message)
+        self._has_some.set()
+        if len(self._messages) >= READ_AHEAD:
+            self._has_room.clear()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing more is written. The reader gets what was written, and then the error."""
+        if not self.is_ended:
+            self.is_ended, self._error = True, error
+            self._has_some.set()
+            self._has_room.set()
+
+    async def read(self) -> T | None:
+        """The next message, None at the end. Raises the error of the end."""
+        while not self._messages:
+            if self.is_ended:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._has_some.clear()
+            await self._has_some.wait()
+        message = self._messages.popleft()
+        self._has_room.set()
+        return message
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of the end."""
+        return self._error
+
+
+class Answer:
+    """What a replica says, as bytes, and the failures that no replica tells. It is the Caller of who forwards it."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self.ends_at_s = None if timeout_s is None else self._clock() + timeout_s
+        self.messages: Pipe[bytes | Failure] = Pipe()
+
+    def remaining_s(self) -> float | None:
+        """The time until the deadline, None = there is none."""
+        return None if self.ends_at_s is None else max(0.0, self.ends_at_s - self._clock())
+
+    async def admitted(self) -> None:
+        """Nobody waits for this."""
+
+    async def write(self, data: bytes) -> None:
+        """Passes on a message."""
+        await self.messages.write(data)
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        """Tells of requests that have failed."""
+        for failure in failures:
+            await self.messages.write(failure)
+
+    async def refused(self, call: "UnaryStreamCall[bytes, bytes]") -> None:
+        """The error that is raised next says all that this client knows of it."""
 
 
 class DirectCall:
@@ -67,17 +149,21 @@ class DirectGenerate(DirectCall):
     """A call of Generate."""
 
     def __init__(
-        self, tokens: "DirectTokens", request: generation_pb2.GenerateRequest, timeout_s: float | None
+        self,
+        replicas: DirectReplicas,
+        waiting: Waiting,
+        request: generation_pb2.GenerateRequest,
+        timeout_s: float | None,
     ) -> None:
         answer = Answer(timeout_s)
 
         async def work() -> None:
             forwarded = Forwarded(request)
             try:
-                await tokens.known_for(forwarded)
+                await waiting.wait(forwarded.request_id, replicas.known_for(forwarded.request))
             except AbortedWhileWaitingError:
                 return await answer.write(forwarded.aborted().SerializeToString())
-            generate = Generate(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
+            generate = Generate(replicas, waiting, replicas.tokenize, answer)
             await generate.run(forwarded, request.SerializeToString())
 
         super().__init__(answer, work)
@@ -90,13 +176,14 @@ class DirectGenerate(DirectCall):
 class DirectGenerateMany(DirectCall):
     """A call of GenerateMany. `read` returns a Failure where no replica tells of the error of a request."""
 
-    def __init__(self, tokens: "DirectTokens", timeout_s: float | None) -> None:
+    def __init__(self, replicas: DirectReplicas, waiting: Waiting, timeout_s: float | None) -> None:
         answer = Answer(timeout_s)
-        self._tokens = tokens
+        self._replicas = replicas
+        self._waiting = waiting
         self._requests: Pipe[generation_pb2.GenerateManyRequest] = Pipe()
         self._unread: set[str] = set()  # ids of requests that nobody has begun yet
         self._aborted: set[str] = set()  # of those, the ones to end
-        self._stream = GenerateMany(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
+        self._stream = GenerateMany(replicas, waiting, replicas.tokenize, answer)
         super().__init__(answer, lambda: self._stream.run(self._actions()))
 
     async def write(self, message: generation_pb2.GenerateManyRequest) -> None:
@@ -121,7 +208,7 @@ class DirectGenerateMany(DirectCall):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests of this call, also after `done_writing`."""
         unread = self.abort_unread(request_ids)
-        self._tokens.waiting.abort(unread)
+        self._waiting.abort(unread)
         for request_id in request_ids:
             if request_id not in unread:
                 await self._stream.abort(Abort(request_id))
@@ -148,7 +235,7 @@ class DirectGenerateMany(DirectCall):
             request_id = action.forwarded.request_id
             try:
                 if request_id not in self._aborted:
-                    await self._tokens.known_for(action.forwarded)
+                    await self._waiting.wait(request_id, self._replicas.known_for(action.forwarded.request))
             except AbortedWhileWaitingError:
                 self._aborted.add(request_id)
             except GenserveError as error:

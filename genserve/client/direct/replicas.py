@@ -7,20 +7,21 @@ from collections.abc import Iterable
 from typing import Final
 
 from genserve.aio.backoff import Backoff
-from genserve.client.direct.known_replica import KnownReplica
+from genserve.client.direct.replica import DirectUpstream, KnownReplica
 from genserve.client.direct.settings import Direct
-from genserve.client.direct.upstream import DirectUpstream
 from genserve.errors import GenserveError, UnavailableError
 from genserve.forward.destinations import ANY_REQUEST, Destinations
+from genserve.forward.loss import is_lost
 from genserve.net.addresses import is_local
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.reasons import with_reasons
 from genserve.routing.replica import Replica, Request
 from genserve.transport.connection import Connection
 from genserve.transport.errors import ClientClosedError
-from genserve.v1 import fleet_pb2
+from genserve.v1 import fleet_pb2, generation_pb2
 from genserve.wire.bounds import MAX_REPLICAS
 
+TOKENIZE_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
 _REASONS: Final = 3
@@ -230,6 +231,18 @@ class DirectReplicas(Destinations[DirectUpstream]):
         upstream.known.count(-num_sequences)
         if upstream.known.is_gone and not upstream.known.inflight:
             self._close(upstream)
+
+    async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
+        """Token ids from any replica, and from another one if that is lost. Raises GenserveError."""
+        tried: set[str] = set()
+        while True:
+            upstream = await self.route(ANY_REQUEST, tried, TOKENIZE_TIMEOUT_S)
+            try:
+                return await upstream.tokenize(request, TOKENIZE_TIMEOUT_S)
+            except GenserveError as error:
+                if not is_lost(error):
+                    raise
+                tried.add(upstream.instance_id)
 
     # --- the end
 

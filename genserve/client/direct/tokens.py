@@ -2,23 +2,110 @@
 
 import asyncio
 import contextlib
+import logging
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
+import grpc.aio
+
+from genserve.aio.backoff import Backoff
+from genserve.aio.silence import silence
 from genserve.client.direct.calls import DirectCall, DirectGenerate, DirectGenerateMany
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
-from genserve.client.direct.watch import RouterWatch
-from genserve.errors import GenserveError
+from genserve.errors import GenserveError, UnavailableError, UnsupportedError
 from genserve.forward.destinations import ANY_REQUEST
-from genserve.forward.forwarded import Forwarded
-from genserve.forward.loss import is_lost
 from genserve.forward.waiting import Waiting
 from genserve.transport.connection import Connection
-from genserve.v1 import generation_pb2
+from genserve.transport.errors import ClientClosedError, error_of
+from genserve.v1 import fleet_pb2, generation_pb2
+from genserve.wire.conversions import duration_of
 
-TOKENIZE_TIMEOUT_S: Final = 30.0
+if TYPE_CHECKING:
+    from grpc.aio import UnaryStreamCall
+
+    WatchCall = UnaryStreamCall[fleet_pb2.WatchReplicasRequest, fleet_pb2.WatchReplicasResponse]
+
+log = logging.getLogger(__name__)
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 5.0
+
+
+class RouterWatch:
+    """Keeps what a client knows of the replicas up to date. It has its own deadline: a host that vanishes leaves a TCP
+    connection that says nothing for many minutes."""
+
+    def __init__(self, connection: Connection, replicas: DirectReplicas, settings: Direct) -> None:
+        self._connection = connection
+        self._replicas = replicas
+        self._settings = settings
+        self._request = fleet_pb2.WatchReplicasRequest(interval=duration_of(settings.report_interval_s))
+        self._backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+
+    async def run(self) -> None:
+        """Watches until it is cancelled, and calls again whenever the router is lost, or somebody asks for news."""
+        try:
+            while True:
+                number = self._replicas.begin()
+                try:
+                    await self._watch(number)
+                except ClientClosedError:
+                    return
+                except GenserveError as error:
+                    self._replicas.miss(error, number)
+                    await self._pause()
+                except Exception as error:  # a fault of ours: without a watch, every request would wait in vain
+                    log.exception("watching the router at %s failed", self._connection.target)
+                    self._replicas.miss(GenserveError(f"the client failed to watch its router: {error!r}"), number)
+                    await self._pause()
+        finally:
+            self._replicas.stop()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.next_s()):
+                await self._replicas.asks.wait()
+
+    async def _watch(self, number: int) -> None:
+        """One call. Returns when somebody asks for an answer to a newer one."""
+        metadata = self._connection.metadata
+        call = self._connection.fleet.WatchReplicas(self._request, metadata=metadata)
+        asked = asyncio.create_task(self._replicas.asks.wait())
+        reading: asyncio.Task[fleet_pb2.WatchReplicasResponse] | None = None
+        try:
+            is_first = True
+            while True:
+                reading = asyncio.create_task(self._next(call))
+                if not is_first:
+                    await asyncio.wait({reading, asked}, return_when=asyncio.FIRST_COMPLETED)
+                    if not reading.done():
+                        return
+                self._replicas.tell(await reading, number)
+                self._backoff.reset()
+                is_first = False
+        finally:
+            asked.cancel()
+            call.cancel()
+            if reading is not None:
+                reading.cancel()
+
+    async def _next(self, call: "WatchCall") -> fleet_pb2.WatchReplicasResponse:
+        silence_s, target = self._settings.silence_s, self._connection.target
+        try:
+            async with silence(silence_s):
+                told = await call.read()
+        except TimeoutError:
+            raise UnavailableError(f"the router at {target} has said nothing for {silence_s:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            failure = error_of(error, target)
+            if isinstance(failure, UnsupportedError):
+                failure = UnsupportedError(f"direct needs a router, such as genserve route: {failure.message}")
+            raise failure from None
+        if not isinstance(told, fleet_pb2.WatchReplicasResponse):
+            raise UnavailableError(f"the router at {target} has shut down")
+        return told
 
 
 class DirectTokens:
@@ -37,21 +124,16 @@ class DirectTokens:
     def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[DirectGenerate, str]:
         """Begins a call of Generate. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
-        call = DirectGenerate(self, request, timeout_s)
+        call = DirectGenerate(self.replicas, self.waiting, request, timeout_s)
         self._calls.add(call)
         return call, self._connection.target
 
     def generate_many(self, timeout_s: float | None) -> tuple[DirectGenerateMany, str]:
         """Begins a call of GenerateMany. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
-        call = DirectGenerateMany(self, timeout_s)
+        call = DirectGenerateMany(self.replicas, self.waiting, timeout_s)
         self._calls.add(call)
         return call, self._connection.target
-
-    async def known_for(self, forwarded: Forwarded) -> None:
-        """Returns when a replica can be chosen for a request. Raises GenserveError, and AbortedWhileWaitingError if
-        somebody ends it meanwhile."""
-        await self.waiting.wait(forwarded.request_id, self.replicas.known_for(forwarded.request))
 
     async def find(self) -> None:
         """Returns when the replicas are known, as far as they can be."""
@@ -63,18 +145,6 @@ class DirectTokens:
         """Ends the requests with these ids, None = all, that wait for a replica. Returns their ids."""
         unread = [each for call in self._calls for each in call.abort_unread(request_ids)]
         return [*unread, *self.waiting.abort(request_ids)]
-
-    async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
-        """Token ids from any replica, and from another one if that is lost. Raises GenserveError."""
-        tried: set[str] = set()
-        while True:
-            upstream = await self.replicas.route(ANY_REQUEST, tried, TOKENIZE_TIMEOUT_S)
-            try:
-                return await upstream.tokenize(request, TOKENIZE_TIMEOUT_S)
-            except GenserveError as error:
-                if not is_lost(error):
-                    raise
-                tried.add(upstream.instance_id)
 
     def stop(self) -> None:
         """The connection is closed: ends everything. Who reads a call is told why by that."""

@@ -10,7 +10,7 @@ from typing import Final
 from genserve.client.generation.many import ManyItem, ManyStream, StreamOverError
 from genserve.client.generation.results import Generation
 from genserve.errors import GenserveError, QueueFullError
-from genserve.transport.closing import AsyncClosing
+from genserve.transport.streams import AsyncClosing
 from genserve.v1 import generation_pb2
 
 # Half of the default limit of a daemon for all its clients, and more than an engine runs at once.

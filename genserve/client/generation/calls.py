@@ -22,10 +22,10 @@ from genserve.client.generation.options import (
 )
 from genserve.client.generation.results import Delta, Generation
 from genserve.errors import GenserveError, InvalidFieldError
+from genserve.transport.channels import FrontendChannels
 from genserve.transport.connection import UNSET, Connection, ServiceCalls, Timeout
 from genserve.transport.fields import build, naming
-from genserve.transport.frontend_channels import FrontendChannels
-from genserve.transport.response_stream import ResponseStream
+from genserve.transport.streams import ResponseStream
 from genserve.v1 import generation_pb2
 
 

@@ -16,10 +16,8 @@ from genserve.client.generation.options import GenerateOptions, PromptLike, gene
 from genserve.client.generation.results import Delta
 from genserve.errors import GenserveError
 from genserve.forward.caller import Failure
-from genserve.transport.closing import AsyncClosing
 from genserve.transport.errors import error_of, error_of_status
-from genserve.transport.final_status import FinalStatus
-from genserve.transport.response_stream import EOF, MessageReader
+from genserve.transport.streams import EOF, AsyncClosing, FinalStatus, MessageReader
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
 
 from genserve.errors import GenserveError
-from genserve.transport.enums import word_of
+from genserve.transport.fields import word_of
 from genserve.v1 import generation_pb2, types_pb2
 
 _MAX_INDEX: Final = 1 << 16

@@ -10,7 +10,6 @@ from os import PathLike
 from typing import Any, Unpack
 
 from genserve.client.weights.download import Download, PulledWeights
-from genserve.client.weights.finite import check_finite
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import (
     MIB,
@@ -22,16 +21,15 @@ from genserve.client.weights.options import (
     load_request,
     push_header,
 )
-from genserve.client.weights.push import Push, PushResult
-from genserve.client.weights.served import ServedWeights
-from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
+from genserve.client.weights.results import Push, PushResult, ServedWeights
+from genserve.client.weights.sources import TensorSource, check_finite, num_ranks, tensor_sources
 from genserve.client.weights.upload import Upload
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.host import can_share
 from genserve.memory.ring import MIN_BYTES, SpareRings
 from genserve.net.addresses import is_local
 from genserve.tensors.ranges import num_bytes
-from genserve.transport import push_channels
+from genserve.transport import channels
 from genserve.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.transport.fields import build, check_count, check_switch, naming, refuse_unknown
 from genserve.v1 import weights_pb2
@@ -145,7 +143,7 @@ class WeightCalls(ServiceCalls):
     ) -> GetServerInfoResponse | None:
         """What the daemon says about faster ways to send, if the push is large enough to ask."""
         may_share = shared_memory is None and is_local(self._connection.target) and own_bytes >= MIN_BYTES
-        if shared_memory or may_share or own_bytes >= push_channels.MIN_BYTES:
+        if shared_memory or may_share or own_bytes >= channels.PUSH_MIN_BYTES:
             limits_s = [each for each in (timeout_s, self._connection.timeouts.control_s) if each is not None]
             request, limit_s = GetServerInfoRequest(), min(limits_s, default=None)
             return await self._connection.unary(self._connection.control.GetServerInfo, request, limit_s)

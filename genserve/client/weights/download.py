@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from genserve.aio.backoff import Backoff
-from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
+from genserve.client.weights.upload import computes_checksums
 from genserve.errors import (
     ChecksumMismatchError,
     GenserveError,

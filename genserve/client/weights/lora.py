@@ -12,7 +12,7 @@ from typing import Any, Unpack, cast
 from genserve.client.weights.calls import WeightCalls
 from genserve.client.weights.modules import is_module
 from genserve.client.weights.options import PushOptions, SendOptions
-from genserve.client.weights.push import PushResult
+from genserve.client.weights.results import PushResult
 from genserve.client.weights.sources import tensor_sources
 from genserve.errors import InvalidFieldError
 from genserve.tensors.safetensors import CheckpointFileError

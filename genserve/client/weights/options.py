@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Final, Self, TypedDict
 
-from genserve.client.weights.push import PushProgress
-from genserve.client.weights.served import ServedWeights
+from genserve.client.weights.results import PushProgress, ServedWeights
 from genserve.errors import InvalidFieldError
-from genserve.transport.enums import wire_value
-from genserve.transport.fields import build, check_count, check_switch, naming, optional_duration
+from genserve.transport.fields import build, check_count, check_switch, naming, optional_duration, wire_value
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.wire.literals import KvPolicy, PauseMode, PrepareMode, PushAction
 

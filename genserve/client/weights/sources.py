@@ -8,18 +8,38 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from genserve.client.weights.dtensor import MAX_PIECES, Cut, Share, shared_out
 from genserve.client.weights.modules import is_module, module_tensors
+from genserve.errors import InvalidFieldError
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 from genserve.transport.fields import naming
+
+Rename = Mapping[str, str] | Callable[[str], str]
+"""From a trainer's name to the checkpoint's. A mapping keeps names that it does not have."""
+
+_NOT_FINITE: Final = {
+    "F8_E5M2": ("u1", 0x7C),
+    "F8_E4M3": ("u1", 0x7F),
+    "F8_E8M0": ("u1", 0xFF),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+    "F32": ("<u4", 0x7F80_0000),
+    "C64": ("<u4", 0x7F80_0000),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+}
+"""For each type that has values that are not finite: numpy's type for the bits of a number, and the bits that are all
+set in those values and in no other."""
+_NAN_BITS: Final = {"F8_E4M3FNUZ": 0x80, "F8_E5M2FNUZ": 0x80}
+"""Types with one such value, by its bits."""
+_AT_ONCE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +71,6 @@ class TensorSource:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The bytes [start, end) that are sent from here, in order."""
         return ((0, self.size_bytes),) if self.share is None else self.share.ranges
-
-
-Rename = Mapping[str, str] | Callable[[str], str]
-"""From a trainer's name to the checkpoint's. A mapping keeps names that it does not have."""
 
 
 def tensor_sources(
@@ -234,3 +250,50 @@ def _read_numpy(array: Any) -> memoryview:
     little_endian = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     # Through uint8, because ml_dtypes' types have no buffer format; reshaped first, because a scalar has no view.
     return memoryview(little_endian.reshape(-1).view("uint8"))
+
+
+def check_finite(sources: Sequence[TensorSource]) -> None:
+    """Reads all tensors once; in a thread, because it takes seconds. Raises ValueError naming the first tensor with NaN
+    or infinity, and InvalidFieldError if neither torch nor numpy is there to look at bytes.
+
+    The client looks, and not the daemon: torch looks at a tensor where it lies, for a trainer on a GPU at the speed of
+    the GPU's memory, and nothing of a diverged version is sent, staged or prepared anywhere.
+    """
+    for source in sources:
+        finite = _is_finite(source.tensor) if source.tensor is not None else _has_finite_bytes(source)
+        if not finite:
+            raise ValueError(f"{source.name}: has NaN or infinity, which finite=True refuses: nothing was sent")
+
+
+def _is_finite(tensor: Any) -> bool:
+    """Of a torch tensor. The smallest and the largest value are enough: NaN is both, if there is one."""
+    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.is_complex():
+        tensor = sys.modules["torch"].view_as_real(tensor.resolve_conj())
+    elif tensor.element_size() == 1:
+        tensor = tensor.float()
+    smallest, largest = tensor.detach().aminmax()
+    return bool((smallest.isfinite() & largest.isfinite()).item())
+
+
+def _has_finite_bytes(source: TensorSource) -> bool:
+    nan = _NAN_BITS.get(source.dtype)
+    if source.dtype not in _NOT_FINITE and nan is None:
+        return True
+    kind, bits = _NOT_FINITE.get(source.dtype, ("u1", 0))
+    for values in _pieces(source, kind):
+        found = values == nan if nan is not None else (values & bits) == bits
+        if found.any():
+            return False
+    return True
+
+
+def _pieces(source: TensorSource, kind: str) -> Iterator[Any]:
+    try:
+        numpy = import_module("numpy")
+    except ImportError:
+        raise InvalidFieldError.of("finite", "needs numpy for tensors that are not torch's") from None
+    data = source.read()
+    for start in range(0, len(data), _AT_ONCE_BYTES):
+        yield numpy.frombuffer(data[start : start + _AT_ONCE_BYTES], dtype=kind)

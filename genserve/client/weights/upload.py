@@ -1,25 +1,30 @@
 """Sends one push of weights: streams the bytes, and when a stream breaks, those that are missing."""
 
 import asyncio
+import warnings
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import cache
 from typing import Any, Final
 
 import grpc.aio
 
 from genserve.aio.backoff import Backoff
-from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import Delivery
-from genserve.client.weights.push import Push, PushProgress, PushResult
+from genserve.client.weights.results import Push, PushProgress, PushResult
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
+from genserve.tensors.checksum import crc32c_of, is_fast
+from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
 from genserve.tensors.ranges import Range, common, num_bytes, split
+from genserve.transport.channels import PushChannels
 from genserve.transport.connection import Connection
-from genserve.transport.final_status import FinalStatus
-from genserve.transport.push_channels import PushChannels
+from genserve.transport.streams import FinalStatus
 from genserve.v1 import weights_pb2
 from genserve.wire.conversions import segment_frame
+
+END_FRAME: Final = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
 
 MAX_RESUMES: Final = 5
 RECONNECT_TIMEOUT_S: Final = 30.0
@@ -28,6 +33,33 @@ _MAX_PAUSE_S: Final = 3.2
 _EXPLAIN_TIMEOUT_S: Final = 5.0
 _NUM_NAMED: Final = 3
 _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
+
+
+def header_frame(header: weights_pb2.PushHeader) -> bytes:
+    """The first frame."""
+    return weights_pb2.PushWeightsRequest(header=header).SerializeToString()
+
+
+def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: bool) -> bytes:
+    """A chunk of the bytes of `pieces` at `offset`, with their CRC32C if there is a fast way to compute it."""
+    if not (checksum and computes_checksums()):
+        return encoded_chunk(offset, pieces, None)
+    computed = 0
+    for piece in pieces:
+        computed = crc32c_of(piece, computed)
+    return encoded_chunk(offset, pieces, computed)
+
+
+@cache
+def computes_checksums() -> bool:
+    """Whether checksums cost little here; where they do not a warning says so, once."""
+    if not is_fast():
+        warnings.warn(
+            "google-crc32c is not installed, or not its build in C: a push relies on the transport's checksums "
+            '(pip install "genserve[push]")',
+            stacklevel=4,
+        )
+    return is_fast()
 
 
 class Upload:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from genserve.client.control.state import EngineState
-from genserve.client.weights.push import Applied
+from genserve.client.weights.results import Applied
 from genserve.transport.connection import RequestT, ResponseT, ServiceCalls
-from genserve.transport.enums import wire_value
-from genserve.transport.fields import build, duration, naming
+from genserve.transport.fields import build, duration, naming, wire_value
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.wire.literals import KvPolicy, PauseMode
 

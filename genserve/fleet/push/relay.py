@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
 from genserve.fleet.upstream import Upstream
-from genserve.transport.final_status import FinalStatus
+from genserve.transport.streams import FinalStatus
 from genserve.v1 import weights_pb2
 
 _AHEAD: Final = 4

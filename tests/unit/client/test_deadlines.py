@@ -11,7 +11,7 @@ from genserve.client import AsyncClient, Client, Timeouts
 from genserve.client.sync_client import blocking, blocking_context, blocking_stream
 from genserve.transport.connection import UNSET, Timeout, Unset
 from genserve.transport.loop_thread import LoopThread
-from genserve.transport.service_config import default_timeout_s
+from genserve.transport.timeouts import default_timeout_s
 from tests.support.patience import until
 from tests.unit.client.call_table import call, call_async, public_calls
 from tests.unit.client.silent_daemon import Asked, silent_daemon

@@ -13,7 +13,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient
 from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError, QueueFullError
-from genserve.transport.response_stream import EOF, ResponseStream
+from genserve.transport.streams import EOF, ResponseStream
 from genserve.v1 import generation_pb2
 from tests.support.patience import STEP_S, slow, turns, until
 from tests.support.refusals import refuses

@@ -12,7 +12,7 @@ from google.rpc import status_pb2
 from clients.conformance.vectors import generate
 from genserve.client import Generation
 from genserve.client.generation.results import Delta
-from genserve.client.weights.frames import END_FRAME
+from genserve.client.weights.upload import END_FRAME
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.content import content_digest, tensor_digest

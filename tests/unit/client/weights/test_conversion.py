@@ -20,7 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from genserve.client.weights.conversion import as_saved
+from genserve.client.weights.modules import as_saved
 from genserve.client.weights.sources import tensor_sources
 
 SMALL: dict[str, Any] = {

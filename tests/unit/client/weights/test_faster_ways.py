@@ -10,7 +10,7 @@ from google.rpc import code_pb2, error_details_pb2
 from genserve.client import AsyncClient, Timeouts
 from genserve.client.weights import calls
 from genserve.errors import InvalidFieldError, UnsupportedError
-from genserve.transport import push_channels
+from genserve.transport import channels
 from genserve.v1 import control_pb2
 from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
@@ -34,13 +34,13 @@ class AskedDaemon(ScriptedDaemon):
 
 def test_memory_is_worth_it_from_8_mebibytes_on_and_ports_from_64() -> None:
     """The other tests set these limits lower."""
-    assert (calls.MIN_BYTES, push_channels.MIN_BYTES) == (8 << 20, 64 << 20)
+    assert (calls.MIN_BYTES, channels.PUSH_MIN_BYTES) == (8 << 20, 64 << 20)
 
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MIN_BYTES", SHARES_BYTES)
-    monkeypatch.setattr(push_channels, "MIN_BYTES", HAS_PORTS_BYTES)
+    monkeypatch.setattr(channels, "PUSH_MIN_BYTES", HAS_PORTS_BYTES)
 
 
 def weights(size_bytes: int) -> dict[str, Any]:

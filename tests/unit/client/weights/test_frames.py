@@ -9,7 +9,7 @@ from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genserve.client.weights import frames
+from genserve.client.weights import upload
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import weights_pb2
@@ -20,18 +20,18 @@ def test_a_chunk_is_encoded_as_protobuf_does(offset: int, pieces: list[bytes], c
     """The frame written by hand is the frame that the generated classes write."""
     data = b"".join(pieces)
     chunk = weights_pb2.PushChunk(offset=offset, data=data, crc32c=crc32c(data) if checksum else None)
-    frame = frames.chunk_frame(offset, [memoryview(piece) for piece in pieces], checksum=checksum)
+    frame = upload.chunk_frame(offset, [memoryview(piece) for piece in pieces], checksum=checksum)
     assert weights_pb2.PushWeightsRequest.FromString(frame) == weights_pb2.PushWeightsRequest(chunk=chunk)
 
 
 def test_without_google_crc32c_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks then have no checksum; a warning tells, but not a thousand times."""
-    frames.computes_checksums.cache_clear()
+    upload.computes_checksums.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        frame, *_ = [frames.chunk_frame(0, [memoryview(b"x")], checksum=True) for _ in range(3)]
-    frames.computes_checksums.cache_clear()
+        frame, *_ = [upload.chunk_frame(0, [memoryview(b"x")], checksum=True) for _ in range(3)]
+    upload.computes_checksums.cache_clear()
     assert len(warned) == 1
     assert "google-crc32c" in str(warned[0].message)
     assert not weights_pb2.PushWeightsRequest.FromString(frame).chunk.HasField("crc32c")

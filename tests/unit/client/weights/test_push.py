@@ -12,7 +12,7 @@ from google.rpc import code_pb2
 from genserve.client import AsyncClient, PushProgress, UnavailableError
 from genserve.client.weights import upload
 from genserve.client.weights.options import MIB
-from genserve.client.weights.push import Applied
+from genserve.client.weights.results import Applied
 from genserve.client.weights.upload import MAX_RESUMES
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError

@@ -8,8 +8,8 @@ from genserve.client.control import state as told
 from genserve.client.generation import results
 from genserve.client.generation.options import GenerateOptions, generate_request
 from genserve.client.weights.lora import Lora
-from genserve.client.weights.push import Applied as ToldApplied
-from genserve.client.weights.push import Push, PushResult
+from genserve.client.weights.results import Applied as ToldApplied
+from genserve.client.weights.results import Push, PushResult
 from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState
 from genserve.engine.generation import (

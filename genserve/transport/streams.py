@@ -1,27 +1,117 @@
-"""A stream of responses as an async iterator that ends its call when it is closed or dropped."""
+"""The messages of a call: an iterator of responses that ends its call when it is closed or dropped, and why a call
+ended while it was being written to."""
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import grpc.aio
 
-from genserve.transport.closing import AsyncClosing
-from genserve.transport.final_status import FinalStatus
+T = TypeVar("T")
+_WRITE_FAILED: Final = "Internal error from Core"
+_ANSWER_TIMEOUT_S: Final = 5.0  # the call is over: its status is still passing through gRPC's threads
 
 ItemT = TypeVar("ItemT")
-
 TypedErrors: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Turns gRPC's errors that are raised inside into a `GenserveError`."""
-
 EOF: Final[Any] = grpc.aio.EOF
 """What `MessageReader.next` returns at the end."""
-
 _READ_AHEAD: Final = 8  # messages; gRPC holds back further ones
+
+
+class Closing:
+    """Adds `with` to a class that has a `close`."""
+
+    def close(self) -> None:
+        """May be called more than once."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """Adds `async with` and `aclose` to a class that has a `cancel`."""
+
+    def cancel(self) -> None:
+        """`aclose` for callbacks. May be called more than once."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Cancels the call unless it is over."""
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class FinalStatus:
+    """Why a call ended, observed from its beginning.
+
+    If a write fails because the call is over, grpc.aio replaces the daemon's answer by "Internal error from Core"
+    (`Call._write`, grpcio 1.85). This stores the answer when it arrives, before or after the failed write.
+    """
+
+    def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]") -> None:
+        self._failures: list[tuple[grpc.StatusCode, grpc.aio.Metadata, str]] = []
+        self._answered = asyncio.Event()
+        call.add_done_callback(self._remember)
+
+    async def of(self, step: Awaitable[T]) -> T:
+        """Returns the result of a step of the call. Raises the daemon's answer if the step only fails because a write
+        came too late."""
+        try:
+            return await step
+        except grpc.aio.AioRpcError as error:
+            if error.details() == _WRITE_FAILED:
+                await self.wait()
+            raise self.failure or error from None
+        finally:
+            del step  # a failed future and the traceback of its error would form a cycle
+
+    async def wait(self) -> None:
+        """Waits for the daemon's answer to a call that is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                await self._answered.wait()
+
+    @property
+    def failure(self) -> grpc.aio.AioRpcError | None:
+        """The daemon's answer, if it was not OK. A new error each time: one that was raised and is kept would form a
+        cycle with its traceback."""
+        for code, trailing, details in self._failures:
+            if details != _WRITE_FAILED:
+                return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details)
+        return None
+
+    def _remember(self, call: Any) -> None:
+        """Called synchronously each time the call's status is set."""
+        code, details, trailing = _result(call.code()), _result(call.details()), _result(call.trailing_metadata())
+        if details != _WRITE_FAILED:
+            self._answered.set()
+        if code is not grpc.StatusCode.OK:
+            self._failures.append((code, trailing, details))
+
+
+def _result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that does not wait any more."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise RuntimeError("the call has no status yet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ import asyncio
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -14,13 +15,114 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from genserve.client import AsyncClient
 from genserve.errors import MessageTooLargeError, UnavailableError
-from genserve.transport import frontend_channels
+from genserve.transport import channels
+from genserve.transport.channels import PushChannels
+from genserve.transport.connection import Connection
 from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
 from genserve.wire.literals import FRONTEND_PORTS_KEY
 from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.patience import STEP_S, turns
 from tests.support.ports import free_port
 from tests.support.refusals import refuses
+
+
+class Named(control_pb2_grpc.ControlServiceServicer):
+    """Says who it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def GetStatus(self, request: Any, context: Any) -> control_pb2.GetStatusResponse:
+        return control_pb2.GetStatusResponse(state=types_pb2.EngineState(instance_id=self.name))
+
+
+@asynccontextmanager
+async def ingesting(name: str, address: str = "127.0.0.1:0") -> AsyncIterator[int]:
+    """A server of that name; its port."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Named(name), server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def connected(target: str, ports: Sequence[int] = ()) -> AsyncIterator[tuple[Connection, PushChannels]]:
+    """A connection to the daemon, and what gives channels to its streams."""
+    connection = Connection(target)
+    try:
+        yield connection, PushChannels(connection, ports)
+    finally:
+        await connection.close()
+
+
+async def asked(channels: Sequence[grpc.aio.Channel]) -> list[str]:
+    """Who answers on each of them."""
+    stubs = [control_pb2_grpc.ControlServiceStub(channel) for channel in channels]
+    request = control_pb2.GetStatusRequest()
+    return [(await stub.GetStatus(request, timeout=30)).state.instance_id for stub in stubs]
+
+
+async def test_streams_take_turns_at_the_processes_that_receive() -> None:
+    """Each has a connection of its own: those of one would take turns."""
+    async with (
+        ingesting("daemon") as daemon,
+        ingesting("one") as one,
+        ingesting("two") as two,
+        connected(f"127.0.0.1:{daemon}", (one, two)) as (connection, push_channels),
+        AsyncExitStack() as stack,
+    ):
+        channels = await push_channels.open(3, stack)
+        assert await asked(channels) == ["one", "two", "one"]
+        assert len({id(each) for each in (*channels, connection.channel)}) == 4
+
+
+@pytest.mark.parametrize("ports", [(), (1,)])
+async def test_without_processes_that_can_be_reached_the_daemon_is_used(
+    ports: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stream takes the connection that is there, the others have one each."""
+    monkeypatch.setattr("genserve.transport.channels.CONNECT_TIMEOUT_S", 0.2)
+    async with (
+        ingesting("daemon") as daemon,
+        connected(f"127.0.0.1:{daemon}", ports) as (connection, push_channels),
+        AsyncExitStack() as stack,
+    ):
+        channels = await push_channels.open(3, stack)
+        assert await asked(channels) == ["daemon"] * 3
+        assert channels[0] is connection.channel
+        assert len({id(each) for each in channels}) == 3
+
+
+async def test_what_could_not_be_reached_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall would cost every stream, and every resume, its timeout."""
+    monkeypatch.setattr("genserve.transport.channels.CONNECT_TIMEOUT_S", 0.2)
+    port = free_port()
+    async with (
+        ingesting("daemon") as daemon,
+        connected(f"127.0.0.1:{daemon}", (port,)) as (_, push_channels),
+        AsyncExitStack() as stack,
+    ):
+        assert await asked(await push_channels.open(1, stack)) == ["daemon"]
+        async with ingesting("late", f"127.0.0.1:{port}"):
+            assert await asked(await push_channels.open(1, stack)) == ["daemon"]
+
+
+@pytest.mark.parametrize("scheme", ["unix:", "unix-abstract:"])
+async def test_a_socket_has_no_ports_beside_it(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the daemon says of its processes: none of them is waited for."""
+    monkeypatch.setattr("genserve.transport.channels.CONNECT_TIMEOUT_S", 3600.0)
+    async with (
+        ingesting("other") as other,
+        ingesting("daemon", f"{scheme}{tmp_path}/s"),
+        connected(f"{scheme}{tmp_path}/s", (other,)) as (_, push_channels),
+        AsyncExitStack() as stack,
+        asyncio.timeout(STEP_S),
+    ):
+        assert await asked(await push_channels.open(2, stack)) == ["daemon"] * 2
 
 
 class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.ControlServiceServicer):
@@ -60,7 +162,7 @@ class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.Co
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it takes long to connect."""
-    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(channels, "CONNECT_TIMEOUT_S", 30.0)
 
 
 @asynccontextmanager
@@ -117,7 +219,7 @@ async def test_a_daemon_without_front_ends_is_looked_at_once() -> None:
             for _ in range(3):
                 assert await names(client, 1) == {"daemon": 1}
                 await turns()
-            await clock.advance(frontend_channels.LOOK_AGAIN_S)
+            await clock.advance(channels.LOOK_AGAIN_S)
             while "daemon" in await names(client, 1):
                 await turns()
             assert await names(client, 4) == {"front": 4}
@@ -166,7 +268,7 @@ async def test_finding_them_again_ends_no_call() -> None:
 async def found_in_vain(client: AsyncClient, clock: AdvancedClock) -> None:
     """Returns when the client has given up those front ends that it cannot connect to."""
     finding = asyncio.create_task(client.wait_ready())
-    await clock.advance_until(finding.done, frontend_channels.CONNECT_TIMEOUT_S)
+    await clock.advance_until(finding.done, channels.CONNECT_TIMEOUT_S)
     await finding
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from genserve.client.direct.pipe import READ_AHEAD, Pipe, PipeEndedError
+from genserve.client.direct.calls import READ_AHEAD, Pipe, PipeEndedError
 
 
 async def test_messages_come_in_order_and_then_the_end() -> None:

@@ -1,6 +1,6 @@
 """What a client knows of one replica."""
 
-from genserve.client.direct.known_replica import KnownReplica
+from genserve.client.direct.replica import KnownReplica
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, fleet_pb2, types_pb2
 

@@ -13,11 +13,10 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.direct.known_replica import KnownReplica
-from genserve.client.direct.upstream import DirectUpstream
+from genserve.client.direct.replica import DirectUpstream, KnownReplica
 from genserve.errors import UnavailableError
 from genserve.transport.connection import Connection
-from genserve.transport.service_config import grpc_service_config
+from genserve.transport.timeouts import grpc_service_config
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from tests.unit.client.call_table import call_async, public_calls
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from genserve.transport.final_status import FinalStatus
+from genserve.transport.streams import FinalStatus
 from tests.support.clocks import leaping_clock
 from tests.support.patience import STEP_S, turns
 

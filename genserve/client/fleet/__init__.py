@@ -1,1 +1,0 @@
-"""Calls of FleetService, which a router has."""
