@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from genserve.errors import GenserveError
 from genserve.fleet.messages import parsed
-from genserve.forward.actions import Action, action_of
-from genserve.forward.caller import Failure
+from genserve.forward.caller import Action, Failure, action_of
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
 from genserve.rpc.streams.write_deadline import WriteDeadline

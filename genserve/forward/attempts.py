@@ -19,7 +19,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.forward.destinations import Destinations, UpstreamT
-from genserve.forward.loss import is_lost
+from genserve.forward.upstream import is_lost
 from genserve.routing.replica import Request
 
 MAX_LOST: Final = 3

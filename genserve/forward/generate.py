@@ -4,14 +4,11 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from genserve.errors import GenserveError
 from genserve.forward.attempts import Attempts
-from genserve.forward.caller import Caller
+from genserve.forward.caller import AbortedWhileWaitingError, Caller, Waiting
 from genserve.forward.destinations import Destinations, UpstreamT
-from genserve.forward.forwarded import Forwarded, Loss, NumTokens, replica_lost
-from genserve.forward.least_version import in_generate, needed
-from genserve.forward.loss import is_lost
+from genserve.forward.forwarded import Forwarded, Loss, NumTokens, in_generate, needed, replica_lost
 from genserve.forward.resume import Resumption, Tokenize
-from genserve.forward.upstream import frames_of, until_ended
-from genserve.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.forward.upstream import frames_of, is_lost, until_ended
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:

@@ -6,17 +6,13 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from genserve.aio.cancellation import cancel_all, is_cancelled
 from genserve.errors import DeadlineError, GenserveError, RequestIdInUseError, UnavailableError
-from genserve.forward.actions import Abort, Action, Begun
 from genserve.forward.attempts import Attempts
-from genserve.forward.caller import Caller, Failure
+from genserve.forward.caller import Abort, AbortedWhileWaitingError, Action, Begun, Caller, Failure, Waiting
 from genserve.forward.destinations import Destinations, UpstreamT
 from genserve.forward.forwarded import Loss, replica_lost
-from genserve.forward.leg import Leg, Running, has_only_columns
-from genserve.forward.legs import Legs
-from genserve.forward.loss import is_lost, told
+from genserve.forward.leg import Leg, Legs, Running, has_only_columns
 from genserve.forward.resume import Resumption, Tokenize
-from genserve.forward.upstream import frames_of
-from genserve.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.forward.upstream import frames_of, is_lost, told
 from genserve.transport.errors import error_of_status
 from genserve.v1 import generation_pb2
 

@@ -1,4 +1,4 @@
-"""One call of GenerateMany to one replica, opened when a request of the caller first needs it."""
+"""The calls of one GenerateMany to replicas: each is opened when a request of the caller first needs that replica."""
 
 import asyncio
 from collections import Counter, deque
@@ -9,20 +9,21 @@ from typing import Final, Generic
 import grpc.aio
 
 from genserve.aio.cancellation import is_cancelled
+from genserve.aio.change import Change
 from genserve.forward.attempts import Attempts
 from genserve.forward.caller import Failure
 from genserve.forward.destinations import UpstreamT
-from genserve.forward.forwarded import Forwarded, Loss
-from genserve.forward.least_version import in_generate_many, needed
-from genserve.forward.loss import told
+from genserve.forward.forwarded import Forwarded, Loss, in_generate_many, needed
 from genserve.forward.resume import Resumption
-from genserve.forward.upstream import until_ended
+from genserve.forward.upstream import told, until_ended
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 from genserve.wire.literals import FIRST_SLOT_KEY, SLOTS_PER_CALL
 
 MAX_UNSENT_BYTES: Final = 4 << 20  # to one replica: while so many wait to be sent, new requests go elsewhere
 _COLUMNS_TAG: Final = 0x12  # of `columns` in GenerateManyResponse
+
+IDLE_S: Final = 2.0  # after which a call without requests ends: a replica that shuts down waits for its calls
 
 
 @dataclass(slots=True)
@@ -176,3 +177,64 @@ def has_only_columns(frame: bytes) -> bool:
     except (IndexError, ValueError):
         return False
     return position == end
+
+
+class Legs(Generic[UpstreamT]):
+    """One for each replica that runs some of the requests. `room`: one that was full is so no more, or is gone."""
+
+    def __init__(self) -> None:
+        self.room = Change()
+        self._legs: dict[UpstreamT, Leg[UpstreamT]] = {}
+        self._numbers: set[int] = set()
+
+    @property
+    def full(self) -> set[str]:
+        """The instance ids of replicas that take nothing more now."""
+        return {upstream.instance_id for upstream, leg in self._legs.items() if leg.is_full}
+
+    def to(self, upstream: UpstreamT) -> Leg[UpstreamT] | None:
+        """The call to a replica, which stays open until `left`; None = there is none."""
+        if (leg := self._legs.get(upstream)) is not None:
+            _keep_open(leg)
+        return leg
+
+    def open(self, upstream: UpstreamT, timeout_s: float | None) -> Leg[UpstreamT]:
+        """Begins a call to a replica."""
+        number = next(number for number in range(len(self._numbers) + 1) if number not in self._numbers)
+        self._numbers.add(number)
+        leg = self._legs[upstream] = Leg.open(upstream, number, timeout_s)
+        return leg
+
+    def left(self, leg: Leg[UpstreamT]) -> None:
+        """A request is not there any more. Without any, the call ends after a while."""
+        if not leg.requests and self._legs.get(leg.upstream) is leg:
+            _keep_open(leg)
+            leg.idle = asyncio.get_running_loop().call_later(IDLE_S, self._close, leg)
+
+    def forget(self, leg: Leg[UpstreamT]) -> None:
+        """The call has ended."""
+        _keep_open(leg)
+        if leg.sending is not None:
+            leg.sending.cancel()
+        if self._legs.get(leg.upstream) is leg:
+            del self._legs[leg.upstream]
+            self.room.tell()
+
+    def free(self, leg: Leg[UpstreamT]) -> None:
+        """The caller knows of the end of the call: another one may have its number."""
+        self._numbers.discard(leg.number)
+
+    def keep_all(self) -> None:
+        """From now on no call ends by itself."""
+        for leg in self._legs.values():
+            _keep_open(leg)
+
+    def _close(self, leg: Leg[UpstreamT]) -> None:
+        self.forget(leg)
+        leg.call.cancel()
+
+
+def _keep_open(leg: Leg[UpstreamT]) -> None:
+    if leg.idle is not None:
+        leg.idle.cancel()
+        leg.idle = None

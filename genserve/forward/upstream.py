@@ -1,6 +1,7 @@
-"""The connection to one replica, as whoever sends it requests for tokens needs it."""
+"""The connection to one replica as a sender of requests for tokens needs it, and which errors say that it is lost."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc.aio
 
 from genserve.aio.cancellation import is_cancelled
-from genserve.errors import UnavailableError
+from genserve.errors import DeadlineError, DrainingError, EngineDeadError, GenserveError, UnavailableError
 from genserve.transport.errors import error_of
 from genserve.transport.trace_metadata import trace_metadata
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _BROKEN_CODES: Final = ("INTERNAL", "UNKNOWN")
 """Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
 _GENERATION: Final = "/genserve.v1.GenerationService/"
+
+log = logging.getLogger(__name__)
+_GONE: Final = (UnavailableError, EngineDeadError)
 
 
 class Cancellable(Protocol):
@@ -147,3 +151,22 @@ async def frames_of(call: AsyncIterable[bytes], upstream: TokenUpstream) -> Asyn
     with upstream.raising():
         async for frame in call:
             yield frame
+
+
+def is_lost(error: GenserveError) -> bool:
+    """Whether the replica is gone, or about to go: what was asked of it is to be asked elsewhere."""
+    return isinstance(error, (DrainingError, *_GONE))
+
+
+def told(error: Exception) -> GenserveError:
+    """The error, or one for what nobody foresaw, which the log explains."""
+    if isinstance(error, GenserveError):
+        return error
+    log.error("a request could not be passed on", exc_info=error)
+    return GenserveError(f"the request could not be passed on: {type(error).__name__}: {error}")
+
+
+def may_have_done(error: GenserveError) -> bool:
+    """Whether the replica may have done what it was asked, because it did not answer. One that is about to go has
+    answered: with a refusal."""
+    return isinstance(error, (DeadlineError, *_GONE))

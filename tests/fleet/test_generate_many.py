@@ -9,7 +9,7 @@ from genserve.client import AsyncClient
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
-from genserve.forward import legs
+from genserve.forward import leg
 from genserve.v1 import generation_pb2
 from genserve.wire.literals import SLOTS_PER_CALL
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
@@ -239,7 +239,7 @@ async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
     router: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a replica that shuts down need not wait for it. Its slots are given to the next one."""
-    monkeypatch.setattr(legs, "IDLE_S", 0.05)
+    monkeypatch.setattr(leg, "IDLE_S", 0.05)
     call, where = await opened(router, "a")
     where["a"][1].put(tokens([9], prompt=3, finish=FinishReason.EOS))
     await call.read()

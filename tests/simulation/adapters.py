@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 
 from genserve.errors import GenserveError, LoraNotFoundError
-from genserve.forward.loss import may_have_done
+from genserve.forward.upstream import may_have_done
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub

@@ -11,7 +11,7 @@ import grpc.aio
 
 from genserve.errors import GenserveError, NoReplicaError, UnavailableError
 from genserve.fleet.leases import new_lease_id
-from genserve.forward.loss import may_have_done
+from genserve.forward.upstream import may_have_done
 from genserve.transport.errors import error_of
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.errors import DeadlineError, GenserveError
-from genserve.forward.actions import Abort, Action, Begun, action_of
-from genserve.forward.caller import Failure
+from genserve.forward.caller import Abort, AbortedWhileWaitingError, Action, Begun, Failure, Waiting, action_of
 from genserve.forward.forwarded import Forwarded
 from genserve.forward.generate import Generate
 from genserve.forward.generate_many import GenerateMany
-from genserve.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.transport.streams import EOF
 from genserve.v1 import generation_pb2
 

@@ -11,7 +11,7 @@ from genserve.client.direct.replica import DirectUpstream, KnownReplica
 from genserve.client.direct.settings import Direct
 from genserve.errors import GenserveError, UnavailableError
 from genserve.forward.destinations import ANY_REQUEST, Destinations
-from genserve.forward.loss import is_lost
+from genserve.forward.upstream import is_lost
 from genserve.net.addresses import is_local
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.reasons import with_reasons

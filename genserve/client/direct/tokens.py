@@ -16,8 +16,8 @@ from genserve.client.direct.calls import DirectCall, DirectGenerate, DirectGener
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.errors import GenserveError, UnavailableError, UnsupportedError
+from genserve.forward.caller import Waiting
 from genserve.forward.destinations import ANY_REQUEST
-from genserve.forward.waiting import Waiting
 from genserve.transport.connection import Connection
 from genserve.transport.errors import ClientClosedError, error_of
 from genserve.v1 import fleet_pb2, generation_pb2

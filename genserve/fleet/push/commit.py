@@ -13,7 +13,7 @@ from genserve.fleet.push.applied import merged
 from genserve.fleet.records import write_record
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
-from genserve.forward.loss import may_have_done
+from genserve.forward.upstream import may_have_done
 from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, di
 from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
-from genserve.forward.loss import may_have_done
+from genserve.forward.upstream import may_have_done
 from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
+from genserve.forward.caller import Waiting
 from genserve.forward.destinations import ANY_REQUEST
 from genserve.forward.forwarded import Forwarded
 from genserve.forward.generate import Generate
 from genserve.forward.generate_many import GenerateMany
-from genserve.forward.loss import is_lost
-from genserve.forward.waiting import Waiting
+from genserve.forward.upstream import is_lost
 from genserve.rpc.status import to_status
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2

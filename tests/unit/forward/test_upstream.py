@@ -10,7 +10,7 @@ from genserve.errors import (
     UnavailableError,
     all_errors,
 )
-from genserve.forward.loss import is_lost, may_have_done
+from genserve.forward.upstream import is_lost, may_have_done
 from genserve.rpc.status import to_message
 from genserve.transport.errors import error_of_status
 

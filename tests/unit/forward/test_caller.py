@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from genserve.errors import QueueFullError
-from genserve.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.forward.caller import AbortedWhileWaitingError, Waiting
 
 
 async def never() -> str:
