@@ -17,8 +17,7 @@ from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version, newest
 from genserve.forward.destinations import ANY_REQUEST, Destinations
-from genserve.routing.chain import Chain
-from genserve.routing.reasons import with_reasons
+from genserve.routing.chain import Chain, with_reasons
 from genserve.routing.replica import Replica, ReplicaState, Request
 from genserve.v1 import types_pb2
 

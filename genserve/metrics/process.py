@@ -1,16 +1,53 @@
-"""What one process counts, and the server that shows it, together with what the processes beside it count."""
+"""What one process counts, and the server that shows it, together with what the processes beside it count.
 
+Calls are counted by method and status, as other gRPC servers do: `grpc_server_*`. One increment when a call begins, and
+two when it ends; messages are not counted, because there is one for each token.
+
+With front ends, prometheus_client keeps the counters of each process in files that all of them map, so that the daemon
+reads those of a front end without asking it, also when it has died. This is how vLLM counts for several API servers.
+Without front ends, counters are ordinary numbers, which are cheaper.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
+from functools import lru_cache
 
-from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics
+import prometheus_client.values
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.values import MultiProcessValue
 
-from genserve.metrics.calls import CallSeries
 from genserve.metrics.exposition import Exposition, Registry
 from genserve.metrics.families import Family
 from genserve.metrics.http import OPEN, Access, start_metrics_server
-from genserve.metrics.loop_lag import LoopLag
-from genserve.metrics.processes import count_into, registry_of, shared_directory
+from genserve.process.leftovers import prefix
+from genserve.rpc.handlers import Context
+from genserve.rpc.observed import Method
+
+_CALL_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_METHOD = ("grpc_service", "grpc_method", "grpc_type")
+_MAX_SERIES = 4096
+"""Far more than methods and statuses make."""
+
+_LAG_INTERVAL_S = 0.25
+_LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Where prometheus_client, in this process, keeps its files. vLLM looks at it too."""
+_DAEMON = "daemon"
 
 
 class ProcessMetrics:
@@ -74,3 +111,95 @@ def daemon_metrics(port: int, num_frontends: int) -> Iterator[ProcessMetrics | N
         return
     with shared_directory() if num_frontends else nullcontext("") as directory:
         yield ProcessMetrics("daemon", directory)
+
+
+class CallSeries:
+    """The series of a process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        started = Counter("grpc_server_started", "Calls that have begun.", _METHOD, registry=registry)
+        handled = Counter(
+            "grpc_server_handled", "Calls that have ended, by status.", (*_METHOD, "grpc_code"), registry=registry
+        )
+        seconds = Histogram(
+            "grpc_server_handling_seconds",
+            "Seconds from the beginning of a call to its end, those of a stream included.",
+            _METHOD,
+            registry=registry,
+            buckets=_CALL_BOUNDS_S,
+        )
+
+        # Kept, because prometheus_client would look each one up under a lock.
+        @lru_cache(_MAX_SERIES)
+        def of(method: Method) -> tuple[Counter, Histogram]:
+            labels = method.service, method.name, method.type
+            return started.labels(*labels), seconds.labels(*labels)
+
+        @lru_cache(_MAX_SERIES)
+        def of_status(method: Method, code: str) -> Counter:
+            return handled.labels(method.service, method.name, method.type, code)
+
+        self._of = of
+        self._of_status = of_status
+
+    def begun(self, method: Method, context: "Context | None") -> Callable[[str], None]:
+        """Counts a call, and its end when that is told."""
+        started, seconds = self._of(method)
+        started.inc()
+        began_s = time.monotonic()
+
+        def end(code: str) -> None:
+            self._of_status(method, code).inc()
+            seconds.observe(time.monotonic() - began_s)
+
+        return end
+
+
+class LoopLag:
+    """Measures it several times a second. `process` names what runs on the loop: daemon, frontend or router."""
+
+    def __init__(self, registry: CollectorRegistry, process: str) -> None:
+        self._seconds = Histogram(
+            "genserve_event_loop_lag_seconds",
+            "How much later than asked for the event loop called something.",
+            ["process"],
+            registry=registry,
+            buckets=_LAG_BOUNDS_S,
+        ).labels(process)
+
+    async def run(self) -> None:
+        """Never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self._seconds.observe(max(0.0, loop.time() - due_s))
+
+
+def count_into(directory: str, name: str) -> None:
+    """From now on, this process counts in files of its own in the directory. A process of the same `name`, which must
+    have ended, is continued. Call before any series are made."""
+    os.environ[DIRECTORY_VARIABLE] = directory
+    # As prometheus_client's documentation says for processes that are named in another way than by their id. It reads
+    # the variable when it is imported, which may have been before the fork.
+    prometheus_client.values.ValueClass = MultiProcessValue(process_identifier=lambda: name)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def shared_directory() -> Iterator[str]:
+    """A directory for the counters of the daemon and of its front ends. This process counts there from now on."""
+    directory = tempfile.mkdtemp(prefix=prefix("metrics"))
+    try:
+        count_into(directory, _DAEMON)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def registry_of(directory: str) -> CollectorRegistry:
+    """All series of the processes that count in the directory."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry

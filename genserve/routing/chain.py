@@ -4,9 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 from genserve.routing.policies.policy import Policy
 from genserve.routing.replica import Replica, ReplicaState, Request
+
+_MAX_NAMED: Final = 4
+"""An error's message has 600 bytes on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +100,12 @@ def why_none(request: Request, replicas: Iterable[Replica], committed_version: i
 def _least_version(request: Request, committed_version: int) -> int:
     asked = request.min_weight_version
     return committed_version if asked is None else max(asked, committed_version)
+
+
+def with_reasons(why: str, reasons: Mapping[str, str]) -> str:
+    """`why` none may, and behind it why each replica is not ready. `reasons`: by addresses, "" = it is."""
+    told = [f"{address}: {reason}" for address, reason in sorted(reasons.items()) if reason]
+    if not told:
+        return why
+    more = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
+    return f"{why} ({'; '.join(told[:_MAX_NAMED])}{more})"

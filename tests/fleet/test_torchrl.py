@@ -15,8 +15,7 @@ from genserve.client import ClientClosedError
 from genserve.engine.generation import FinishReason
 from genserve.engine.types import Load
 from genserve.errors import ManifestMismatchError, NoReplicaError, UnsupportedError
-from genserve.integrations.torchrl import AsyncVLLM
-from genserve.integrations.torchrl_clients import ReplicaClients
+from genserve.integrations.torchrl import AsyncVLLM, ReplicaClients
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import replica, routed
 from tests.fleet.scripted_fleet import tokens

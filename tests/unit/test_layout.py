@@ -14,7 +14,7 @@ AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "simulation", "unit"}
 WITH_VLLM = (
     *("unit/engine/vllm", "unit/worker"),
     *(f"engine/test_{each}internals.py" for each in ("", "client_", "lora_", "openai_")),
-    *("unit/integrations/test_torchrl_answers.py", "unit/integrations/test_torchrl_options.py"),
+    "unit/integrations/test_torchrl_conversion.py",
     *("unit/daemon/test_frontend.py", "unit/test_refused_starts.py", "fake_cuda"),
 )
 """Tests of code that runs inside vLLM, in the process of the test itself."""

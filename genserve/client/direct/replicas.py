@@ -13,8 +13,8 @@ from genserve.errors import GenserveError, UnavailableError
 from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.forward.upstream import is_lost
 from genserve.net.addresses import is_local
+from genserve.routing.chain import with_reasons
 from genserve.routing.names import make_chain, parse_policies
-from genserve.routing.reasons import with_reasons
 from genserve.routing.replica import Replica, Request
 from genserve.transport.connection import Connection
 from genserve.transport.errors import ClientClosedError

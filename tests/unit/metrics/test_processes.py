@@ -8,13 +8,13 @@ from pathlib import Path
 import prometheus_client
 from prometheus_client import generate_latest
 
-from genserve.metrics.processes import registry_of
+from genserve.metrics.process import registry_of
 from tests.support.scraped import parsed
 
 COUNT = """
 import sys
 from prometheus_client import Counter, CollectorRegistry
-from genserve.metrics.processes import count_into
+from genserve.metrics.process import count_into
 
 count_into(sys.argv[1], sys.argv[2])
 Counter("calls", "Calls.", ["code"], registry=CollectorRegistry()).labels("OK").inc(int(sys.argv[3]))

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from genserve.errors import QueueFullError
-from genserve.metrics.calls import CallSeries
+from genserve.metrics.process import CallSeries
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import Method, ObservedCalls
 from tests.support.answers import answer_of
