@@ -61,9 +61,8 @@ def _run(args: argparse.Namespace) -> int:
     import time
 
     from genserve.doctor.children import Children
-    from genserve.doctor.report import section_lines, summary_line, to_json
     from genserve.doctor.serve_flags import ServeFlags
-    from genserve.doctor.verdict import Section, exit_status
+    from genserve.doctor.verdict import Section, exit_status, section_lines, summary_line, to_json
 
     flags = ServeFlags.parse(args.serve_flags)
     if importlib.util.find_spec("numpy") is None:  # the client alone is installed

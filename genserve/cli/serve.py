@@ -67,7 +67,7 @@ def _failed(message: str) -> int:
 
 def _check(flags: Sequence[str], engine: InstalledEngine) -> int:
     """Prints a line for each check; the exit status."""
-    from genserve.doctor.finding import Finding
+    from genserve.doctor.verdict import Finding
     from genserve.settings.config import ServeConfig
 
     said = io.StringIO()

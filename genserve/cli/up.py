@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(wanted: UpConfig) -> int:
     """Prints a line for each check of a start of the router and of one replica; the exit status."""
     from genserve.cli.serve import print_findings
-    from genserve.doctor.finding import Finding
+    from genserve.doctor.verdict import Finding
     from genserve.installed_engine import EngineNotUsableError, installed_engine
     from genserve.net.listening import require_free
     from genserve.placement.config import flags_of_replica

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.doctor import ways
 from genserve.doctor.children import Children
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.facts import MachineFacts
 from genserve.doctor.machine.verdicts import machine_verdicts
-from genserve.doctor.room.size import Memory, ModelSize, fits
-from genserve.doctor.room.verdicts import room_verdicts
+from genserve.doctor.room import Memory, ModelSize, fits, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial import own_model, tiny_model
 from genserve.doctor.trial.exercise import Subject, exercise
 from genserve.doctor.trial.findings import WayFound
 from genserve.doctor.trial.verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Section, Verdict, fail, warn
+from genserve.errors import InvalidFieldError
+from genserve.settings.config import ways
 
 _TINY_PUSHES: Final = 5
 _OWN_PUSHES: Final = 4
@@ -49,7 +49,7 @@ async def check_up(
 
     Raises InvalidFieldError for an invalid model or way, before a daemon is started; OSError.
     """
-    ways.chosen(options.asked_ways, "cuda")
+    chosen_ways(options.asked_ways, "cuda")
     own = None if options.model is None else own_model.checkpoints(options.model)
     size = None if options.model is None or own is None else own_model.size_of(options.model, own["a"])
     sections: list[Section] = []
@@ -61,7 +61,7 @@ async def check_up(
     with _cancelled_by_signals():
         say("looking at the machine")
         facts = await machine.look(children, options.timeout_s)
-        chosen = ways.chosen(options.asked_ways, facts.device_type)
+        chosen = chosen_ways(options.asked_ways, facts.device_type)
         add("machine", machine_verdicts(facts, options.flags))
         memory = _memory(facts)
         raw: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
@@ -166,3 +166,15 @@ def _cancelled_by_signals() -> Iterator[None]:
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+
+
+def chosen_ways(asked: str | None, device_type: str) -> tuple[str, ...]:
+    """The requested checkup, separated by commas, or all that the device has. Raises InvalidFieldError."""
+    known = ways(device_type)
+    if asked is None:
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
+    for name in names:
+        if name not in known:
+            raise InvalidFieldError.of("ways", f"{name!a} is not one of {', '.join(known)}")
+    return names

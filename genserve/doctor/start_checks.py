@@ -14,12 +14,12 @@ from shutil import disk_usage
 
 from genserve.demo_model import built_demo_model
 from genserve.doctor.children import Children
-from genserve.doctor.finding import Finding
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.host import nvidia_driver
-from genserve.doctor.room.size import Memory, ModelSize, fits, room
+from genserve.doctor.room import Memory, ModelSize, fits, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial.own_model import size_of
+from genserve.doctor.verdict import Finding
 from genserve.errors import GenserveError
 from genserve.memory.available import available_memory_bytes
 from genserve.net.addresses import joined

@@ -1,16 +1,35 @@
-"""What each replica on this host gets: the environment and the CPUs of its process."""
+"""What each replica on this host gets: the environment and the CPUs of its process; which GPUs are its own."""
 
+import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 from genserve.placement import machine
 from genserve.placement.cores import core_shares
-from genserve.placement.gpus import VISIBLE, gpu_shares, ranks_per_replica, visible_gpus
 
 _BINDS: Final = "VLLM_CPU_OMP_THREADS_BIND"
 _NODES: Final = "CPU_VISIBLE_MEMORY_NODES"
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_SIZES: Final = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--prefill-context-parallel-size", "-pcp"),
+    ("--data-parallel-size", "-dp"),
+)
+"""vLLM's flags whose product is the number of its workers, each with a GPU."""
+_OTHER_HOSTS: Final = (
+    ("--nnodes", "-n"),
+    ("--node-rank", "-r"),
+    ("--data-parallel-rank", "-dpn"),
+    ("--data-parallel-start-rank", "-dpr"),
+    ("--data-parallel-size-local", "-dpl"),
+)
+"""Flags of an engine of which only a part is on this host."""
+_DEVICES: Final = "--device-ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +90,55 @@ def _listed(cpus: frozenset[int]) -> str:
         else:
             parts.append([cpu])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+class _Flags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def ranks_per_replica(flags: Sequence[str]) -> int | None:
+    """The number of workers that an engine with these flags has, each on a GPU of its own; None if a file (--config)
+    may say it. Raises ValueError for flags that cannot be read, or that need other hosts."""
+    dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), each) for each in flags]
+    parser = _Flags(prog="", add_help=False)  # as vLLM's, it takes the beginning of a name
+    for names in _SIZES:
+        parser.add_argument(*names, type=int, default=1, dest=names[0])
+    for names in _OTHER_HOSTS:
+        parser.add_argument(*names, default=None, dest=names[0])
+    parser.add_argument(_DEVICES, default=None, dest=_DEVICES)
+    parser.add_argument("--config", default=None, dest="--config")
+    given = vars(parser.parse_known_args(dashed)[0])
+    if found := [names[0] for names in _OTHER_HOSTS if given[names[0]] is not None]:
+        raise ValueError(f"{found[0]}: each replica is a whole engine on this host; docs/hosts.md has those of several")
+    if given[_DEVICES] is not None:
+        raise ValueError(f"{_DEVICES}: every replica would use these; set {VISIBLE} to those of all replicas")
+    product = 1
+    for name, _ in _SIZES:
+        if given[name] < 1:
+            raise ValueError(f"{name} must be at least 1, is {given[name]}")
+        product *= given[name]
+    return product if given["--config"] is None else None
+
+
+def visible_gpus(environ: Mapping[str, str], num_gpus: int | None) -> list[str]:
+    """The GPUs that replicas may use, as CUDA names them: those of the environment, or all that the driver counts.
+    Raises ValueError if neither is known."""
+    named = environ.get(VISIBLE)
+    if named is None:
+        if num_gpus is None:
+            raise ValueError(f"no NVIDIA driver answers, so the GPUs are not known: set {VISIBLE} to those to use")
+        return [str(index) for index in range(num_gpus)]
+    devices = [each.strip() for each in named.split(",")]
+    end = next((i for i, each in enumerate(devices) if each in ("", "-1")), len(devices))  # as CUDA reads it
+    return devices[:end]
+
+
+def gpu_shares(devices: Sequence[str], num_replicas: int, num_each: int) -> list[list[str]]:
+    """The GPUs of each replica: neighbours, which are connected best. Raises ValueError if there are too few."""
+    if num_replicas * num_each > len(devices):
+        raise ValueError(
+            f"{num_replicas} replicas with {num_each} GPU{'s' if num_each > 1 else ''} each need "
+            f"{num_replicas * num_each} GPUs, and {len(devices)} can be used ({', '.join(devices) or 'none'})"
+        )
+    return [list(devices[i * num_each : (i + 1) * num_each]) for i in range(num_replicas)]

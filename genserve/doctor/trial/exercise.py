@@ -12,8 +12,7 @@ from typing import Final
 from genserve.client import AsyncClient, Generation, PushResult
 from genserve.doctor.children import Children
 from genserve.doctor.trial.daemon_child import daemon
-from genserve.doctor.trial.digest_diff import held_weights
-from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
+from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound, held_weights
 from genserve.doctor.trial.load import NUM_STREAMS, LoadLimits, live_load, retry_after_s
 from genserve.doctor.trial.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, UnsupportedError

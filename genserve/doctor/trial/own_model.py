@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.doctor.room.size import BF16_BYTES, ModelSize
+from genserve.doctor.room import BF16_BYTES, ModelSize
 from genserve.doctor.trial.tiny_model import Checkpoint
 from genserve.errors import InvalidFieldError
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint

@@ -6,8 +6,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from genserve.client import ModelMemory
-from genserve.doctor.trial.digest_diff import DigestDiff
-from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
+from genserve.doctor.trial.findings import DigestDiff, MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 from genserve.worker.contract.placement import duration, pause_s
 

@@ -15,8 +15,7 @@ import ray
 from genserve.observe.notices import say
 from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.cluster import RayFailedError, connect, disconnect
-from genserve.placement.ray.finder import find_fleet
-from genserve.placement.ray.fleet import run_fleet
+from genserve.placement.ray.fleet import find_fleet, run_fleet
 from genserve.placement.ray.settings import RayConfig, Task
 
 _STDOUT: Final = 1

@@ -9,9 +9,8 @@ from typing import Final, ParamSpec, TypeVar
 
 import ray
 
-from genserve.placement.ray.names import namespace_of
 from genserve.placement.ray.resources import Node
-from genserve.placement.ray.settings import AUTO, RayConfig
+from genserve.placement.ray.settings import AUTO, RayConfig, namespace_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

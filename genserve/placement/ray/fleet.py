@@ -1,21 +1,28 @@
-"""Runs the replicas of `up` on a cluster, until this process is told to end."""
+"""The replicas of a fleet on a cluster: runs those of `up`, or finds those that somebody else runs, until this process
+is told to end."""
 
 import asyncio
 import os
-from typing import Final
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
 
 from genserve.observe.notices import say
 from genserve.placement.config import flags_of_replica
 from genserve.placement.ray.addresses import ServingAddresses
-from genserve.placement.ray.carried import carried
-from genserve.placement.ray.cluster import RayFailedError
+from genserve.placement.ray.cluster import CALL_TIMEOUT_S, RayFailedError, actor_names, within
 from genserve.placement.ray.placement import Placement
 from genserve.placement.ray.replica import RayReplica
-from genserve.placement.ray.resources import reachable_by_others
-from genserve.placement.ray.settings import RayConfig, RayFleet
+from genserve.placement.ray.resources import carried, reachable_by_others
+from genserve.placement.ray.settings import RayConfig, RayFleet, replica_number
 from genserve.placement.replica import keep
 
 _WRONG_USAGE: Final = 2
+
+_INTERVAL_S: Final = 2.0
+_ANSWER_S: Final = 5.0
+"""An actor that Ray starts again does not answer. It is asked again at the next look."""
 
 
 async def run_fleet(config: RayConfig, fleet: RayFleet, serving: ServingAddresses, stopped: asyncio.Event) -> int:
@@ -68,3 +75,32 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
         say(f"no replica can be started: {failure}")
         return _WRONG_USAGE if failure.exit_status == _WRONG_USAGE else 1
     return 0 if all(in_order) else 1
+
+
+async def find_fleet(serving: ServingAddresses, stopped: asyncio.Event) -> int:
+    """Tells the addresses whenever they change, until this process is told to end. Returns the exit status. Raises
+    RayFailedError if the cluster does not answer."""
+    told: set[str] | None = None
+    while not stopped.is_set():
+        names = [name for name in await actor_names() if replica_number(name) is not None]
+        answers = await asyncio.gather(*map(_address, names))
+        if (found := set(answers) - {""}) != told:
+            told = found
+            serving.put(found)
+        try:
+            async with asyncio.timeout(_INTERVAL_S):
+                await stopped.wait()
+        except TimeoutError:
+            continue
+    return 0
+
+
+async def _address(name: str) -> str:
+    """Where the daemon of an actor serves; "" if it does not, or the actor does not say."""
+    try:
+        actor: Any = await within(CALL_TIMEOUT_S, ray.get_actor, name)
+        async with asyncio.timeout(_ANSWER_S):
+            address: str = await actor.address.remote()
+    except (RayError, ValueError, TimeoutError):  # ValueError: it is gone by now
+        return ""
+    return address

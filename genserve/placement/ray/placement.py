@@ -9,9 +9,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from genserve.placement.ray.actor import ReplicaActor
 from genserve.placement.ray.cluster import CALL_TIMEOUT_S, RayFailedError, actor_names, free, nodes, within
-from genserve.placement.ray.names import actor_name, namespace_of, replica_number
 from genserve.placement.ray.resources import Node, bundle, not_placed
-from genserve.placement.ray.settings import RayConfig, RayFleet
+from genserve.placement.ray.settings import RayConfig, RayFleet, actor_name, namespace_of, replica_number
 
 _END_TIMEOUT_S: Final = 10.0
 """For what is removed at the end: what Ray does not remove in time, it removes when this process has ended."""

@@ -1,22 +1,29 @@
-"""The router's side of the process that talks to Ray. Imports no Ray."""
+"""The router's side of the process that talks to Ray, and the replicas that it finds for a router that does not run
+them. Imports no Ray."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Collection
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final
 
 from genserve.fleet.discovery import INTERVAL_S
 from genserve.launcher.end_with_starter import ending_with_this_process
+from genserve.observe.notices import say
 from genserve.placement.ray.addresses import parsed
-from genserve.placement.ray.settings import Task
+from genserve.placement.ray.settings import RayConfig, Task
+from genserve.process.supervisor import Deaths
 
 _ENV: Final = {"RAY_DEDUP_LOGS": "0", "RAY_DISABLE_WORKER_LOG_PREFIX": "1"}
 """What daemons say appears as they say it: two replicas that say the same are two lines."""
 _LONGEST_LINE_BYTES: Final = 1 << 20
 _KILLED_TIMEOUT_S: Final = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class RayProcess:
@@ -89,3 +96,45 @@ class RayProcess:
             self._reading.close()
         elif self._process.stdout is not None:
             self._process.stdout.close()
+
+
+async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
+    """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet, whatever
+    has ended one look; until then the replicas are those that were found."""
+    deaths = Deaths()
+    known: Collection[str] = frozenset()
+    while True:
+        began_s = time.monotonic()
+        try:
+            process = RayProcess(Task(config))
+        except OSError as error:  # no more processes or files: others may end
+            say(f"{config.where}: the process that asks it cannot be started: {error}")
+        else:
+            try:
+                async with aclosing(_found(process, config, known)) as found:
+                    async for known in found:
+                        yield known
+            except Exception:  # a fault of ours: nobody else would find replicas
+                log.exception("looking for the replicas on %s failed", config.where)
+            finally:
+                process.kill()
+        now_s = time.monotonic()
+        wait_s = deaths.add(now_s, now_s - began_s)
+        say(f"{config.where}: looking for the replicas again in {wait_s:g} s")
+        await asyncio.sleep(wait_s)
+
+
+async def _found(
+    process: RayProcess, config: RayConfig, known: Collection[str]
+) -> AsyncGenerator[Collection[str], None]:
+    yield known
+    try:
+        async with asyncio.timeout(config.timeout_s):
+            first = await process.next()
+    except TimeoutError:
+        say(f"{config.where} does not answer within {config.timeout_s:g} s")
+        return
+    if first is not None:
+        async with aclosing(process.found(first)) as found:
+            async for addresses in found:
+                yield addresses

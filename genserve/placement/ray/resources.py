@@ -1,10 +1,17 @@
-"""What a replica asks Ray for, and what a cluster has. Pure: the nodes are given."""
+"""What a replica asks Ray for, what a cluster has, and what its daemon's environment gets from that of `up`. Pure: the
+nodes are given.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from genserve.net.addresses import is_loopback
+
+_PREFIXES: Final = ("VLLM_", "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "NCCL_", "GENSERVE_")
+"""As vLLM carries them to its own workers on Ray: settings of the engine and of the hub, and tokens."""
+_OTHERS: Final = ("PYTHONHASHSEED", "OMP_NUM_THREADS")
+_OF_ONE_HOST: Final = frozenset({"VLLM_HOST_IP", "VLLM_LOOPBACK_IP", "VLLM_PORT", "VLLM_DP_MASTER_IP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +70,12 @@ def place_on_node(number: int, node_of: Mapping[int, str]) -> tuple[int, int]:
 
 def _amount(cpus: float, gpus: float) -> str:
     return f"{cpus:g} CPU{'s' if cpus != 1 else ''} and {gpus:g} GPU{'s' if gpus != 1 else ''}"
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is true on each node. All else is as the node has it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_PREFIXES) or name in _OTHERS) and name not in _OF_ONE_HOST
+    }

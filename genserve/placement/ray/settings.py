@@ -1,4 +1,4 @@
-"""What both commands say about Ray, and what `up` wants to run there."""
+"""What both commands say about Ray, what `up` wants to run there, and the names by which a router finds it."""
 
 import json
 import re
@@ -12,6 +12,8 @@ DEFAULT_NAME: Final = "genserve"
 DEFAULT_TIMEOUT_S: Final = 60.0
 AUTO: Final = "auto"
 """The address with which Ray looks for a cluster itself: $RAY_ADDRESS, or the one that this host is a node of."""
+
+_PREFIX: Final = "replica-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,19 @@ class Task:
         fields = json.loads(text)
         fleet = fields["fleet"]
         return cls(RayConfig(**fields["ray"]), None if fleet is None else RayFleet(**fleet))
+
+
+def namespace_of(fleet: str) -> str:
+    """Where the actors of a fleet have their names: each fleet has a namespace of Ray's to itself."""
+    return f"genserve-{fleet}"
+
+
+def actor_name(number: int) -> str:
+    """The name of the actor of a replica."""
+    return f"{_PREFIX}{number}"
+
+
+def replica_number(name: str) -> int | None:
+    """The number of the replica whose actor has this name; None for any other actor."""
+    digits = name.removeprefix(_PREFIX)
+    return int(digits) if name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() else None

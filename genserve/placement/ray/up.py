@@ -15,10 +15,9 @@ from genserve.fleet.serve import start_router
 from genserve.net.listening import require_free
 from genserve.observe.notices import say
 from genserve.placement.config import UpConfig
-from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
-from genserve.placement.shares import gpus_each
+from genserve.placement.shares import gpus_each, ranks_per_replica
 from genserve.placement.up import access_flags, drain_router
 from genserve.process.signals import Stopped, ending, stop_on_signals
 from genserve.security.access_list import listed_environment

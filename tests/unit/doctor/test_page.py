@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from genserve.doctor.room.size import Memory, ModelSize
-from genserve.doctor.room.verdicts import room_verdicts
+from genserve.doctor.room import Memory, ModelSize, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial.verdicts import way_verdicts
 from genserve.doctor.verdict import Level

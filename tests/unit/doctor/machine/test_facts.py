@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from genserve.doctor.checkup import chosen_ways
 from genserve.doctor.children import Children
 from genserve.doctor.machine import device, host, shared_memory
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.facts import DeviceFacts, TorchFacts
-from genserve.doctor.ways import chosen
 from genserve.errors import InvalidFieldError
 from tests.support.refusals import refuses
 
@@ -157,8 +157,8 @@ def test_little_memory_is_not_taken_to_measure(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_value_of_the_flag_is_a_way_but_for_the_one_that_chooses() -> None:
     """From the host is a way of its own on a device alone."""
-    assert chosen(None, "cpu") == ("beside", "inplace")
-    assert chosen(None, "cuda") == ("beside", "host", "inplace")
-    assert chosen("inplace, beside,inplace", "cpu") == ("inplace", "beside")
+    assert chosen_ways(None, "cpu") == ("beside", "inplace")
+    assert chosen_ways(None, "cuda") == ("beside", "host", "inplace")
+    assert chosen_ways("inplace, beside,inplace", "cpu") == ("inplace", "beside")
     with refuses(InvalidFieldError, field="ways", says="'auto'"):
-        chosen("auto", "cpu")
+        chosen_ways("auto", "cpu")

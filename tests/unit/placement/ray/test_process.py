@@ -16,9 +16,8 @@ from genserve.errors import UnauthenticatedError
 from genserve.fleet.config import RouteConfig
 from genserve.net.listening import bound_socket
 from genserve.placement.config import UpConfig
-from genserve.placement.ray import discovery, process
-from genserve.placement.ray.discovery import ray_addresses
-from genserve.placement.ray.process import RayProcess
+from genserve.placement.ray import process
+from genserve.placement.ray.process import RayProcess, ray_addresses
 from genserve.placement.ray.settings import RayConfig, Task
 from genserve.placement.ray.up import fleet_of, up_on_ray
 from tests.support.clocks import advanced_clock
@@ -126,7 +125,7 @@ async def test_nothing_that_ends_one_look_ends_all(
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return RayProcess(task)
 
-    monkeypatch.setattr(discovery, "RayProcess", start)
+    monkeypatch.setattr(process, "RayProcess", start)
     scripted.says(1, ["not JSON"], None)
     scripted.says(2, ['["a:1"]'], None)
     async with asyncio.timeout(STEP_S), aclosing(ray_addresses(CONFIG)) as found:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genserve.placement.ray.resources import Node, bundle, not_placed, place_on_node, reachable_by_others
+from genserve.placement.ray.resources import Node, bundle, carried, not_placed, place_on_node, reachable_by_others
 
 NODES = [Node("a", "10.0.0.1", 8.0, 4.0), Node("b", "10.0.0.2", 1.0, 8.0)]
 
@@ -62,3 +62,19 @@ def test_replicas_on_one_node_are_counted_by_their_numbers() -> None:
     """So that each of them takes another share of its cores."""
     node_of = {0: "a", 1: "b", 2: "a", 3: "a"}
     assert [place_on_node(number, node_of) for number in range(4)] == [(0, 3), (0, 1), (1, 3), (2, 3)]
+
+
+def test_settings_of_the_engine_and_of_the_hub_are_carried_to_other_nodes() -> None:
+    """What is of one host, or of the system, is not."""
+    environ = {
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "HF_TOKEN": "x",
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "VLLM_HOST_IP": "10.0.0.1",
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "RAY_ADDRESS": "auto",
+    }
+    assert sorted(carried(environ)) == ["HF_TOKEN", "NCCL_DEBUG", "OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"]
+    assert carried(environ)["OMP_NUM_THREADS"] == "4"

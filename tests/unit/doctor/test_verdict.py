@@ -2,8 +2,19 @@
 
 import json
 
-from genserve.doctor.report import section_lines, summary_line, to_json
-from genserve.doctor.verdict import Level, Section, Verdict, exit_status, fail, info, ok, warn
+from genserve.doctor.verdict import (
+    Level,
+    Section,
+    Verdict,
+    exit_status,
+    fail,
+    info,
+    ok,
+    section_lines,
+    summary_line,
+    to_json,
+    warn,
+)
 
 WELL = Section("machine", (ok("memory", "much", size_bytes=7), info("8B", "fits")))
 ILL = Section("daemon", (warn("pause", "long", "Wait."), fail("tokens", "wrong " * 40, "Report it.")))

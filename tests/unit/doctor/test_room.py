@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from genserve.doctor.room.size import (
+from genserve.doctor.room import (
     KV_TOKENS,
     PROCESS_BYTES,
     TYPICAL,
@@ -12,10 +12,11 @@ from genserve.doctor.room.size import (
     ModelSize,
     fits,
     largest_beside,
+    own_verdict,
     room,
+    room_verdicts,
     typical,
 )
-from genserve.doctor.room.verdicts import own_verdict, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Level
 from genserve.errors import InvalidFieldError

@@ -1,1 +1,0 @@
-"""How much memory versions of the weights take, and whether they fit a machine."""
