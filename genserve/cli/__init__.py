@@ -7,14 +7,13 @@ its modules when it runs, so that `--help` answers at once.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from genserve import __version__
 from genserve.cli import bench, completion, doctor, generate, lora, replicas, route, serve, token, top, up
 from genserve.cli.config_file import with_config_file
 from genserve.cli.control import drain, pause, resume, sleep, status, wake_up
-from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.cli.weights import commit, discard, load, pull, push, rollback
 from genserve.errors import GenserveError
@@ -127,3 +126,24 @@ def _printable(text: str) -> str:
     """In one line. A path may have bytes that are no text, and a daemon's answer may have what a terminal obeys."""
     words = " ".join(text.split()).encode(errors="backslashreplace").decode()
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse leaves unknown flags to the parser of all commands, which prints its own usage, and tells first which
+    arguments are missing. This one names an unknown flag first, with the usage of its own command."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse does, but exits if a flag is unknown."""
+        args = None if args is None else list(args)  # read twice
+        groups = self._mutually_exclusive_groups
+        required: list[Any] = [each for each in (*self._actions, *groups) if getattr(each, "required", False)]
+        for each in required:
+            each.required = False
+        try:
+            _, unknown = super().parse_known_args(args)
+        finally:
+            for each in required:
+                each.required = True
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return super().parse_known_args(args, namespace)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
 from genserve.cli.streams import print_json, read_input
-from genserve.cli.waiting import telling_why
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.observe.notices import say
 
 if TYPE_CHECKING:
-    from genserve.client import Generation, PromptLike
+    from genserve.client import Client, Generation, PromptLike
 
 # Flag, type and help of the options that are passed on under the name they have in the client.
 _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
@@ -39,9 +39,12 @@ _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
     ("request-id", str, "name of the request"),
     ("session-id", str, "requests with the same one go to the same replica of a fleet"),
 )
-
 # Reasons why a sequence ends early that the request did not ask for: an Abort or a shutdown, a pause in mode abort.
 _ENDED_BY_OTHERS: Final = frozenset(("aborted", "paused"))
+
+_FIRST_S: Final = 1.0
+_NEXT_S: Final = 5.0
+_ASK_S: Final = 5.0
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -169,3 +172,39 @@ def _print_stats(generation: "Generation", elapsed_s: float, first_token_s: floa
         *([f"adapter {', '.join(map(str, of_adapter))}"] if of_adapter else []),
     ]
     print(" | ".join(parts), file=sys.stderr)
+
+
+@contextmanager
+def telling_why(client: "Client") -> "Iterator[threading.Event]":
+    """Says on a terminal's stderr, while the block runs and the event is not set, what keeps the daemon from
+    generating: after a second, and again when it is something else."""
+    begun = threading.Event()
+    if not sys.stderr.isatty():
+        yield begun
+        return
+    telling = threading.Thread(target=_tell, args=(client, begun), name="genserve-waiting", daemon=True)
+    telling.start()
+    try:
+        yield begun
+    finally:
+        begun.set()
+
+
+def _tell(client: "Client", begun: threading.Event) -> None:
+    from genserve.client.control.waits import why_waiting
+
+    said, wait_s = "", _FIRST_S
+    while not begun.wait(wait_s):
+        wait_s = _NEXT_S
+        try:
+            why = why_waiting(client.status(timeout_s=_ASK_S))
+        except (GenserveError, RuntimeError):  # the call that waits says it
+            continue
+        if why and not begun.is_set() and _subject(why) != said:
+            said = _subject(why)
+            say("waiting: " + "".join(each if each.isprintable() else "?" for each in why))  # others give the names
+
+
+def _subject(why: str) -> str:
+    """Without the numbers, which change all the time."""
+    return "".join(each for each in why if not each.isdigit())

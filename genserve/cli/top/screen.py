@@ -10,7 +10,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.quantities import mean_rate
-from genserve.cli.top.history import History, Sample
 from genserve.cli.top.lines import Tone
 from genserve.cli.top.questions import Question
 from genserve.cli.top.transfers import Transfer, Transfers
@@ -18,9 +17,41 @@ from genserve.cli.top.transfers import Transfer, Transfers
 if TYPE_CHECKING:
     from genserve.client import PushResult, Replicas, ServerInfo, Status
 
+MAX_SAMPLES: Final = 512
+
 _MAX_NOTES: Final = 20
 _MAX_ENDED: Final = 4
 _MAX_LEASES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Measured at one time. None = not known then: nobody answered."""
+
+    tokens_per_s: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    prefix_hit_rate: float | None = None
+    pushed_bytes_per_s: float | None = None
+
+
+class History:
+    """The last `MAX_SAMPLES` samples, oldest first."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, sample: Sample) -> None:
+        """Adds the newest one."""
+        self._samples.append(sample)
+
+    def of(self, name: str) -> list[float | None]:
+        """One field of all samples."""
+        return [getattr(sample, name) for sample in self._samples]
 
 
 class LinkState(Enum):

@@ -6,10 +6,9 @@ A width is in cells. Texts from the wire may be of any length; what is too long 
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.quantities import age_text, rate_text, share_text, size_text, sizes_text
-from genserve.cli.top.lines import Line, Span, Tone, bar, justified, line, padded, sparkline
+from genserve.cli.top.lines import Column, Line, Span, Tone, bar, justified, line, padded, sparkline, table
 from genserve.cli.top.questions import KEYS, Kind
 from genserve.cli.top.screen import EndedPush, LinkState, Screen
-from genserve.cli.top.tables import Column, table
 from genserve.cli.top.transfers import Transfer
 
 if TYPE_CHECKING:

@@ -1,11 +1,16 @@
 """How `genserve generate` tells of an answer that others have ended."""
 
 import asyncio
+import os
+import pty
+import sys
 
 import pytest
 
 from genserve.cli import main
 from genserve.v1 import generation_pb2
+from tests.support.patience import until
+from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
@@ -30,3 +35,45 @@ async def test_an_answer_that_others_have_ended_is_told_on_stderr(
     daemon.finish_reason = reason
     assert await asyncio.to_thread(main, ["generate", "x", *flags, "--target", daemon.target]) == 0
     assert capsys.readouterr().err == told
+
+
+async def test_who_waits_for_the_first_token_is_told_why_on_a_terminal(daemon: ScriptedDaemon) -> None:
+    """While it waits, once; the answer is not mixed with it."""
+    daemon.hangs_after = 0
+    pause = await start(daemon, "pause", "--ttl", "10m", "--holder", "alice@host")
+    await pause.communicate()
+    terminal, stderr = pty.openpty()
+    try:
+        command = ("-m", "genserve", "generate", "x", "--target", daemon.target)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr
+        )
+        os.set_blocking(terminal, False)
+        said = b""
+
+        def is_told() -> bool:
+            nonlocal said
+            try:
+                said += os.read(terminal, 4096)
+            except BlockingIOError:
+                return False
+            return b"\n" in said
+
+        await until(is_told)
+        daemon.goes_on.set()
+        output, _ = await process.communicate()
+    finally:
+        os.close(terminal)
+        os.close(stderr)
+    assert (process.returncode, output) == (0, b"Once upon a time\n")
+    assert said.decode().startswith("genserve: waiting: paused by alice@host, ")
+    assert "s left; to end the pause: genserve resume lease-1" in said.decode()
+
+
+async def test_nothing_is_said_where_a_program_reads_stderr(daemon: ScriptedDaemon) -> None:
+    """It has the error's details."""
+    daemon.hangs_after = 0
+    await (await start(daemon, "pause", "--ttl", "10m")).communicate()
+    process = await start(daemon, "generate", "x", "--timeout", "3s")
+    _, errors = await process.communicate()
+    assert errors.startswith(b"genserve: DEADLINE_EXCEEDED: ")

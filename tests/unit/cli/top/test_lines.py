@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genserve.cli.top.lines import (
+    Column,
     Span,
     Tone,
     bar,
@@ -18,9 +19,9 @@ from genserve.cli.top.lines import (
     plain,
     rule,
     sparkline,
+    table,
     width_of,
 )
-from genserve.cli.top.tables import Column, table
 
 PRINTABLE = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=40)
 
