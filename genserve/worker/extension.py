@@ -1,11 +1,13 @@
 """The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
+import json
 import multiprocessing
 import time
 from typing import Any
 
 import torch
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.model_loader.reload import layerwise
 
 from genserve.observe.log_lines import write_log_lines
 from genserve.worker.contract.calls import (
@@ -26,14 +28,16 @@ from genserve.worker.contract.calls import (
     Unused,
 )
 from genserve.worker.contract.lifetime import end_with_daemon
-from genserve.worker.model.adapters import without_layer
 from genserve.worker.update.unused import unused_tensors
 from genserve.worker.versions import Versions, acknowledged
-from genserve.worker.vllm_transfer import transfer
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that did not request them from the kernel.
 if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
+
+
+_OF_EXPERTS = ".base_layer"
+"""PEFT's name for the first of two adapters of one layer of experts; vLLM stacks both."""
 
 
 class WeightExchangeExtension:
@@ -113,7 +117,7 @@ class WeightExchangeExtension:
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack."""
         versions, request = _changing(self), Transfer.from_wire(wire)
-        return acknowledged(versions.rank, request.nonce, lambda: transfer(self, request)).to_wire()
+        return acknowledged(versions.rank, request.nonce, lambda: _transfer(self, request)).to_wire()
 
     def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
         """AddLora -> AddedLora."""
@@ -122,7 +126,7 @@ class WeightExchangeExtension:
         def add() -> None:
             lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
             self.add_lora(lora)  # type: ignore[attr-defined]
-            unused.extend(without_layer(self, request.lora_id))
+            unused.extend(_without_layer(self, request.lora_id))
 
         ack = acknowledged(versions.rank, request.nonce, add)
         return AddedLora(ack.rank, ack.nonce, ack.error, unused).to_wire()
@@ -149,6 +153,54 @@ def _changing(worker: WeightExchangeExtension) -> Versions:
     versions = worker._genserve
     versions.live_digests.forget()
     return versions
+
+
+def _without_layer(worker: Any, lora_id: int) -> list[str]:
+    """The modules of a loaded adapter, by vLLM's names, that no layer of this worker's part of the model takes: vLLM
+    gives each layer that may have an adapter the module of its own name, and says nothing of the others."""
+    manager = worker.model_runner.lora_manager._adapter_manager
+    layers = manager.modules.keys()
+    # vLLM looks for the layers of a model that pools without their first name, too.
+    taken = layers | {name.removeprefix("model.") for name in layers}
+    return sorted(name for name in manager.get_adapter(lora_id).loras if name.removesuffix(_OF_EXPERTS) not in taken)
+
+
+def _transfer(worker: Any, request: Transfer) -> None:
+    """Carries out a request of vLLM's own weight transfer. Raises vLLM's errors."""
+    match request.call:
+        case "init":
+            worker.init_weight_transfer_engine(json.loads(request.info))
+        case "start":
+            worker.start_weight_update()
+        case "update":
+            worker.update_weights(json.loads(request.info))
+        case "finish":
+            worker.finish_weight_update()
+        case "abandon":
+            _abandon(worker)
+        case unknown:
+            raise ValueError(f"there is no call {unknown!r}")
+
+
+def _abandon(worker: Any) -> None:
+    """Ends an update that was not finished, which vLLM itself cannot: from its start to its end the live layers are on
+    the meta device, and after a failed end the worker refuses every further update. Gives the layers their previous
+    tensors back, some of which may have new contents already. The live weights are inconsistent then, until a version
+    is prepared and committed.
+
+    internal: vLLM's flag of an open update, and what it keeps of layers that are being loaded."""
+    worker.weight_transfer_engine.drain_pending()
+    worker._weight_update_active = False
+    worker.weight_transfer_engine.reset_weight_update_target()
+    model = worker.model_runner.get_model()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()
 
 
 # Even before Attach: a daemon may be ended while its engine starts. A process that was spawned does this from its

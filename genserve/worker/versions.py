@@ -19,9 +19,9 @@ from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.background import Background
 from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
 from genserve.worker.contract.lifetime import end_with_address, end_with_process
-from genserve.worker.contract.runners import runner_of
+from genserve.worker.contract.vllm_settings import runner_of
+from genserve.worker.model.audit import model_memory
 from genserve.worker.model.digests import Digesting, DigestReader, digesting
-from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
 from genserve.worker.update.choice import make_update
 from genserve.worker.update.protocol import PrepareCancelledError

@@ -269,7 +269,7 @@ def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms
 
 
 def test_an_update_that_is_open_is_still_known_by_these_names() -> None:
-    """worker.vllm_transfer ends one that was not finished: vLLM has no call for it."""
+    """worker.extension ends one that was not finished: vLLM has no call for it."""
     assert "self._weight_update_active = False" in inspect.getsource(Worker.finish_weight_update)
     assert "finally" not in inspect.getsource(Worker.finish_weight_update), "it may clean up after a failure now"
     assert {"kernel_tensors", "load_numel_total"} <= set(LayerReloadingInfo.__dataclass_fields__)

@@ -37,7 +37,7 @@ def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
 
 
 def test_layers_still_take_the_modules_of_an_adapter_that_have_their_names() -> None:
-    """worker.model.adapters tells by these names which of them no layer has taken."""
+    """worker.extension tells by these names which of them no layer has taken."""
     activating = inspect.getsource(LoRAModelManager.activate_adapter)
     assert "for module_name, module in self.modules.items():" in activating
     assert "module_lora = self._get_lora_layer_weights(lora_model, module_name)" in activating

@@ -34,7 +34,7 @@ from genserve.worker.contract.calls import (
     Step,
     Unused,
 )
-from genserve.worker.contract.runners import runner_of
+from genserve.worker.contract.vllm_settings import runner_of
 
 log = logging.getLogger(__name__)
 

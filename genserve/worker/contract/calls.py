@@ -39,8 +39,8 @@ class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
     `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes` of CPU memory;
     `other_host` is the memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can;
-    `model_memory` is in bytes, by what an exchange does with it (`model.memory`); `model_runner` is v1 or v2
-    (`runners`); `error` is empty when it worked."""
+    `model_memory` is in bytes, by what an exchange does with it (`model.audit`); `model_runner` is v1 or v2
+    (`vllm_settings`); `error` is empty when it worked."""
 
     rank: str
     error: str

@@ -7,12 +7,12 @@ every tensor that the live model refers to must belong to one of these kinds:
 - It is exchanged: it is a holding, a second reference to a parameter or buffer, part of a closure that is exchanged
   whole, or, where contents are copied, a view of the memory of an exchanged tensor.
 - It is the KV cache.
-- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`, `unlisted`); or the model's
+- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`); or the model's
   construction made it, before anything was loaded, and the bare structure in which pushes are built has one of the same
   type in the same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever
   a version is prepared.
 
-Every other tensor is refused.
+Every other tensor is refused. `model_memory` has figures for people, from the same walk.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.model import references, step_made, unlisted
+from genserve.worker.model import references, step_made
 from genserve.worker.model.contents import address_of, digest
 from genserve.worker.model.references import Reference
 from genserve.worker.model.tree import (
@@ -59,7 +59,7 @@ def audit(
         raise ValueError(f"weights cannot be pushed into this model: {made[0]} ({len(made)} in all), and keeps it")
     present = holdings(live)
     if loaded is not None:
-        unlisted.check({name: present[name] for name in present.keys() - loaded}, present, copied=copied)
+        step_made.check_listed({name: present[name] for name in present.keys() - loaded}, present, copied=copied)
     missed = hidden(live, bare, copied=copied, present=present)
     found = [reference for reference in missed if not passes_weight_free(reference)]
     constants = [reference for reference in found if _is_constructed(reference, bare)]
@@ -212,3 +212,41 @@ def cache_memory(live: nn.Module) -> set[int]:
             elif isinstance(value, list | tuple):
                 queue.extend(value)
     return found
+
+
+KINDS = ("exchanged", "kv_cache", "constant", "hidden")
+
+
+def model_memory(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
+    """Of torch's memory, by kind (`KINDS`) and in all ("reachable"), in bytes; what several tensors look into counts
+    once. `constants`: paths of tensors that an audit has found not to be weights.
+
+    "exchanged" is the memory that an exchange replaces, "constant" what no version changes; "hidden" is the rest, which
+    an audit would refuse.
+    """
+    present = holdings(live)
+    places = {(id(place.owner), place.key) for place in present.values()}
+    whole = {id(place.value) for place in present.values() if not isinstance(place.value, torch.Tensor | float)}
+    exchanged = {id(tensor) for tensor in parameters_and_buffers(named_modules(live))}
+    cache = cache_memory(live)
+
+    def kind(reference: Reference, address: int) -> str:
+        if address in cache or any(step.key in NOT_WEIGHTS for step in reference.steps):
+            return "kv_cache"
+        if passes_weight_free(reference) or reference.path in constants:
+            return "constant"
+        is_place = reference.steps[-1].kind == "attribute" and (id(reference.owner), reference.steps[-1].key) in places
+        is_within = any(id(owner) in whole for owner in reference.owners)
+        return "exchanged" if is_place or is_within or id(reference.tensor) in exchanged else "hidden"
+
+    found: dict[tuple[torch.device, int], tuple[int, str]] = {}
+    for reference in references.to_tensors(live):
+        if reference.tensor.is_meta or (address := address_of(reference.tensor)) is None:
+            continue
+        key = (reference.tensor.device, address)
+        # A reference that an exchange reaches has precedence over one that it does not reach.
+        known = found.get(key, (0, "hidden"))[1]
+        what = min(known, kind(reference, address), key=KINDS.index)
+        found[key] = (reference.tensor.untyped_storage().nbytes(), what)
+    sizes = {what: sum(size for size, each in found.values() if each == what) for what in KINDS}
+    return {"reachable": sum(sizes.values()), **sizes}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 
-from genserve.worker.contract.drafting import drafts_with_served_checkpoint
+from genserve.worker.contract.vllm_settings import drafts_with_served_checkpoint
 from genserve.worker.model.digests import Digesting, digesting
 from genserve.worker.model.tree import held_by, holdings, modules_by_name
 

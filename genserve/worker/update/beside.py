@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 
 from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.digests import Digesting
-from genserve.worker.model.made_since import MadeSince
+from genserve.worker.model.step_made import MadeSince
 from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from genserve.memory.available import available_memory_bytes
-from genserve.worker.contract import online_quantization
 from genserve.worker.contract.placement import Placement, WorkerFacts, place
-from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY, quantizes_online
 from genserve.worker.model.draft import draft_of
 from genserve.worker.model.tree import sizes_of
 from genserve.worker.update.beside import BesideUpdate
@@ -99,7 +98,7 @@ def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> WorkerFacts
         _left(worker, free_bytes),
         _cpu_bytes(config),
         config.model_config.quantization,
-        online_quantization.is_online(config),
+        quantizes_online(config),
         int(worker.cache_config.kv_cache_memory_bytes or 0),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from genserve.worker.model import step_made, unlisted
+from genserve.worker.model import step_made
 from genserve.worker.model.tree import Holding
 from genserve.worker.update.device import Device
 
@@ -46,7 +46,7 @@ def exchange(
 
     `built_at`: where the version was built, None = on the live model's device. `untouched`: names of what preparing
     found and did not write; `prepared` lacks them. Raises ValueError, naming what differs, unless both have the same
-    structure on the same devices; `unlisted` judges what steps have made on the live model since.
+    structure on the same devices; `step_made` judges what steps have made on the live model since.
     """
     entries = matched(live, prepared, untouched, copied=device.keeps_addresses)
     for entry in entries:
@@ -67,7 +67,7 @@ def matched(
     if only_prepared:
         raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
     only_live = {name: live[name] for name in live.keys() - prepared.keys() - set(untouched)}
-    unlisted.check(only_live, live, copied=copied)
+    step_made.check_listed(only_live, live, copied=copied)
     entries: list[Entry] = []
     new_by_live: dict[int, int] = {}
     for name, place in live.items():

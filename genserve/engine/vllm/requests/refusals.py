@@ -16,7 +16,7 @@ from vllm import envs
 
 from genserve.engine.vllm.requests.sampling import request_field
 from genserve.errors import InvalidFieldError
-from genserve.worker.contract.runners import V1, V2, runner_of
+from genserve.worker.contract.vllm_settings import V1, V2, runner_of
 
 Params = Any
 """vLLM's SamplingParams, or an object with the attributes that rows read."""

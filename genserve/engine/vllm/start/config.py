@@ -23,12 +23,12 @@ from genserve.engine.vllm.start import refusals
 from genserve.observe.log_lines import JsonFormatter, is_json
 from genserve.settings.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
-from genserve.worker.contract.runners import runner_of
 from genserve.worker.contract.vllm_settings import (
     EXTENSION,
     RANKS_HERE_KEY,
     RESERVING_WORKER,
     WEIGHT_UPDATE_KEY,
+    runner_of,
 )
 
 _MAX_CPU_LORAS = 8

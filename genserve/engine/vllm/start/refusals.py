@@ -16,8 +16,7 @@ from typing import Any
 
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.unreached import UNREACHED, Config, Flags, Row, connectors
-from genserve.worker.contract import online_quantization
-from genserve.worker.contract.drafting import drafts_with_served_checkpoint
+from genserve.worker.contract.vllm_settings import drafts_with_served_checkpoint, is_block_local, online_specs
 
 
 def check_flags(flags: Flags, *, with_openai: bool) -> None:
@@ -72,9 +71,7 @@ def _quantises_over_ranks(config: Config) -> bool:
     num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if config.model_config.is_moe:
         num_sharing *= parallel.data_parallel_size  # experts are sharded over these too
-    return num_sharing > 1 and any(
-        not online_quantization.is_block_local(spec) for spec in online_quantization.specs(config)
-    )
+    return num_sharing > 1 and any(not is_block_local(spec) for spec in online_specs(config))
 
 
 def _uses_ray(executor: Any) -> bool:

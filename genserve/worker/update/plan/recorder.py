@@ -3,7 +3,7 @@
 It can if each operation on those tensors, or on the parameters, returns views of them, or is a known one (`_traits`)
 that moves or computes elements, into a parameter, or into a new tensor that is used before the loader takes the next
 one of the checkpoint. So a loader that looks at a value, collects tensors, mixes in others, or writes elsewhere is not
-recorded. What it leaves on Python's objects is not seen here (`traces`).
+recorded. What it leaves on Python's objects is not seen here (`loading.Attributes`).
 """
 
 from array import array
@@ -17,8 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from genserve.worker.update.plan.plan import Plan, Tensors
-from genserve.worker.update.plan.recipe import Layout, Operand, Origin, Recipe, Step, tensors_in
+from genserve.worker.update.plan.plan import Layout, Operand, Origin, Plan, Recipe, Step, Tensors, tensors_in
 
 _ATEN = torch.ops.aten
 # Known operations: these, and those on one element at a time, which have a tag of torch's.

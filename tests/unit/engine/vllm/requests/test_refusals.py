@@ -18,7 +18,7 @@ from genserve.engine.vllm.requests import refusals
 from genserve.engine.vllm.requests.refusals import ENGINE_PARAMS, TABLE, Serving, check, check_names, refused
 from genserve.engine.vllm.requests.sampling import request_field
 from genserve.errors import InvalidFieldError
-from genserve.worker.contract.runners import V1, V2, runner_of
+from genserve.worker.contract.vllm_settings import V1, V2, runner_of
 from tests.support.refusals import refuses
 
 Make = Callable[[int], SamplingParams]

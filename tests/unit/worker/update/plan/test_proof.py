@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from genserve.worker.update.plan.fingerprint import fingerprint
+from genserve.worker.update.plan.loading import fingerprint
 from tests.unit.worker.update.plan.loaders import (
     Loader,
     Model,

@@ -1,15 +1,16 @@
-"""What is quantised while it is loaded, on vLLM's own configurations."""
+"""Which weights are quantised while they are loaded, on vLLM's own configurations, and which that draft are pushed."""
 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from genserve.worker.contract.online_quantization import is_online
+from genserve.worker.contract.vllm_settings import drafts_with_served_checkpoint, quantizes_online
 from tests.support import models
 
 
@@ -27,7 +28,7 @@ ON_TOP = {"quantization_config": {"linear": "fp8_per_channel"}}
 @pytest.mark.parametrize("name", ["fp8", "experts_int8", *sorted({*ONLINE_QUANT_SHORTHAND_NAMES} - {"online"})])
 def test_a_name_of_vllms_quantises_a_checkpoint_that_is_not(plain: Path, name: str) -> None:
     """Every one that vLLM has."""
-    assert is_online(AsyncEngineArgs(model=str(plain), quantization=name).create_engine_config())
+    assert quantizes_online(AsyncEngineArgs(model=str(plain), quantization=name).create_engine_config())
 
 
 @pytest.mark.parametrize(
@@ -52,4 +53,16 @@ def test_what_the_checkpoint_has_and_what_is_asked_for_decide(
     directory = shutil.copytree(plain, tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": checkpoint}))
-    assert is_online(AsyncEngineArgs(model=str(directory), **flags).create_engine_config()) == online
+    assert quantizes_online(AsyncEngineArgs(model=str(directory), **flags).create_engine_config()) == online
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "expected"),
+    [("mtp", "served", True), ("mtp", "other", False), ("eagle3", "served", False), ("ngram", None, False)],
+)
+def test_layers_of_the_served_checkpoint_are_in_every_push(method: str, model: str | None, expected: bool) -> None:
+    """Others are in none."""
+    draft_model = None if model is None else SimpleNamespace(model=model)
+    speculative = SimpleNamespace(method=method, draft_model_config=draft_model)
+    config = SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(model="served"))
+    assert drafts_with_served_checkpoint(config) is expected

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from genserve.worker.model.audit import audit
-from genserve.worker.model.made_since import MadeSince
+from genserve.worker.model.step_made import MadeSince
 from genserve.worker.model.tree import holdings
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import exchange

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from genserve.worker.model.memory import KINDS, model_memory
+from genserve.worker.model.audit import KINDS, model_memory
 from tests.unit.worker.hidden_weights import Plain, closure, experts, model
 
 FLOAT = 4
