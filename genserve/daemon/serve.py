@@ -32,11 +32,11 @@ from genserve.daemon.further_processes import num_frontends, start_frontends, st
 from genserve.daemon.observers import observers_of
 from genserve.daemon.openai_process import Launch
 from genserve.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm import flags as engine_flags
+from genserve.engine.vllm import launch
 from genserve.engine.vllm.engine import VllmEngine
-from genserve.engine.vllm.openai import setup as openai_setup
+from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import failure, headless, stale_shm
+from genserve.engine.vllm.start import failure, other_hosts
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
 from genserve.frontends.processes import OpenAIServer
@@ -82,17 +82,17 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
-    config, flags = engine_flags.parse(argv)
+    config, flags = launch.parse(argv)
     keep_freed_memory()
     write_log_lines(config.log_format)
     try:
-        engine_flags.check_refused(config, flags)
+        launch.check_refused(config, flags)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
         callers = AccessSource(config.auth_file, take_environment())  # no process of the engine is to inherit them
         if config.headless:
-            return headless.run(args, config)
+            return other_hosts.run_workers(args, config)
         # Before anything starts a thread, here or in a library.
         template = fork_template(partial(frontend.run, config, callers)) if num_frontends(config) else None
         return uvloop.run(serve(config, args, template, flags, callers))
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 def check(argv: Sequence[str]) -> Sequence[str]:
     """As a start checks these flags before it starts a process. Returns warnings. Raises SystemExit, ValueError and
     RuntimeError."""
-    return engine_flags.check(argv)
+    return launch.check(argv)
 
 
 async def serve(
@@ -129,7 +129,7 @@ async def serve(
         metrics = stack.enter_context(daemon_metrics(config.metrics_port, num_frontends(config)))
         observers = observers_of(metrics, traced=args.otlp_traces_endpoint is not None)
         began_s = time.monotonic()
-        if (http := openai_setup.prepare(config, flags)) is not None:
+        if (http := openai_flags.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
             config = http.config
         leases = LeaseTable()
@@ -162,8 +162,8 @@ async def serve(
             daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, listed))
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None:
-            launch = Launch(http.pickled_flags(engine.server_args), engine.info.max_n, http.listener)
-            daemon.http = OpenAIServer(launch, http.listener, http.scheme, engine.openai_seat(), board)
+            starter = Launch(http.pickled_flags(engine.server_args), engine.info.max_n, http.listener)
+            daemon.http = OpenAIServer(starter, http.listener, http.scheme, engine.openai_seat(), board)
             engine.add_clients(daemon.http)
             stack.push_async_callback(daemon.http.stop)
             await daemon.http.start(stopped)
@@ -177,7 +177,7 @@ async def serve(
 async def _start_engine(
     config: ServeConfig, args: AsyncEngineArgs, board: StateBoard, *, with_series: bool
 ) -> VllmEngine:
-    options = engine_flags.engine_options(config, num_frontends(config), with_series=with_series)
+    options = launch.engine_options(config, num_frontends(config), with_series=with_series)
     return await VllmEngine.start(args, options, lambda step: board.tell_step(step, time.time()))
 
 
@@ -352,5 +352,5 @@ async def _build_parts(
 def _sweep() -> None:
     """Removes what killed daemons left behind."""
     leftovers.sweep()
-    if swept := stale_shm.sweep():
+    if swept := leftovers.sweep_shared_memory():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")

@@ -123,8 +123,8 @@ def test_a_query_asks_for_what_a_daemon_shows(where: str, query: str, url: str) 
 
 
 def test_vllm_still_adds_no_series_where_there_is_a_logger_of_its_class() -> None:
-    """engine.vllm.start.series replaces it, so that nothing is counted where nothing is shown; and leaves out the names
-    of adapters."""
+    """engine.vllm.start.clients replaces it, so that nothing is counted where nothing is shown; and leaves out the
+    names of adapters."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
     assert "isinstance(global_stat_logger, PrometheusStatLogger)" in inspect.getsource(StatLoggerManager.__init__)

@@ -14,17 +14,17 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from genserve.engine.vllm.openai.engine import ALLOWED
-from genserve.engine.vllm.openai.moved import NAMES, moved
+from genserve.engine.vllm.openai.flags import NAMES, moved
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_has_moved_is_in_one_of_the_places_that_are_known(name: str) -> None:
-    """engine.vllm.openai.moved has them."""
+    """engine.vllm.openai.flags has them."""
     assert callable(moved(name))
 
 
 def test_every_request_is_still_made_by_the_input_processor_of_its_client() -> None:
-    """engine.vllm.openai.door checks what that makes. The one that vLLM's client makes itself is aborted at once."""
+    """engine.vllm.openai.engine checks what that makes. The one that vLLM's client makes itself is aborted at once."""
     source = inspect.getsource(async_llm)
     made = re.findall(r"self\.input_processor\.(\w+)\(", source)
     assert set(made) == {

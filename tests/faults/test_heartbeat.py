@@ -13,8 +13,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, UnavailableError
+from genserve.process.leftovers import sweep_shared_memory
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
@@ -78,7 +78,7 @@ async def is_given_up(daemon: Subject, silence: Callable[[], object], *, flags_t
     assert status == 1
     await remains.left()
     # What ranks share lies in /dev/shm until the next daemon starts: what was stopped could only be killed.
-    await asyncio.to_thread(sweep, min_age_s=0.0)
+    await asyncio.to_thread(sweep_shared_memory, min_age_s=0.0)
     assert await remains.left() == []
     assert "\ngenserve: error: giving up the engine" in daemon.process.stderr
     assert "Traceback" not in daemon.process.stderr.split("giving up the engine", 1)[1]

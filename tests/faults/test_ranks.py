@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError, UnavailableError
+from genserve.process.leftovers import sweep_shared_memory
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
@@ -144,7 +144,7 @@ async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: 
 async def nothing_is_left(remains: Remains) -> None:
     """No process; and of files only the kind of vLLM's that a killed rank leaves, which the next daemon sweeps."""
     await remains.left()
-    await asyncio.to_thread(sweep, min_age_s=0.0)
+    await asyncio.to_thread(sweep_shared_memory, min_age_s=0.0)
     assert await remains.left() == []
 
 

@@ -26,13 +26,12 @@ from genserve.engine.types import (
     SleepTag,
 )
 from genserve.engine.vllm.activity import Processes
-from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
-from genserve.engine.vllm.clients.others import OtherClients
+from genserve.engine.vllm.clients.interruption import EngineInterruption, OtherClients, Watch, of_vllm
+from genserve.engine.vllm.clients.rows import LoadMeter
 from genserve.engine.vllm.clients.seat import Seat
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.vllm.launch import EngineOptions, Launched, launch
 from genserve.engine.vllm.liveness import Liveness, end_of
-from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.scheduling import Scheduling
@@ -43,8 +42,7 @@ from genserve.engine.vllm.start.clients import DAEMON, OPENAI
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.progress import Progress
-from genserve.engine.vllm.transfer import LiveTransfer
-from genserve.engine.vllm.weights import LiveWeights
+from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
 from genserve.engine.vllm.workers import Workers
 from genserve.errors import GenserveError
 from genserve.tensors.manifest import TensorSpec

@@ -1,6 +1,11 @@
-"""From flags to an engine whose processes run."""
+"""From the command line of `genserve serve` to an engine whose processes run.
 
+Its flags are the daemon's, vLLM's engine flags, and those of vLLM's OpenAI server.
+"""
+
+import argparse
 import copy
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
@@ -8,19 +13,26 @@ from vllm.config import VllmConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
+from genserve.demo_model import built_demo_model
 from genserve.engine.vllm.clients.rows import ClientRows
+from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import progress as steps
-from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
+from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine, stat_loggers
 from genserve.engine.vllm.start.config import AsyncEngineArgs
-from genserve.engine.vllm.start.daemon_address import daemon_address
-from genserve.engine.vllm.start.failure import Report, configuring
+from genserve.engine.vllm.start.failure import EngineConfigError, EngineStartError, Report, configuring
+from genserve.engine.vllm.start.other_hosts import daemon_address
 from genserve.engine.vllm.start.progress import Progress
-from genserve.engine.vllm.start.series import stat_loggers
 from genserve.process.signals import children_ignore_interrupts
 from genserve.security.files import PLAINTEXT, CallerFiles
+from genserve.settings.config import ServeConfig, check_model
+
+_DESCRIPTION = (
+    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
+    "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,57 @@ class Configured:
     config: VllmConfig
     address: str
     warnings: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
+    """The daemon's settings, and all flags. Wrong flags raise SystemExit, as argparse does."""
+    parser = vllm_config.parser("genserve serve", _DESCRIPTION)
+    ServeConfig.add_flags(parser)
+    openai_flags.add_flags(parser)
+    flags = parser.parse_args(argv)
+    try:
+        config = ServeConfig.from_flags(vars(flags))
+        if flags.model is not None:
+            elsewhere = flags.hf_config_path is not None or flags.config_format != "auto"
+            check_model(flags.model, has_config_elsewhere=elsewhere)
+    except ValueError as error:
+        parser.error(str(error))
+    return config, flags
+
+
+def check_refused(config: ServeConfig, flags: argparse.Namespace) -> None:
+    """Raises EngineConfigError for flags that are refused whatever the model is."""
+    try:
+        # The daemon on the first host decides whether there is HTTP, and not the workers of another one.
+        vllm_config.check_flags(flags, config.weight_update, with_openai=config.with_openai or config.headless)
+        openai_flags.check_flags(flags, config)
+    except (ValueError, EngineStartError) as error:
+        raise EngineConfigError(str(error)) from error
+
+
+def check(argv: Sequence[str]) -> tuple[str, ...]:
+    """All that can be checked without a process of the engine, as a start checks it. Returns warnings. Raises
+    SystemExit, ValueError and EngineStartError."""
+    config, flags = parse(argv)
+    check_refused(config, flags)
+    if flags.model is None:
+        if (model := built_demo_model()) is None:
+            return ("the built-in model is built at the first start, and its flags are checked then",)
+        flags.model = str(model)
+    args = vllm_config.engine_args(flags)
+    if config.headless:
+        return ()
+    args = vllm_config.adapted(args, config.weight_update)
+    with closing(Report()) as report, vllm_config.start_explained(args, report):
+        return configured(args, engine_options(config)).warnings
+
+
+def engine_options(config: ServeConfig, num_frontends: int = 0, *, with_series: bool = False) -> EngineOptions:
+    """How the daemon starts its engine."""
+    max_n = min(config.max_n, config.max_active_requests)  # more would always be refused
+    limits = IntakeLimits(config.max_active_requests, max_n, config.trust_request_chat_template)
+    clients = Clients(num_frontends, config.with_openai, if_possible=config.frontends == -1)
+    return EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)
 
 
 def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:

@@ -23,8 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from genserve.engine.vllm.clients.rows import ClientRow, ClientRows, RowTally
 from genserve.engine.vllm.clients.seat import Invitation, place_of
-from genserve.engine.vllm.start.clients import ClientPlace
-from genserve.engine.vllm.start.series import stat_loggers
+from genserve.engine.vllm.start.clients import ClientPlace, stat_loggers
 from genserve.errors import UnavailableError
 from genserve.memory.id_table import IdTable
 from genserve.memory.words import SharedWords

@@ -1,19 +1,60 @@
-"""The flags of vLLM's OpenAI server that the daemon takes too, and what they make of a server."""
+"""The flags of vLLM's OpenAI server that the daemon takes too, and what a server needs before the engine starts."""
 
 import argparse
+import importlib.util
 import os
+import pickle
+import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from genserve.engine.vllm.openai.moved import NAMES, moved
+from genserve.net.listening import bound_socket
 from genserve.settings.config import OPENAI_FLAGS, ServeConfig
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
 _RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"
+# Names of vLLM's server whose modules differ between the supported versions. They are imported when they are used: a
+# name that has moved again must stop the OpenAI port, not the daemon. Remove the modules of a version when it leaves
+# the range of `genserve.installed_engine`. tests/engine/test_openai_internals.py imports all names.
+_MODULES: Final = {
+    # name: its module in vLLM 0.33, its module in vLLM 0.32
+    "FrontendArgs": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
+    "make_arg_parser": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
+    "validate_parsed_serve_args": ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args"),
+}
+NAMES: Final = tuple(_MODULES)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISetup:
+    """`listener`: where it will serve; `config`: of the daemon, with this port; `flags`: those of the daemon."""
+
+    config: ServeConfig
+    flags: argparse.Namespace
+    listener: socket.socket
+
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "http" if self.config.certificate is None else "https"
+
+    def pickled_flags(self, args: AsyncEngineArgs) -> bytes:
+        """What `vllm serve` would have parsed, in front of an engine that was started with `args`."""
+        return pickle.dumps(server_flags(self.flags, args, self.config))
+
+
+def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | None:
+    """None without --openai-port. Raises OSError if the port is in use."""
+    if not config.with_openai:
+        return None
+    listener = bound_socket(config.host, config.openai_port, "--openai-port")
+    listener.listen()  # so that no other program takes the port while the engine starts
+    return OpenAISetup(replace(config, openai_port=listener.getsockname()[1]), flags, listener)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -107,3 +148,18 @@ def _with(flags: argparse.Namespace, parsed: argparse.Namespace) -> argparse.Nam
     for name in OPENAI_FLAGS:
         setattr(parsed, name, getattr(flags, name))
     return parsed
+
+
+def moved(name: str) -> Any:
+    """The object that vLLM calls `name`. Raises ImportError if none of its modules has it, and the errors of importing
+    them."""
+    for module in _MODULES[name]:
+        if _exists(module) and hasattr(found := importlib.import_module(module), name):
+            return getattr(found, name)
+    raise ImportError(f"vLLM has no {name} in {' or '.join(_MODULES[name])}")
+
+
+def _exists(module: str) -> bool:
+    # find_spec imports the package above, which an older version may lack.
+    above, _, _ = module.rpartition(".")
+    return above == "" or (_exists(above) and importlib.util.find_spec(module) is not None)

@@ -13,8 +13,7 @@ from genserve.engine.types import ArenaRef, KvPolicy, PauseMode, SleepTag
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.scheduling import Scheduling
-from genserve.engine.vllm.transfer import LiveTransfer
-from genserve.engine.vllm.weights import LiveWeights
+from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
 from genserve.engine.vllm.workers import Workers
 from genserve.errors import EngineDeadError
 from tests.support.clocks import leaping_clock

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from vllm.v1.engine.admission_control import SharedAdmissionStats
 
 from genserve.engine.vllm.clients.interruption import Heard, Watch
-from genserve.engine.vllm.clients.rows import ClientRow, ClientRows
-from genserve.engine.vllm.load import LoadMeter
+from genserve.engine.vllm.clients.rows import ClientRow, ClientRows, LoadMeter
 from genserve.memory.words import SharedWords
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from genserve.engine.vllm.openai import environment, setup
-from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
-from genserve.engine.vllm.openai.moved import NAMES, moved
+from genserve.engine.vllm.openai import environment
+from genserve.engine.vllm.openai.flags import NAMES, add_flags, check_flags, moved, prepare, server_flags
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.settings.config import OPENAI_FLAGS, ServeConfig
 
@@ -46,7 +45,7 @@ def test_the_flags_are_vllms_and_none_of_them_is_the_daemons() -> None:
 def test_a_vllm_that_has_moved_them_stops_the_openai_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says what it lacks."""
     nowhere = dict.fromkeys(NAMES, ("vllm.nowhere", "vllm.no.where"))
-    monkeypatch.setattr("genserve.engine.vllm.openai.moved._MODULES", nowhere)
+    monkeypatch.setattr("genserve.engine.vllm.openai.flags._MODULES", nowhere)
     flags = parsed("--model", MODEL)
     check_flags(flags, ServeConfig())
     with pytest.raises(ValueError, match=r"^--openai-port: .* vLLM has no FrontendArgs in vllm\.nowhere or vllm\.no\."):
@@ -103,12 +102,12 @@ def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
         port = other.getsockname()[1]
         flags = parsed("--openai-port", str(port))
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} \\(--openai-port\\)"):
-            setup.prepare(ServeConfig.from_flags(vars(flags)), flags)
+            prepare(ServeConfig.from_flags(vars(flags)), flags)
 
 
 def test_nothing_is_prepared_without_the_flag() -> None:
     """No port is taken."""
-    assert setup.prepare(ServeConfig(), parsed()) is None
+    assert prepare(ServeConfig(), parsed()) is None
 
 
 def test_the_server_in_rust_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import vllm
 
-from genserve.engine.vllm import flags as engine_flags
+from genserve.engine.vllm import launch
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.refusals import TABLE, check_flags
@@ -22,7 +22,7 @@ TITLES: dict[str, Callable[[Row], bool]] = {
     "Flags that a CPU cannot work with": lambda row: row.name.endswith("-on-cpu"),
     "Flags that pushes cannot work with": lambda row: row.refused and not row.problem,
 }
-LISTED = Path(__file__).with_name("engine_flags.txt")
+LISTED = Path(__file__).with_name("launch.txt")
 
 # By row: flags that it is about, and similar ones that it is not about.
 WRITTEN: dict[str, tuple[list[list[str]], list[list[str]]]] = {
@@ -138,19 +138,19 @@ def test_a_check_without_a_start_refuses_what_a_start_refuses(tmp_path: Path, wi
     """A model that vLLM runs for pooling, with an OpenAI port and without one."""
     model = ["--model", str(models.tiny_qwen3(tmp_path)), "--runner", "pooling", "--convert", "embed"]
     if with_openai:
-        engine_flags.check([*model, "--openai-port", "0"])
+        launch.check([*model, "--openai-port", "0"])
     else:
         with pytest.raises(EngineStartError, match=r"\[pooling\]"):
-            engine_flags.check(model)
+            launch.check(model)
 
 
 def test_the_flags_of_the_daemon_decide_whether_there_is_http() -> None:
     """No call forgets it."""
-    flags = engine_flags.parse(["--renderer-num-workers", "2"])[1]
-    engine_flags.check_refused(ServeConfig(openai_port=0), flags)
-    engine_flags.check_refused(ServeConfig(headless=True), flags)  # the daemon on the first host says
+    flags = launch.parse(["--renderer-num-workers", "2"])[1]
+    launch.check_refused(ServeConfig(openai_port=0), flags)
+    launch.check_refused(ServeConfig(headless=True), flags)  # the daemon on the first host says
     with pytest.raises(EngineStartError, match=r"\[renderer-threads\]"):
-        engine_flags.check_refused(ServeConfig(), flags)
+        launch.check_refused(ServeConfig(), flags)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_largest_n_is_what_every_limit_lets_through(
     """Of the daemon and of vLLM's queue: requests run into it, and GetServerInfo says it."""
     model = str(models.tiny_qwen3(tmp_path))
     config = vllm_config.AsyncEngineArgs(model=model, max_num_queued_reqs=queue).create_engine_config()
-    limits = engine_flags.engine_options(asked).limits
+    limits = launch.engine_options(asked).limits
     assert vllm_config.info(config, limits.max_n).max_n == most
 
 
@@ -181,7 +181,7 @@ def named(row: Row) -> set[str]:
 
 def test_every_flag_of_vllms_engine_is_known() -> None:
     """A new one gets a row if nothing can reach it: look for who reads it outside of vllm/entrypoints, what of that
-    requests over gRPC can ask for, and what of it their answers have. Otherwise it gets a line in engine_flags.txt."""
+    requests over gRPC can ask for, and what of it their answers have. Otherwise it gets a line in launch.txt."""
     actions = vllm_config.parser("genserve serve", "")._actions
     long = [[each for each in action.option_strings if each.startswith("--")] for action in actions]
     have = {each[0] for each in long if each}

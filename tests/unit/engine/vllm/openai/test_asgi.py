@@ -1,4 +1,4 @@
-"""What is read of a request over HTTP."""
+"""What is read of a request over HTTP, and the header that names the versions of its answer."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from genserve.engine.vllm.openai.bodies import BoundedBodies
+from genserve.engine.vllm.openai.asgi import HEADER, BoundedBodies, Message, Receive, Send, VersionsHeader, note
 from tests.support.clocks import advanced_clock
 from tests.support.patience import slow
 
@@ -83,3 +83,41 @@ async def test_a_server_that_stood_still_blames_no_request() -> None:
             await clock.advance(100)
         await clock.advance_until(asking.done, 1)
         assert await asking == 200
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, [(HEADER, b"7, 8")]), (500, []), (400, [])])
+async def test_an_error_names_no_versions_although_tokens_were_sampled(status: int, told: list[object]) -> None:
+    """Nothing of what they sampled is answered."""
+    sent: list[Message] = []
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        note([7, 8, 7])
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await VersionsHeader(app)({"type": "http"}, receive, send)
+    assert [each["headers"] for each in sent] == [told]
+
+
+async def test_versions_are_in_order_if_the_sequence_that_began_last_ends_first() -> None:
+    """One of n sequences may wait for its turn until after a push, and end before one that began before it."""
+    sent: list[Message] = []
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        note([8])
+        note([7, 8])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await VersionsHeader(app)({"type": "http"}, receive, send)
+    assert sent[0]["headers"] == [(HEADER, b"7, 8")]

@@ -14,8 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.types import EngineInfo
-from genserve.engine.vllm.openai.door import MAX_ID_BYTES, CheckedInputs, Door
-from genserve.engine.vllm.openai.engine import ALLOWED, ServedLLM
+from genserve.engine.vllm.openai.engine import ALLOWED, MAX_ID_BYTES, CheckedInputs, Door, ServedLLM
 from genserve.engine.vllm.requests.refusals import Serving
 from tests.unit.engine.vllm.requests.scripted_llm import ScriptedTally
 

@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-from genserve.engine.vllm.clients.rows import ClientRows
-from genserve.engine.vllm.load import LoadMeter
+from genserve.engine.vllm.clients.rows import ClientRows, LoadMeter
 from genserve.memory.words import SharedWords
 
 

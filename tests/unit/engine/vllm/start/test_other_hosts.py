@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.engine.vllm.start import daemon_address as addresses
+from genserve.engine.vllm.start import other_hosts
 from genserve.engine.vllm.start.failure import EngineStartError
 
 FIRST = "10.0.0.1"
@@ -26,7 +26,7 @@ def parallel(**fields: Any) -> SimpleNamespace:
 
 def daemon_address(parallel: SimpleNamespace, host: str, port: int) -> str:
     """On a host whose address is 10.0.0.5."""
-    return addresses.daemon_address(parallel, host, port, lambda: "10.0.0.5")
+    return other_hosts.daemon_address(parallel, host, port, lambda: "10.0.0.5")
 
 
 NODES = parallel(nnodes=2, master_addr=FIRST)

@@ -1,23 +1,25 @@
-"""The workers of another host: `genserve serve --headless` runs them for the daemon on the first host.
+"""An engine on several hosts: how workers on the others reach the daemon, and what runs them there.
 
-The daemon uses them through vLLM like its own. They end with the daemon and with this process, and this process ends
-with them.
+`genserve serve --headless` runs the workers of another host for the daemon on the first host. The daemon uses them
+through vLLM like its own. They end with the daemon and with that process, and that process ends with them.
 """
 
 import argparse
 import copy
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
+from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import refusals, stale_shm
-from genserve.engine.vllm.start.daemon_address import daemon_address
+from genserve.engine.vllm.start import refusals
 from genserve.engine.vllm.start.failure import EngineStartError, Report
+from genserve.net.addresses import is_loopback, joined
 from genserve.process import leftovers
 from genserve.settings.config import ServeConfig
 from genserve.worker.contract.lifetime import end_with_address
@@ -25,13 +27,50 @@ from genserve.worker.contract.lifetime import end_with_address
 EXIT_FAILED = 1
 _START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers and loads the model like them
 
+ParallelConfig = Any
+"""vLLM's ParallelConfig, or what has its fields."""
 
-def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
+_WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
+
+
+def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
+    """The "HOST:PORT" at which other hosts, as vLLM's flags spread the engine, reach the
+    daemon that listens on `host` and `port`; "" if there are none, or none that is known. `own_ip`
+    returns this host's address, for Ray, which alone knows where workers will be.
+    Raises EngineStartError naming the flag that keeps other hosts from reaching it."""
+    if parallel.use_ray:
+        return "" if port <= 0 or is_loopback(host) else joined(own_ip() if host in _WILDCARDS else host, port)
+    first = _first_host(parallel)
+    if first == "" or is_loopback(first):
+        return ""
+    if port <= 0:
+        raise EngineStartError(
+            f"--port {port}: workers on other hosts fetch pushed weights from the daemon, and end when it ends: pass "
+            "a port, the same on every host"
+        )
+    if is_loopback(host):
+        raise EngineStartError(
+            f"--host {host}: workers on other hosts fetch pushed weights from the daemon, and cannot reach this "
+            f"address: listen on {first} or 0.0.0.0"
+        )
+    return joined(first if host in _WILDCARDS else host, port)
+
+
+def _first_host(parallel: ParallelConfig) -> str:
+    """The daemon's host, as the others address it; "" if there are none."""
+    if parallel.nnodes > 1:
+        return str(parallel.master_addr)
+    if parallel.data_parallel_size_local < parallel.data_parallel_size:
+        return str(parallel.data_parallel_master_ip)
+    return ""
+
+
+def run_workers(args: AsyncEngineArgs, config: ServeConfig) -> int:
     """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
     leftovers.sweep()
-    stale_shm.sweep()
+    leftovers.sweep_shared_memory()
     with closing(Report()) as report, vllm_config.start_explained(args, report):
         # A copy: the values that it fills in would count as flags the next time.
         checked = vllm_config.with_ranks_here(

@@ -1,18 +1,59 @@
-"""Limits of what a server of HTTP reads of a request: its size, and how long its next part takes."""
+"""What stands around vLLM's application, as ASGI has it: a header with the versions of the weights that sampled an
+answer, and limits of what is read of a request, its size and how long its next part takes."""
 
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextvars import ContextVar
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
 from genserve.aio.silence import silence
-from genserve.engine.vllm.openai.versions import App, Message, Receive, Send
+
+HEADER: Final = b"genserve-weight-versions"
 
 MAX_MEDIA_BYTES: Final = 256 << 20
 """Of a request for a model that takes images or audio, which are in it."""
+
 _PART_S: Final = 10.0
+
 _PART_BYTES: Final = 64 << 10
 """Of a part, unless it is the last one: a body that came byte by byte would not end."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+_known: ContextVar[set[int] | None] = ContextVar("versions of an answer", default=None)
+
+
+def note(versions: Iterable[int]) -> None:
+    """Some of the answer that this is about."""
+    known = _known.get()
+    if known is not None:
+        known.update(versions)
+
+
+class VersionsHeader:
+    """An ASGI application that gives the answers of `app` the header, if versions are known when an answer begins: the
+    headers of one that is streamed are sent before. Errors have none: nothing of what was sampled is answered."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        known: set[int] = set()
+
+        async def send_with_header(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK and known:
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (HEADER, ", ".join(map(str, sorted(known))).encode()),
+                ]
+            await send(message)
+
+        _known.set(known)
+        await self._app(scope, receive, send_with_header)
 
 
 class BoundedBodies:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.engine.vllm.start.stale_shm import sweep
+from genserve.process.leftovers import sweep_shared_memory
 
 
 @pytest.fixture
@@ -35,16 +35,16 @@ def name() -> str:
 def test_what_nobody_maps_is_removed(shm: Path) -> None:
     """And told."""
     left = file(shm, name())
-    assert sweep(shm) == [left.name]
+    assert sweep_shared_memory(shm) == [left.name]
     assert not left.exists()
-    assert sweep(shm) == []
+    assert sweep_shared_memory(shm) == []
 
 
 def test_what_is_in_use_young_or_of_others_stays(shm: Path) -> None:
     """A live engine's file, one that an engine may be about to map, and whatever has another name."""
     used, young, other = file(shm, name()), file(shm, name(), age_s=1.0), file(shm, "psm_12345678")
     with used.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-        assert sweep(shm) == []
+        assert sweep_shared_memory(shm) == []
     assert used.exists() and young.exists() and other.exists()
 
 
@@ -54,9 +54,9 @@ def test_a_mapped_name_that_is_not_utf8_does_not_disturb(shm: Path, tmp_path: Pa
     odd = Path(os.fsdecode(bytes(tmp_path) + b"/odd-\xff"))
     odd.write_bytes(bytes(4096))
     with odd.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-        assert sweep(shm) == [left.name]
+        assert sweep_shared_memory(shm) == [left.name]
 
 
 def test_without_shared_memory_there_is_nothing_to_sweep(tmp_path: Path) -> None:
     """Not every machine has /dev/shm."""
-    assert sweep(tmp_path / "none") == []
+    assert sweep_shared_memory(tmp_path / "none") == []
