@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.growth import UNUSED, checkpoint_with_unused, exponent
+from bench.growth import UNUSED, checkpoint_with_unused, exponent
 
 SIZES = [100, 200, 400, 800]
 

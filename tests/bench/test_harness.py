@@ -17,16 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.bench import cpu, options, processes, rust_front_end
-from tests.bench.__main__ import main
-from tests.bench.measurements import generate, push
-from tests.bench.processes import PeerError, PeerProcess, Program
-from tests.bench.results import page as pages
-from tests.bench.results.page import update_page
-from tests.bench.results.result import Result, medians
-from tests.bench.traces import Figures, Trace, Work, closed_loop
-from tests.bench.turns import turns
-from tests.bench.updates.live_streams import LiveStreams
+from bench import cpu, options, processes, rust_front_end
+from bench.__main__ import main
+from bench.measurements import generate, push
+from bench.processes import PeerError, PeerProcess, Program
+from bench.results import page as pages
+from bench.results.page import update_page
+from bench.results.result import Result, medians
+from bench.traces import Figures, Trace, Work, closed_loop
+from bench.turns import turns
+from bench.updates.live_streams import LiveStreams
 
 
 def result(name: str = "push") -> Result:
@@ -220,8 +220,8 @@ async def test_a_peer_that_does_not_start_is_named_with_what_it_said(tmp_path: P
 
 async def test_a_program_that_ends_is_named_with_what_it_said(tmp_path: Path) -> None:
     """Ours as well."""
-    with pytest.raises(PeerError, match=r"(?s)the trainer could not be run.*No module named tests.bench.nothing"):
-        await Program.of_module("the trainer", "tests.bench.nothing", log=tmp_path / "x").wait_ready()
+    with pytest.raises(PeerError, match=r"(?s)the trainer could not be run.*No module named bench.nothing"):
+        await Program.of_module("the trainer", "bench.nothing", log=tmp_path / "x").wait_ready()
 
 
 async def test_raw_tcp_moves_again_and_again(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench.soak.plots import draw
-from tests.bench.soak.report import MAX_GROWTH_BYTES, Report, Sample
-from tests.bench.soak.run import Load, soak
+from bench.soak.plots import draw
+from bench.soak.report import MAX_GROWTH_BYTES, Report, Sample
+from bench.soak.run import Load, soak
 
 SECONDS = 25.0
 
@@ -32,7 +32,7 @@ def has_seen(report: Report) -> bool:
     return streams and num_faults >= 3 and len(report.push_s) >= 3 and len(report.samples) > SECONDS / 3
 
 
-@pytest.mark.long("tests/bench/soak", "tests/support/subject.py", "tests/support/oracle.py")
+@pytest.mark.long("bench/soak", "tests/support/subject.py", "tests/support/oracle.py")
 @pytest.mark.failure_is_final
 async def test_a_short_soak_passes(tmp_path: Path) -> None:
     """With all kinds of traffic, and faults; its results can be read and seen."""

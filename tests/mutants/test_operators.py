@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.loading import probed
-from tests.mutants.operators import mutants_of
-from tests.mutants.trials import statement_starts
+from tools.mutants.loading import probed
+from tools.mutants.operators import mutants_of
+from tools.mutants.trials import statement_starts
 
 
 def bugs(tmp_path: Path, source: str) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _ALLOWED = ("tests/support/", "tests/bench/", "tests/simulation/")
-"""Where sleeping is the purpose: stand-ins that take time, programs that measure, and what runs in virtual time."""
+"""Where sleeping is the purpose: stand-ins that take time, tests of what measures it, and what runs in virtual time."""
 
 
 def fixed_sleeps(path: Path) -> Iterator[int]:

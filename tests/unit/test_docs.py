@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from bench.__main__ import MEASUREMENTS
+from bench.results.page import BEGIN, END, FIGURES, update_page, update_readme
+from bench.results.result import Result
 from genserve.rpc.status import CODES
-from tests.bench.__main__ import MEASUREMENTS
-from tests.bench.results.page import BEGIN, END, FIGURES, update_page, update_readme
-from tests.bench.results.result import Result
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "simulation", "unit"}
-"""The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
+AREAS = {"bench", "engine", "faults", "fleet", "gpu", "mutants", "rpc", "simulation", "unit"}
+"""The others are what they share, and what runs with TRL and torchrl."""
+OURS = ("bench", "genserve", "tests", "tools")
 WITH_VLLM = (
     *("unit/engine/vllm", "unit/worker"),
     *(f"engine/test_{each}internals.py" for each in ("", "client_", "lora_", "openai_")),
@@ -49,7 +50,7 @@ def loaded_by(path: Path) -> tuple[bool, list[Path]]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    files = [place for name in names if name.split(".")[0] in ("genserve", "tests") for place in files_of(name)]
+    files = [place for name in names if name.split(".")[0] in OURS for place in files_of(name)]
     return any(name.split(".")[0] == "vllm" for name in names), files
 
 

@@ -1,6 +1,6 @@
 /**
- * The client on a load: `scripts/run bench/program.ts ADDRESS` obeys lines of JSON, as tests/bench of the project says.
- * tests/bench/languages/python_program.py does the same with the Python client.
+ * The client on a load: `scripts/run bench/program.ts ADDRESS` obeys lines of JSON, as bench/languages of the project says.
+ * bench/languages/python_program.py does the same with the Python client.
  */
 
 import { argv, stdin } from "node:process";

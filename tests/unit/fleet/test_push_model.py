@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bench.fleet.model.calibration import Calibration, link_bound, measured
-from tests.bench.fleet.model.figures import CASES, FAILURES, MEASURED, failures, page
-from tests.bench.fleet.model.host import shares
-from tests.bench.fleet.model.push import Outcome, push, push_until_taken
-from tests.bench.fleet.model.topology import CHAIN, NAIVE, STAR, TOPOLOGIES, TRAINER, TREES, Topology
-from tests.bench.fleet.model.transfer import Death, Transfer
-from tests.bench.results.page import BEGIN, END
+from bench.fleet.model.calibration import Calibration, link_bound, measured
+from bench.fleet.model.figures import CASES, FAILURES, MEASURED, failures, page
+from bench.fleet.model.host import shares
+from bench.fleet.model.push import Outcome, push, push_until_taken
+from bench.fleet.model.topology import CHAIN, NAIVE, STAR, TOPOLOGIES, TRAINER, TREES, Topology
+from bench.fleet.model.transfer import Death, Transfer
+from bench.results.page import BEGIN, END
 
 GB = 1e9
 RATE = 1e9
@@ -247,7 +247,7 @@ def test_the_skew_is_that_of_the_calls_and_the_steps() -> None:
 
 
 def test_the_page_has_the_figures_of_the_model() -> None:
-    """Who changes the model runs `python -m tests.bench.fleet.model --write`. Of the failures, which take longest to
+    """Who changes the model runs `python -m bench.fleet.model --write`. Of the failures, which take longest to
     compute, those of the smallest fleet are compared."""
     text = (Path(__file__).parents[3] / "docs" / "benchmarks" / "fleet.md").read_text()
     written = text.split(f"{BEGIN}\n")[1].split(f"\n{END}")[0].splitlines()

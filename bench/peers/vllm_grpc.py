@@ -1,0 +1,81 @@
+"""vLLM's own gRPC server in Python, which takes and gives token ids, and no text; asked through its generated stub."""
+
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench import engines
+from bench.processes import PeerProcess, use_packages, with_packages
+from bench.traces import Trace, Work, closed_loop
+from tests.support.ports import free_port
+
+
+class VllmGrpc:
+    """`python -m vllm.entrypoints.launchers.grpc_server`, with the servicer of smg-grpc-servicer."""
+
+    peers: ClassVar[tuple[str, ...]] = ("vllm_grpc", "vllm_grpc_final")
+    without_text = peers
+    is_own_client = False
+    pid = 0
+    _process: PeerProcess
+    _channel: grpc.aio.Channel
+    _num_runs = 0
+
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+        """Starts it, and waits until its health says SERVING."""
+        use_packages()
+        port = free_port()
+        command = [sys.executable, "-m", "vllm.entrypoints.launchers.grpc_server"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--model", str(checkpoint), *engines.flags()]
+        log = directory / "vllm_grpc.log"
+        self._process = PeerProcess("vllm_grpc", command, log, {**engines.ENVIRONMENT, **with_packages()})
+        stack.callback(self._process.stop)
+        self.pid = self._process.pid
+        self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        await self._process.wait_until(self._is_serving)
+
+    async def _is_serving(self) -> bool:
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def generate(self, peer: str, work: Work) -> list[Trace]:
+        """One call for each request."""
+        from smg_grpc_proto import vllm_engine_pb2 as messages
+        from smg_grpc_proto import vllm_engine_pb2_grpc
+
+        stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(self._channel)
+        self._num_runs += 1
+        sampling = messages.SamplingParams(
+            temperature=0.0, max_tokens=work.max_tokens, ignore_eos=True, logprobs=0 if work.logprobs else None
+        )
+
+        async def stream(number: int, prompt: list[int]) -> Trace:
+            request = messages.GenerateRequest(
+                request_id=f"{self._num_runs}-{number}",
+                tokenized=messages.TokenizedInput(input_ids=prompt),
+                sampling_params=sampling,
+                stream=not work.final_only,
+            )
+            trace = Trace(time.monotonic())
+            call = stub.Generate(request)
+            while (message := await call.read()) is not grpc.aio.EOF:
+                # The final message repeats all tokens of a stream, which has them already.
+                part = message.complete if work.final_only else message.chunk
+                if token_ids := part.output_ids if work.final_only else part.token_ids:
+                    trace.arrived_at.append(time.monotonic())
+                    trace.token_ids += token_ids
+                    if work.logprobs:
+                        trace.logprobs += part.output_logprobs.token_logprobs
+            return trace
+
+        return await closed_loop(work, stream)
