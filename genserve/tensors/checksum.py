@@ -9,7 +9,8 @@ from typing import Any
 def crc32c_of(data: bytes | memoryview, before: int = 0) -> int:
     """The checksum of `data` behind bytes whose checksum is `before`. Copies nothing where numpy is installed. Raises
     ImportError without google_crc32c."""
-    return _extend()(before, data)
+    extend, as_bytes = _loaded()
+    return extend(before, data if isinstance(data, bytes) else as_bytes(data, "uint8"))
 
 
 def is_fast() -> bool:
@@ -21,11 +22,11 @@ def is_fast() -> bool:
 
 
 @cache
-def _extend() -> Callable[[int, bytes | memoryview], int]:
+def _loaded() -> tuple[Callable[[int, Any], int], Callable[[Any, str], Any]]:
+    """The function that computes, and what makes something of a memoryview that it accepts: an array over it, or a
+    copy."""
     extend: Callable[[int, Any], int] = import_module("google_crc32c").extend
     try:
-        as_array = import_module("numpy").frombuffer
+        return extend, import_module("numpy").frombuffer
     except ImportError:
-        return lambda before, data: extend(before, bytes(data))
-    # The function accepts bytes but no memoryview; an array over the memoryview works.
-    return lambda before, data: extend(before, data if isinstance(data, bytes) else as_array(data, "uint8"))
+        return extend, lambda data, dtype: bytes(data)

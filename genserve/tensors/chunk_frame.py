@@ -14,6 +14,7 @@ _FRAME_CHUNK = 0x12
 _CHUNK_OFFSET = 0x08
 _CHUNK_DATA = 0x12
 _CHUNK_CRC32C = 0x1D
+_LAST_SHIFT = 56  # the last byte of the longest number that `read_varint` reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +41,38 @@ def chunk_start(frame: bytes) -> int | None:
 def parse_chunk(frame: bytes) -> Chunk | None:
     """The chunk, whose data is a view into `frame`. None if protobuf's own parser must decide: another frame, unknown
     fields, or an invalid message."""
-    position = chunk_start(frame)
-    if position is None:
-        return None
     offset, data_start, data_end, crc32c = 0, 0, 0, None
-    size = len(frame)
+    size, position, is_inside = len(frame), 0, False
     try:
-        while position < size:  # fields may come in any order and repeat: the last one counts
+        # Fields may come in any order and repeat: the last one counts.
+        while position < size or not is_inside:
             tag = frame[position]
-            if tag == _CHUNK_OFFSET:
-                offset, position = read_varint(frame, position + 1)
+            position += 1
+            if is_inside and tag == _CHUNK_CRC32C:
+                crc32c = int.from_bytes(frame[position : position + 4], "little")
+                position += 4
+                continue
+            # As `read_varint`, whose calls would take longer than all the rest.
+            number = shift = 0
+            while (byte := frame[position]) > 0x7F:
+                number |= (byte & 0x7F) << shift
+                position, shift = position + 1, shift + 7
+                if shift > _LAST_SHIFT:
+                    return None
+            number |= byte << shift
+            position += 1
+            if not is_inside:
+                if tag != _FRAME_CHUNK or position + number != size:
+                    return None
+                is_inside = True
+            elif tag == _CHUNK_OFFSET:
+                offset = number
             elif tag == _CHUNK_DATA:
-                length, data_start = read_varint(frame, position + 1)
-                data_end = position = data_start + length
-            elif tag == _CHUNK_CRC32C:
-                crc32c = int.from_bytes(frame[position + 1 : position + 5], "little")
-                position += 5
+                data_start = position
+                data_end = position = position + number
             else:
                 return None
-    except (IndexError, ValueError):
+    except IndexError:
         return None
     if position != size:
         return None  # the last field is cut off

@@ -13,13 +13,18 @@ class ByteRanges:
     """A set of bytes, stored as sorted ranges that neither overlap nor touch.
 
     For n ranges, adding costs O(log n) to find the place and a move of the list's tail. Chunks that arrive in order
-    form one range.
+    form one range. Only `add` changes the attributes.
     """
 
     def __init__(self) -> None:
+        self.total = 0
+        """The number of bytes in the set."""
+        self.prefix = 0
+        """The number of bytes from 0 on without a gap."""
+        self.num_ranges = 0
+        """The number of ranges in the set."""
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._total = 0
 
     def add(self, start: int, end: int) -> int:
         """Adds [start, end) and returns how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
@@ -33,11 +38,14 @@ class ByteRanges:
         if first < last:
             merged_start = min(start, self._starts[first])
             merged_end = max(end, self._ends[last - 1])
-        replaced = sum(self._ends[i] - self._starts[i] for i in range(first, last))
+        replaced = sum(self._ends[first:last]) - sum(self._starts[first:last])
         self._starts[first:last] = [merged_start]
         self._ends[first:last] = [merged_end]
         new = merged_end - merged_start - replaced
-        self._total += new
+        self.total += new
+        self.num_ranges = len(self._starts)
+        if merged_start == 0:
+            self.prefix = merged_end
         return new
 
     def gaps(self, start: int, end: int) -> list[Range]:
@@ -64,21 +72,6 @@ class ByteRanges:
     def missing(self, total: int) -> list[Range]:
         """The parts of [0, total) that are missing, in order."""
         return self.gaps(0, total)
-
-    @property
-    def prefix(self) -> int:
-        """The number of bytes from 0 on without a gap."""
-        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
-
-    @property
-    def total(self) -> int:
-        """The number of bytes in the set."""
-        return self._total
-
-    @property
-    def num_ranges(self) -> int:
-        """The number of ranges in the set."""
-        return len(self._starts)
 
 
 def num_bytes(ranges: Iterable[Range]) -> int:
