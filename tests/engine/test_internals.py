@@ -30,7 +30,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.types import MEMORY_TAGS
-from genserve.engine.vllm.requests.outputs import SequenceState
+from genserve.engine.vllm.requests.stream import Sequence
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
@@ -155,9 +155,9 @@ def test_what_an_interruption_reads_is_still_in_the_request_state() -> None:
     assert "self.inter_token_latencies_iter.append(itl)" in source
 
 
-def test_states_can_still_be_adopted_when_they_are_made() -> None:
+def test_states_can_still_be_replaced_when_they_are_made() -> None:
     """engine.vllm.requests.outputs does so in add_request, which makes all states of a request before anything is sent
-    to the engine."""
+    to the engine. The processor of outputs is still set in the client's constructor, before the task that uses it."""
     adding = inspect.getsource(OutputProcessor.add_request)
     assert "self.request_states[request_id] = req_state" in adding and adding.rstrip().endswith(
         "_update_admission_stats()"
@@ -168,18 +168,22 @@ def test_states_can_still_be_adopted_when_they_are_made() -> None:
     one = inspect.getsource(AsyncLLM._add_request)
     assert one.index("self.output_processor.add_request(") < one.index("await self.engine_core.add_request_async(")
     assert "queue = RequestOutputCollector(params.output_kind, request.request_id)" in source
-    assert not hasattr(RequestState, "__slots__"), "an object with slots cannot become one of another class"
+    assert not hasattr(RequestState, "__slots__"), "what an object with slots has is not in its __dict__"
+    making = inspect.getsource(AsyncLLM.__init__)
+    assert making.index("self.output_processor = OutputProcessor(") < making.index("self._run_output_handler()")
+    known = {"self", "tokenizer", "log_stats", "stream_interval", "tracing_enabled", "admission_stats"}
+    assert parameters(OutputProcessor.__init__) == known
 
 
-def test_what_adopted_states_replace_is_still_used_by_these_names_alone() -> None:
-    """engine.vllm.requests.outputs and logprobs implement what vLLM's processing calls, and no more."""
+def test_what_our_states_replace_is_still_used_by_these_names_alone() -> None:
+    """engine.vllm.requests.stream and logprobs implement what vLLM's processing calls, and no more."""
     processing = inspect.getsource(OutputProcessor)
     assert set(re.findall(r"detokenizer\.(\w+)", processing)) == {"num_output_tokens", "update"}
     assert set(re.findall(r"logprobs_processor\.(\w+)", processing)) == {"update_from_output"}
     assert set(re.findall(r"state\.queue\.(\w+)", processing)) == {"put"}
     assert processing.count("if request_output := req_state.make_request_output(") == 1
     assert list(inspect.signature(RequestState.make_request_output).parameters) == list(
-        inspect.signature(SequenceState.make_request_output).parameters
+        inspect.signature(Sequence.make_request_output).parameters
     )
     assert set(re.findall(r"output\.(new_\w+)", inspect.getsource(LogprobsProcessor))) == {
         "new_logprobs",
@@ -190,7 +194,7 @@ def test_what_adopted_states_replace_is_still_used_by_these_names_alone() -> Non
 
 
 def test_text_that_was_read_can_still_be_dropped() -> None:
-    """engine.vllm.requests.outputs shortens what the detokenizer has, which counts from the end or from these two."""
+    """engine.vllm.requests.stream shortens what the detokenizer has, which counts from the end or from these two."""
     reading = inspect.getsource(BaseIncrementalDetokenizer.get_next_output_text)
     assert "last_offset = self._last_output_text_offset" in reading
     assert "return self.output_text[last_offset:length]" in reading
@@ -229,7 +233,7 @@ def test_the_output_handler_is_still_a_task_that_ends_when_the_engine_dies() -> 
 
 
 def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
-    """engine.vllm.requests.sampling passes them on by name."""
+    """engine.vllm.requests.build passes them on by name."""
     assert {kind.value for kind in ConstraintKind} <= parameters(StructuredOutputsParams)
     assert set(Sampling.__dataclass_fields__) <= parameters(SamplingParams)
     assert "lora_name" in parameters(LoRARequest)

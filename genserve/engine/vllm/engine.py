@@ -12,12 +12,8 @@ from pathlib import Path
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
-from genserve.engine.protocol import GenerationStream
+from genserve.engine.generation import ChatPrompt, TextPrompt
 from genserve.engine.types import (
-    ArenaRef,
-    DigestedWeights,
-    EngineInfo,
     KvPolicy,
     Load,
     ModelMemory,
@@ -45,7 +41,6 @@ from genserve.engine.vllm.start.progress import Progress
 from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
 from genserve.engine.vllm.workers import Workers
 from genserve.errors import GenserveError
-from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -61,7 +56,8 @@ class VllmEngine:
         parallel = config.parallel_config
         self._llm = llm
         self._places = started.places
-        self._info = vllm_config.info(config, options.limits.max_n)
+        self.info = vllm_config.info(config, options.limits.max_n)
+        """What it serves."""
         self._clients = options.clients
         self._limits = options.limits
         self._with_series = options.with_series
@@ -84,13 +80,21 @@ class VllmEngine:
         self.warnings = launched.warnings
         """One line for each setting that has a cost when weights are pushed."""
         self.transfer = LiveTransfer(self._weights)
-        self.loras = LiveLoras(workers, self._info.max_loras)
+        self.loras = LiveLoras(workers, self.info.max_loras)
         self._row = rows.row(DAEMON)
         self._tally = rows.tally(DAEMON)
         self._intake = Intake(
-            llm, self._liveness, self._info, options.limits, self.loras, self._tally, lambda: self._weights.version
+            llm, self._liveness, self.info, options.limits, self.loras, self._tally, lambda: self._weights.version
         )
         self._elsewhere: list[OtherClients] = []
+        # What its parts do as the protocol of engines has it:
+        self.submit = self._intake.submit
+        self.wait_dead, self.settled = self._liveness.wait_dead, self._liveness.settled
+        self.served_tokens = self._meter.served_tokens
+        self.resume, self.reset_caches = self._scheduling.resume, self._scheduling.reset_caches
+        self.prepare_weights, self.commit_weights = self._weights.prepare, self._weights.commit
+        self.discard_weights, self.unused_tensors = self._weights.discard, self._weights.unused_tensors
+        self.weight_digests = self._weights.digests
 
     @classmethod
     async def start(
@@ -113,9 +117,9 @@ class VllmEngine:
             engine._tasks = await engine._liveness.call(
                 llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
             )
-            how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
-            engine._info = replace(
-                engine._info,
+            how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine.info.max_loras > 0)
+            engine.info = replace(
+                engine.info,
                 weight_update=how.weight_update,
                 weight_update_reason=how.reason,
                 reserved_device_bytes=how.reserved_device_bytes,
@@ -139,7 +143,7 @@ class VllmEngine:
         """As the first request of anybody would. Nothing of it is counted or traced."""
         if "generate" not in self._tasks:
             return
-        taking = first_step.take(self.submit, len(self._llm.engine_core.core_engines), self._info.max_model_len)
+        taking = first_step.take(self.submit, len(self._llm.engine_core.core_engines), self.info.max_model_len)
         with first_step.uncounted(self._llm):
             await self._liveness.wait(taking, what="the first step", timeout_s=VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
         self._row.clear()
@@ -175,11 +179,6 @@ class VllmEngine:
         """Why it is dead, for people; "" while it lives."""
         return self._liveness.cause_of_death
 
-    @property
-    def info(self) -> EngineInfo:
-        """What it serves."""
-        return self._info
-
     def seats(self) -> list[Seat]:
         """The places of front ends. Call once."""
         return [self._seat(index, with_series=self._with_series) for index in self._clients.frontends]
@@ -190,7 +189,7 @@ class VllmEngine:
 
     def _seat(self, index: int, *, with_series: bool) -> Seat:
         llm, liveness, rows = self._llm, self._liveness, self._rows
-        what = self._tasks, self._info, self._limits
+        what = self._tasks, self.info, self._limits
         return Seat(self._places[index], llm, liveness, rows, self.loras, *what, with_series=with_series)
 
     @property
@@ -208,21 +207,9 @@ class VllmEngine:
         """Whether all calls have ended for which the next one would have to wait."""
         return self._liveness.is_settled
 
-    async def settled(self) -> None:
-        """Returns when they have."""
-        await self._liveness.settled()
-
-    async def wait_dead(self) -> None:
-        """Returns when the engine has died."""
-        await self._liveness.wait_dead()
-
     def load(self) -> Load:
         """What it has to do now."""
         return self._meter.load(self._llm.get_num_unfinished_requests() + self._tally.num_elsewhere)
-
-    def served_tokens(self) -> list[int]:
-        """Tokens of sequences that have ended, by class of `staleness`."""
-        return self._meter.served_tokens()
 
     @property
     def heartbeat_age_s(self) -> float | None:
@@ -233,32 +220,28 @@ class VllmEngine:
         """The processes at some of the other places are there."""
         self._elsewhere.append(clients)
 
-    async def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Admits a request."""
-        return await self._intake.submit(request)
-
     async def wait_idle(self) -> None:
         """Returns when no request is left, here and in the others."""
-        await asyncio.gather(self._intake.running.wait_idle(), *(each.wait_idle() for each in self._elsewhere))
+        await asyncio.gather(self._intake.wait_idle(), *(each.wait_idle() for each in self._elsewhere))
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests with reason ABORTED, of any client. A client may use an id that another one uses too."""
-        aborted, unknown = self._intake.running.abort(request_ids)
+        aborted, unknown = self._intake.abort(request_ids)
         elsewhere = {request_id for each in self._elsewhere for request_id in await each.abort(request_ids)}
         aborted += sorted(elsewhere.difference(aborted))
         return aborted, [each for each in unknown if each not in elsewhere]
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt."""
-        return await self._intake.tokenize(prompt, add_special_tokens)
+        return await self._intake.prompts.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of token ids."""
-        return await self._intake.detokenize(token_ids, skip_special_tokens)
+        return await self._intake.prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
         """Stops scheduling."""
-        running = self._intake.running
+        running = self._intake
         if mode is not PauseMode.ABORT:
             await self._scheduling.pause(mode, kv_policy, timeout_s)
             if mode is PauseMode.WAIT:
@@ -281,10 +264,6 @@ class VllmEngine:
         own = self._row.interruptions.begin(Watch(self._llm.output_processor.request_states, of_vllm))
         return EngineInterruption(own, self._elsewhere, self._liveness)
 
-    async def resume(self, timeout_s: float) -> None:
-        """Schedules again."""
-        await self._scheduling.resume(timeout_s)
-
     async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
         """Gives memory back."""
         if SleepTag.WEIGHTS in tags:
@@ -305,33 +284,7 @@ class VllmEngine:
             timeout_s=timeout_s,
         )
 
-    async def reset_caches(self, timeout_s: float) -> None:
-        """Drops all that the live weights have computed."""
-        await self._scheduling.reset_caches(timeout_s)
-
-    async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
-    ) -> None:
-        """Builds a version beside the live one on every rank."""
-        await self._weights.prepare(nonce, arena, tensors, timeout_s)
-
     @property
     def takes_arriving_weights(self) -> bool:
         """Whether all workers are on this host."""
         return not self._workers.other_hosts
-
-    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
-        """Exchanges live and prepared weights on every rank and labels later tokens."""
-        await self._weights.commit(nonce, version, timeout_s)
-
-    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
-        """Frees the version that is not live."""
-        await self._weights.discard(nonce, timeout_s)
-
-    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
-        """The names of those tensors that no rank loads."""
-        return await self._weights.unused_tensors(tensors, timeout_s)
-
-    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
-        """Reads on in the live weights."""
-        return await self._weights.digests(timeout_s)

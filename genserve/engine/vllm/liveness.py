@@ -37,31 +37,29 @@ class Liveness:
         whoever finds the engine dead may not know why."""
         self.cause_of_death = ""
         """For people."""
-        self._dead = asyncio.Event()
+        self.dead = False
+        """Whether it has died."""
+        self._death = asyncio.Event()
         self._on_death = on_death
         self._explain = explain
         self._calls: set[asyncio.Task[Any]] = set()
         self._settling: set[asyncio.Task[Any]] = set()
         self._occupying: set[asyncio.Task[Any]] = set()
 
-    @property
-    def dead(self) -> bool:
-        """Whether it has died."""
-        return self._dead.is_set()
-
     def declare_dead(self, cause: str) -> None:
         """Ends every waiting call: the engine has died, or cannot be trusted to answer any more. The first cause is
         kept."""
-        if not self._dead.is_set():
+        if not self.dead:
             self.cause_of_death = self._explain(cause)
-            self._dead.set()
+            self.dead = True
+            self._death.set()
             self._on_death()
             for call in self._calls:
                 call.cancel()  # no answer comes any more
 
     async def wait_dead(self) -> None:
         """Returns when it has died."""
-        await self._dead.wait()
+        await self._death.wait()
 
     @property
     def occupying(self) -> Set[asyncio.Task[Any]]:
@@ -112,14 +110,18 @@ class Liveness:
         try:
             return await answer
         except Exception as error:
-            if isinstance(error, EngineDeadError | VllmEngineDeadError):
-                await self._cause_told()
-            if self.dead:
-                raise self.died(what) from error
+            await self.raise_if_dead(error, what)
             raise
 
+    async def raise_if_dead(self, error: Exception, what: str) -> None:
+        """Raises EngineDeadError with the cause if the engine's death is why `what` failed with this error of vLLM."""
+        if isinstance(error, EngineDeadError | VllmEngineDeadError):
+            await self._cause_told()
+        if self.dead:
+            raise self.died(what) from error
+
     async def _race(self, task: "asyncio.Task[T]", what: str, timeout_s: float) -> T:
-        death = asyncio.create_task(self._dead.wait())
+        death = asyncio.create_task(self._death.wait())
         try:
             await asyncio.wait({task, death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -134,7 +136,7 @@ class Liveness:
         """vLLM says that the engine has died: waits for the cause, which comes another way."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CAUSE_WITHIN_S):
-                await self._dead.wait()
+                await self._death.wait()
         self.declare_dead(UNTOLD)
 
     def died(self, what: str = "") -> EngineDeadError:

@@ -1,4 +1,4 @@
-"""A request that is ended before the engine has it. tests/unit/engine/vllm/requests/test_running.py has more."""
+"""A request that is ended before the engine has it. tests/unit/engine/vllm/requests/test_intake.py has more."""
 
 import asyncio
 from functools import partial

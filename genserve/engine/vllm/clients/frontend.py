@@ -3,17 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from vllm.utils.system_utils import set_process_title
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
-from genserve.engine.protocol import GenerationStream
+from genserve.engine.generation import ChatPrompt, TextPrompt
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.clients.interruption import Interruptions, Watch, of_vllm
 from genserve.engine.vllm.clients.join import join_at_seat
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.intake import Intake
+from genserve.engine.vllm.requests.outputs import StreamingLLM
 from genserve.worker.contract.lifetime import end_with_process
 
 NAME = "frontend"
@@ -32,7 +31,7 @@ class FrontendEngine:
 
     def __init__(
         self,
-        llm: AsyncLLM,
+        llm: StreamingLLM,
         info: EngineInfo,
         interruptions: Interruptions,
         make_intake: Callable[[Liveness], Intake],
@@ -42,6 +41,8 @@ class FrontendEngine:
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._intake = make_intake(self._liveness)
+        self.submit, self.wait_idle = self._intake.submit, self._intake.wait_idle
+        self.pausing, self.paused = self._intake.pausing, self._intake.paused
         self.info = info
         """What is served."""
         assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -52,7 +53,7 @@ class FrontendEngine:
         cls, data: bytes, fds: Sequence[int], adapters: Adapters, weight_version: Callable[[], int]
     ) -> "FrontendEngine":
         """Joins the engine that an invitation is for, with the descriptors of the seat. Raises UnavailableError."""
-        joined = await join_at_seat(data, fds)
+        joined = await join_at_seat(data, fds, StreamingLLM)
         llm, invitation = joined.llm, joined.invitation
 
         def make_intake(liveness: Liveness) -> Intake:
@@ -65,29 +66,17 @@ class FrontendEngine:
         """Whether vLLM exports spans."""
         return self._intake.is_traced
 
-    async def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Admits a request."""
-        return await self._intake.submit(request)
-
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests of this front end."""
-        return self._intake.running.abort(request_ids)
+        return self._intake.abort(request_ids)
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt."""
-        return await self._intake.tokenize(prompt, add_special_tokens)
+        return await self._intake.prompts.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of token ids."""
-        return await self._intake.detokenize(token_ids, skip_special_tokens)
-
-    def pausing(self) -> int:
-        """Requests that the engine aborts from now on end as PAUSED. How many there are."""
-        return self._intake.running.pausing()
-
-    def paused(self) -> None:
-        """The engine has aborted them."""
-        self._intake.running.paused()
+        return await self._intake.prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def interrupted(self) -> int:
         """Nothing is scheduled: watches the sequences from now on. Tokens that these have computed."""
@@ -99,10 +88,6 @@ class FrontendEngine:
         """The longest time that one of them was without output, when all have output again or have ended; None if none
         was."""
         return await self._interruptions.longest_wait_s()
-
-    async def wait_idle(self) -> None:
-        """Returns when no request is left."""
-        await self._intake.running.wait_idle()
 
     def declare_dead(self, cause: str) -> None:
         """Ends every stream: the engine has died."""

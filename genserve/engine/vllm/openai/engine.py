@@ -18,8 +18,8 @@ from genserve.engine.vllm.clients.interruption import Watch, of_vllm
 from genserve.engine.vllm.clients.join import Joined, join_at_seat
 from genserve.engine.vllm.openai.asgi import MAX_MEDIA_BYTES, note
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bound
-from genserve.engine.vllm.requests.running import Tally
+from genserve.engine.vllm.requests.intake import Tally
+from genserve.engine.vllm.requests.refusals import MAX_CACHE_SALT, Crossing, bound
 from genserve.engine.vllm.requests.weight_spans import version_of
 from genserve.errors import InvalidFieldError
 

@@ -1,8 +1,8 @@
 """Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec."""
 
 import re
-from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -31,8 +31,7 @@ from vllm.v1.structured_output import (  # noqa: F401
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.crossing import MAX_CACHE_SALT, Crossing, bound
-from genserve.engine.vllm.requests.sampling import asked_for, request_field, sampling_fields
+from genserve.engine.vllm.requests.refusals import REQUEST_FIELDS, Crossing, bound, request_field
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 from genserve.observe import trace
@@ -46,6 +45,8 @@ _MAX_INT32 = 2**31 - 1
 _TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams)}
 _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
 """Parameters that are objects -> the names of their fields: the codec drops unknown fields."""
+_GETTERS = {name: attrgetter(path) for name, path in REQUEST_FIELDS.items() if path != "constraint"}
+"""vLLM's name of a parameter -> its value in a request, None if it is not set."""
 
 
 class RequestBuilder:
@@ -64,20 +65,13 @@ class RequestBuilder:
         """Ends the threads."""
         self._checks.close()
 
-    def check_early(self, request: GenerationRequest) -> None:
-        """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
-        num_sequences, max_n = request.sampling.n or 1, self._info.max_n
-        if num_sequences > max_n:
-            raise InvalidFieldError.of("sampling.n", f"must be at most {max_n} (--max-n), is {num_sequences}")
-        if len(request.cache_salt) > MAX_CACHE_SALT:
-            raise InvalidFieldError.of("cache.salt", f"must be at most {MAX_CACHE_SALT} characters long")
-
     async def engine_request(
         self, request: GenerationRequest, ids: list[int], lora: LoRARequest | None
     ) -> EngineCoreRequest:
         """The request for EngineCore. Raises InvalidFieldError."""
         try:
-            params = self._sampling_params(request)
+            params = sampling_params(request)
+            refusals.check(params, self._serving)
             build = partial(
                 self._llm.input_processor.process_inputs,
                 request.request_id,
@@ -89,9 +83,14 @@ class RequestBuilder:
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
-            refusals.check(params, self._serving)
-            built = await self._built(build, request)
-            self._complete(built)
+            # vLLM compiles constraints and tokenises bad words in this call.
+            takes_long = request.constraint is not None or request.sampling.bad_words
+            built = await self._checks.run(build) if takes_long else build()
+            params = built.sampling_params
+            if params is None:
+                raise TypeError("vLLM made a request for tokens without sampling parameters")
+            refusals.check(params, self._serving)  # vLLM has made token ids of words by now
+            bound(params, self._info.max_model_len)
         except TimeoutError:
             raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
         except Exception as error:
@@ -99,32 +98,30 @@ class RequestBuilder:
         self._crossing.check(built)
         return built
 
-    async def _built(self, build: Callable[[], EngineCoreRequest], request: GenerationRequest) -> EngineCoreRequest:
-        # vLLM compiles constraints and tokenises bad words in this call.
-        if request.constraint is None and not request.sampling.bad_words:
-            return build()
-        return await self._checks.run(build)
 
-    def _complete(self, built: EngineCoreRequest) -> None:
-        # vLLM has made token ids of words by now.
-        params = built.sampling_params
-        if params is None:
-            raise TypeError("vLLM made a request for tokens without sampling parameters")
-        refusals.check(params, self._serving)
-        bound(params, self._info.max_model_len)
-
-    def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+def sampling_params(request: GenerationRequest) -> SamplingParams:
+    """vLLM's parameters. Raises InvalidFieldError for one of engine_params."""
+    given = sampling_fields(request)
+    if request.engine_params:
         refusals.check_names(request.engine_params)
-        fields = sampling_fields(request)
-        for name in request.engine_params:
-            fields[name] = _typed(name, fields[name])
-        if request.constraint is not None:
-            fields["structured_outputs"] = StructuredOutputsParams(
-                **{request.constraint.kind.value: request.constraint.value}
-            )
-        interval = request.output.stream_interval
-        kind = RequestOutputKind.FINAL_ONLY if interval == 0 else RequestOutputKind.DELTA
-        return SamplingParams(output_kind=kind, skip_clone=True, **fields)
+        given.update({name: _typed(name, value) for name, value in request.engine_params.items()})
+    if (constraint := request.constraint) is not None:
+        given["structured_outputs"] = StructuredOutputsParams(**{constraint.kind.value: constraint.value})
+    kind = RequestOutputKind.FINAL_ONLY if request.output.stream_interval == 0 else RequestOutputKind.DELTA
+    return SamplingParams(output_kind=kind, skip_clone=True, **given)
+
+
+def sampling_fields(request: GenerationRequest) -> dict[str, Any]:
+    """Keyword arguments for SamplingParams: those of REQUEST_FIELDS that the request sets."""
+    given = {name: value for name, get in _GETTERS.items() if (value := get(request)) is not None}
+    # None lets vLLM use the rest of the context; its own default is 16.
+    given["max_tokens"] = request.stop.max_tokens
+    given["stop"], given["stop_token_ids"] = list(request.stop.strings), list(request.stop.token_ids)
+    # Stop strings are matched on text.
+    given["detokenize"] = request.output.text or bool(request.stop.strings)
+    if given["stream_interval"] <= 1:
+        del given["stream_interval"]  # the engine's own, --stream-interval
+    return given
 
 
 def translated(error: Exception, request: GenerationRequest | None = None) -> Exception:
@@ -177,6 +174,13 @@ def _field_of(error: VLLMValidationError, request: GenerationRequest | None) -> 
     if any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
         return "constraint"
     named = [word for word in re.findall(r"\w+", text) if word in _TYPES]
-    asked = set() if request is None else asked_for(request)
+    asked = set() if request is None else _asked_for(request)
     # "n" and "stop" are words of English too.
     return request_field(next((each for each in named if each in asked or (not asked and "_" in each)), None))
+
+
+def _asked_for(request: GenerationRequest) -> set[str]:
+    """Names of the parameters that a request sets to something else than what holds without it."""
+    default = sampling_fields(GenerationRequest(request.request_id, request.prompt))
+    given = {**sampling_fields(request), **request.engine_params}
+    return {name for name, value in given.items() if default.get(name) != value}

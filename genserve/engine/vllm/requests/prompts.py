@@ -1,4 +1,4 @@
-"""Converts prompts to token ids, and back. Works with any Hugging Face tokenizer and imports none."""
+"""Converts text and chats to token ids, and ids to text. Works with any Hugging Face tokenizer and imports none."""
 
 import asyncio
 import copy
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jinja2.debug  # noqa: F401 (at its first error, a template would import it where it may be interrupted)
 
-from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt, prompt_too_long
+from genserve.engine.generation import ChatPrompt, TextPrompt, prompt_too_long
 from genserve.engine.vllm.requests.text_bounds import text_bounds
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import InvalidFieldError
@@ -74,11 +74,9 @@ class PromptCodec:
         self._long.close()
         self._rendering.close()
 
-    async def encode(self, prompt: AnyPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, prompt: TextPrompt | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises InvalidFieldError for a chat that the template refuses, and PromptTooLongError
         for a text that cannot fit into the context."""
-        if isinstance(prompt, TokenPrompt):
-            return list(prompt.ids)
         if isinstance(prompt, TextPrompt):
             return await self._encode_text(prompt.text, add_special_tokens)
         # The template itself writes the special tokens.

@@ -5,16 +5,22 @@ check: it says of each what it would do, end the engine for everybody, or put wr
 those of others. Rows about Model Runner V2 are about its fixed tables: it raises an error in the middle of a step,
 which ends its engine. docs/refused.md has the tables for users.
 
-A large max_tokens is no row: `crossing.bound` reduces it to the context, which changes no answer.
+A large max_tokens is no row: `bound` reduces it to the context, which changes no answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
 from vllm import envs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from genserve.engine.vllm.requests.sampling import request_field
+from genserve.engine.generation import Sampling
 from genserve.errors import InvalidFieldError
 from genserve.worker.contract.vllm_settings import V1, V2, runner_of
 
@@ -26,9 +32,34 @@ MAX_LOGIT_BIASES: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 128
 """internal: sizes of V2's tables in v1/worker/gpu/sample/logit_bias.py. A test compares them."""
 
+REQUEST_FIELDS = {
+    **{f.name: f"sampling.{f.name}" for f in fields(Sampling)},
+    "max_tokens": "stop.max_tokens",
+    "min_tokens": "stop.min_tokens",
+    "stop": "stop.strings",
+    "stop_token_ids": "stop.token_ids",
+    "ignore_eos": "stop.ignore_eos",
+    "include_stop_str_in_output": "stop.include_stop",
+    "logprobs": "output.logprobs",
+    "prompt_logprobs": "output.prompt_logprobs",
+    "skip_special_tokens": "output.skip_special_tokens",
+    "stream_interval": "output.stream_interval",
+    "detokenize": "output.text",
+    "structured_outputs": "constraint",
+}
+"""vLLM's name of a parameter -> path of the field of GenerateRequest that sets it, which is the path in
+GenerationRequest as well."""
+
+MAX_CACHE_SALT: Final = 1024
+"""Characters."""
 MAX_SEED: Final = 2**63 - 1
 """Of the last sequence: vLLM adds the index of each of the n sequences to the seed, after all checks and without a
 bound. V2 has seeds in an array of signed integers."""
+
+
+def request_field(parameter: str | None) -> str:
+    """Path of the request's field behind one of vLLM's parameters."""
+    return REQUEST_FIELDS.get(parameter or "", f"engine_params.{parameter}" if parameter else "request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +92,8 @@ class Serving:
 class Row:
     """A field of a request that some engines cannot serve. `parameter` is its name in SamplingParams. `where` names
     those engines for people, and `concerns` says whether one is among them. `applies` says whether parameters ask for
-    it. `problem` goes on after the name of the field, `reason` is a clause after "because"."""
+    it, of which `given` is not at its default then (default: `parameter`). `problem` goes on after the name of the
+    field, `reason` is a clause after "because"."""
 
     parameter: str
     where: str
@@ -69,6 +101,7 @@ class Row:
     applies: Callable[[Params, Serving], bool]
     problem: str
     reason: str
+    given: str = ""
 
     @property
     def field(self) -> str:
@@ -125,9 +158,51 @@ def check(params: Params, serving: Serving) -> None:
         raise InvalidFieldError.of(row.field, row.message)
 
 
-def refused(params: Params, serving: Serving) -> Iterator[Row]:
+def refused(params: Params, serving: Serving) -> list[Row]:
     """The rows that apply."""
-    return (row for row in TABLE if row.concerns(serving) and row.applies(params, serving))
+    return [
+        row
+        for row, name, default in _rows_of(serving)
+        if (value := getattr(params, name)) is not default and value != default and row.applies(params, serving)
+    ]
+
+
+@lru_cache(maxsize=8)
+def _rows_of(serving: Serving) -> list[tuple[Row, str, object]]:
+    """The rows that concern an engine, the parameter that has to be given for each to apply, and its default."""
+    unset = SamplingParams()
+    concerned = ((row, row.given or row.parameter) for row in TABLE if row.concerns(serving))
+    return [(row, name, getattr(unset, name)) for row, name in concerned]
+
+
+def bound(params: SamplingParams, max_model_len: int) -> None:
+    """Reduces the numbers of tokens to the context: no sequence is longer. Model Runner V2 adds the prompt's length to
+    them in 32 bits, and an overflow would end the engine."""
+    params.max_tokens = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
+    params.min_tokens = min(params.min_tokens, params.max_tokens)
+
+
+class Crossing:
+    """vLLM's codec of requests, for the last look at one before EngineCore gets it.
+
+    EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that reads requests, for
+    everybody. So every request is encoded and decoded here before it is sent.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreRequest)
+
+    def check(self, built: EngineCoreRequest) -> None:
+        """Raises InvalidFieldError if EngineCore could not decode it."""
+        # The prompt's ids are integers of the vocabulary, and there may be very many. What vLLM makes of images is its
+        # own.
+        small = msgspec.structs.replace(built, prompt_token_ids=[], prompt_embeds=None, mm_features=None)
+        try:
+            self._decoder.decode(self._encoder.encode(small))
+        except Exception as error:
+            found = re.search(r"at `\$\[\d+\]\.(\w+)", str(error))
+            raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
 
 
 def _v1(serving: Serving) -> bool:
@@ -156,6 +231,7 @@ TABLE: Final = (
     ),
     Row(
         parameter="skip_reading_prefix_cache",
+        given="prompt_logprobs",
         where="all",
         concerns=lambda _: True,
         applies=lambda params, _: params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False,
@@ -165,6 +241,7 @@ TABLE: Final = (
     ),
     Row(
         parameter="stop_token_ids",
+        given="min_tokens",
         where="all",
         concerns=lambda _: True,
         applies=lambda params, serving: (
@@ -216,6 +293,7 @@ TABLE: Final = (
     ),
     Row(
         parameter="bad_words",
+        given="bad_words_token_ids",
         where="v2",
         concerns=_v2,
         applies=lambda params, _: _num_bad_word_tokens(params) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
@@ -224,6 +302,7 @@ TABLE: Final = (
     ),
     Row(
         parameter="bad_words",
+        given="bad_words_token_ids",
         where="v2",
         concerns=_v2,
         applies=lambda params, serving: any(
@@ -234,6 +313,7 @@ TABLE: Final = (
     ),
     Row(
         parameter="stop_token_ids",
+        given="min_tokens",
         where="v2",
         concerns=_v2,
         applies=lambda params, _: params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS,

@@ -1,10 +1,18 @@
-"""One admitted request: vLLM's outputs as strict deltas with exact weight spans."""
+"""One admitted request: what its sequences have gained in vLLM's processing, read as strict deltas with exact weight
+spans.
+
+What is not read in time is merged, so a slow reader costs no memory but that of the outputs themselves.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections import abc
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from vllm.v1.engine import FinishReason as VllmFinishReason
+from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, IncrementalDetokenizer
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.engine.output_processor import RequestState
 
 from genserve.engine.generation import (
     Finish,
@@ -16,185 +24,207 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
-from genserve.engine.vllm.requests.outputs import SequenceState, Unread
-from genserve.engine.vllm.requests.weight_spans import spans_between
+from genserve.engine.vllm.requests.logprobs import LogprobRows
+from genserve.engine.vllm.requests.weight_spans import spans_between, version_of
 from genserve.errors import GenserveError, InvalidFieldError
 
+_PIECE_CHARACTERS = 4096
+"""Above so many, new text is set aside: vLLM copies what it has for every token."""
 _REASONS = {
     VllmFinishReason.LENGTH: FinishReason.LENGTH,
     VllmFinishReason.REPETITION: FinishReason.REPETITION,
 }
 
 
-class VllmStream:
-    """Reads what vLLM's states of the request's sequences have gained, which are merged until they are read.
-
-    `internal_id` is vLLM's id of the request. `lora_version`: of its adapter, 0 = it has none.
-    """
-
-    def __init__(
-        self,
-        request: GenerationRequest,
-        internal_id: str,
-        unread: Unread,
-        abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
-        on_closed: Callable[[str], None],
-        translated: Callable[[Exception], Exception],
-        on_served: Callable[[Sequence[WeightSpan]], None],
-        lora_version: int = 0,
-    ) -> None:
-        self._request = request
-        self._wanted = request.output
-        self._unread = unread
-        self._abort = abort
-        self._on_closed = on_closed
-        self._translated = translated
-        self._on_served = on_served
-        self._lora_version = lora_version
-        self._num_tokens = 0  # of all sequences
-        self._first = True
-        self._finished = False
-        self._abort_reason = FinishReason.ABORTED
-        self._expiry: asyncio.TimerHandle | None = None
-        self._aborting: asyncio.Task[None] | None = None
-        self.internal_id = internal_id
-        if request.stop.time_budget_s is not None:
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(request.stop.time_budget_s, self.end_soon, FinishReason.TIME_LIMIT)
+class Requests(Protocol):
+    """The requests of a client of the engine, of which a stream is one."""
 
     @property
-    def request_id(self) -> str:
+    def is_dead(self) -> bool:
+        """Whether the cause of the engine's death is known."""
+
+    async def end(self, stream: "VllmStream") -> None:
+        """Ends it in vLLM."""
+
+    def forget(self, request_id: str) -> None:
+        """It has ended, or its reader has gone."""
+
+    def failure(self, error: Exception) -> Exception:
+        """The error for a client, of what ended a stream that had begun."""
+
+    def count_served(self, spans: abc.Sequence[WeightSpan]) -> None:
+        """Counts the tokens of a sequence that has ended."""
+
+
+class VllmStream:
+    """The reader's side of a request. `lora_version`: of its adapter, 0 = it has none."""
+
+    def __init__(self, request: GenerationRequest, requests: Requests, lora_version: int = 0) -> None:
+        self._request = request
+        self._requests = requests
+        self._lora_version = lora_version
+        self._gained: list[Sequence] = []  # with something new, which nobody has read
+        self._on_gain: Callable[[], None] | None = None
+        self._error: Exception | None = None  # what ended the request before its end
+        self._num_tokens = 0  # read, of all sequences
+        self._is_first = True
+        self._reason_if_aborted = FinishReason.ABORTED
+        self._expiry: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self.wanted = request.output
+        """What updates contain."""
+        self.num_unfinished = 0
+        """Sequences that have not finished."""
+        self.request_id = request.request_id
         """Its id."""
-        return self._request.request_id
+        self.internal_id = ""
+        """vLLM's id of it."""
+        self.is_finished = False
+        """Whether nothing more will come."""
+
+    def admitted(self, internal_id: str, reason_if_aborted: FinishReason) -> None:
+        """vLLM has the request under this id: its time begins."""
+        self.internal_id = internal_id
+        self._reason_if_aborted = reason_if_aborted
+        if (budget_s := self._request.stop.time_budget_s) is not None:
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(budget_s, self.end_soon, FinishReason.TIME_LIMIT)
 
     def reason_if_aborted(self, reason: FinishReason) -> None:
         """Sets the finish reason for the case that the engine aborts the request from now on."""
-        self._abort_reason = reason
+        self._reason_if_aborted = reason
 
     def end_soon(self, reason: FinishReason) -> None:
         """Ends the request with `reason`. Tokens produced so far are still delivered."""
-        if not self._finished and self._aborting is None:
-            self._abort_reason = reason
-            self._aborting = asyncio.create_task(self._abort(self))
+        if not self.is_finished and self._ending is None:
+            self._reason_if_aborted = reason
+            self._ending = asyncio.create_task(self._requests.end(self))
 
     def abort(self) -> None:
         """Ends the request with reason ABORTED."""
         self.end_soon(FinishReason.ABORTED)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self._finished
-
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         """Calls `callback` when there is something to take, and at once if there is something now."""
-        self._unread.call_when_ready(callback)
+        self._on_gain = callback
+        held_back = self.wanted.stream_interval == 0 and self.num_unfinished > 0
+        if self._error is not None or (self._gained and not held_back):
+            callback()
 
+    def gained(self, sequence: "Sequence") -> None:
+        """A sequence has something new to read, and had nothing before."""
+        if self.is_finished:
+            return
+        sequence.is_noted = True
+        self._gained.append(sequence)
+        # Once: for the first sequence, or for the last one if all are read together.
+        is_first = len(self._gained) == 1 if self.wanted.stream_interval else self.num_unfinished == 0
+        if is_first and self._on_gain is not None:
+            self._on_gain()
+
+    def put(self, error: Exception) -> None:
+        """vLLM's hook, for each sequence: the engine has failed."""
+        if isinstance(error, VllmEngineDeadError) and not self._requests.is_dead:
+            return  # it comes again with the cause, in a moment
+        is_first, self._error = self._error is None, error
+        if is_first and self._on_gain is not None:
+            self._on_gain()
+
+    # Once for each token, as `gained` and the hooks of Sequence: every call in here is seen in the figures.
     def take(self) -> GenerationUpdate | None:
         """The available update, or None if there is none. After an error the request is over, here and in the
         engine."""
-        if self._finished:
+        if self.is_finished:
             return None
         try:
-            if self._unread.error is not None:
-                raise self._unread.error
-            gained = self._unread.take()
-            return self._update(gained) if gained else None
+            if self._error is not None:
+                raise self._error
+            if not self._gained or (self.wanted.stream_interval == 0 and self.num_unfinished):
+                return None
+            gained, self._gained = self._gained, []
+            if len(gained) > 1:
+                gained.sort(key=lambda sequence: sequence.request_index)
+            prompt = self._prompt(gained[0]) if self._is_first else None
+            num_before, has_end = self._num_tokens, False
+            deltas = []
+            for sequence in gained:
+                deltas.append(self._delta(sequence))
+                has_end = has_end or sequence.finish is not None
+            usage = self._end(gained, self._num_tokens - num_before) if has_end else None
+            return GenerationUpdate(prompt, deltas, usage)
         except Exception as error:
             self.abandon()
-            raise error if isinstance(error, GenserveError) else self._translated(error) from error
-
-    # Once for each token: every call in here is seen in the figures.
-    def _update(self, gained: list[SequenceState]) -> GenerationUpdate:
-        prompt = None
-        if self._first:
-            prompt = self._prompt(gained[0])
-            self._first = False
-        num_before = self._num_tokens
-        deltas = []
-        has_end = False
-        for state in gained:
-            deltas.append(self._delta(state))
-            has_end = has_end or state.finish is not None
-        usage = self._end(gained, self._num_tokens - num_before) if has_end else None
-        return GenerationUpdate(prompt, deltas, usage)
-
-    def _end(self, gained: list[SequenceState], num_new: int) -> Usage | None:
-        """What the end of some sequences means for the request: its usage, if these were the last ones."""
-        if any(state.finish is not None and state.finish[0] is VllmFinishReason.ERROR for state in gained):
-            # Produced tokens are delivered first; the next read raises the error.
-            failure = self._engine_failure()
-            if not num_new:
-                raise failure
-            self._unread.put(failure)
-            return None
-        if self._unread.num_unfinished:
-            return None
-        self._leave()
-        return Usage(
-            num_prompt_tokens=gained[0].prompt_len,
-            num_cached_tokens=gained[0].num_cached_tokens,
-            num_output_tokens=self._num_tokens,
-        )
+            raise error if isinstance(error, GenserveError) else self._requests.failure(error) from error
 
     async def close(self) -> None:
         """Ends the request if it still runs."""
-        if not self._finished:
+        if not self.is_finished:
             self.abandon()
-        if self._aborting is not None:
-            await self._aborting
+        if self._ending is not None:
+            await self._ending
 
     def abandon(self) -> None:
         """Ends the request; its reader gets nothing more."""
-        if not self._finished:
+        if not self.is_finished:
             self._leave()
-            if self._aborting is None:
-                self._aborting = asyncio.create_task(self._abort(self))
+            if self._ending is None:
+                self._ending = asyncio.create_task(self._requests.end(self))
 
     def _leave(self) -> None:
-        self._finished = True
+        self.is_finished = True
         if self._expiry is not None:
             self._expiry.cancel()
-        self._unread.close()
-        self._on_closed(self.request_id)
+        self._on_gain = None
+        self._gained.clear()  # a sequence refers to this object: nothing must wait for the garbage collector
+        self._requests.forget(self.request_id)
 
-    def _prompt(self, state: SequenceState) -> PromptInfo:
+    def _prompt(self, sequence: "Sequence") -> PromptInfo:
+        self._is_first = False
         return PromptInfo(
-            num_tokens=state.prompt_len,
-            num_cached_tokens=state.num_cached_tokens,
-            token_ids=state.prompt_token_ids if self._wanted.prompt_token_ids else None,
-            logprobs=state.logprobs_processor.take_prompt(),
+            num_tokens=sequence.prompt_len,
+            num_cached_tokens=sequence.num_cached_tokens,
+            token_ids=sequence.prompt_token_ids if self.wanted.prompt_token_ids else None,
+            logprobs=None if sequence.rows is None else sequence.rows.take_prompt(),
         )
 
-    def _delta(self, state: SequenceState) -> SequenceDelta:
-        start = state.num_taken
-        token_ids = state.take_token_ids()
-        end = state.num_taken
-        self._num_tokens += end - start
-        text = state.take_text() if state.decodes else ""
-        starts, lora_version = state.weight_version_starts, self._lora_version
+    def _delta(self, sequence: "Sequence") -> SequenceDelta:
+        sequence.is_noted = False
+        token_ids, sequence.new_token_ids = sequence.new_token_ids, []
+        start = sequence.num_taken
+        end = sequence.num_taken = start + len(token_ids)
+        self._num_tokens += len(token_ids)
+        text = sequence.cut_text() if sequence.decodes else ""
+        if sequence.texts:
+            text = "".join([*sequence.texts, text])
+            sequence.texts = []
+        starts, lora_version = sequence.weight_version_starts, self._lora_version
+        if starts and starts[-1][1] <= start < end:  # the common case: more tokens under the weights of the last one
+            spans = [WeightSpan(version_of(starts[-1][0]), start, end, lora_version)]
+        else:
+            spans = spans_between(starts, start, end, lora_version)
         return SequenceDelta(
-            state.request_index,
-            token_ids if self._wanted.token_ids else (),
-            text if self._wanted.text else "",
-            state.logprobs_processor.take(),
-            spans_between(starts, start, end, lora_version),
-            None if state.finish is None else self._finish(state, spans_between(starts, 0, end, lora_version), end),
+            sequence.request_index,
+            token_ids if self.wanted.token_ids else (),
+            text if self.wanted.text else "",
+            None if sequence.rows is None else sequence.rows.take(),
+            spans,
+            None if sequence.finish is None else self._finish(sequence, *sequence.finish),
         )
 
-    def _finish(self, state: SequenceState, spans: list[WeightSpan], num_tokens: int) -> Finish | None:
-        assert state.finish is not None
-        vllm_reason, stop_reason = state.finish
+    def _finish(
+        self, sequence: "Sequence", vllm_reason: VllmFinishReason, stop_reason: int | str | None
+    ) -> Finish | None:
         if vllm_reason is VllmFinishReason.ERROR:
             return None
-        self._on_served(spans)
+        spans = spans_between(sequence.weight_version_starts, 0, sequence.num_taken, self._lora_version)
+        self._requests.count_served(spans)
         reason = self._reason(vllm_reason, stop_reason)
         return Finish(
             reason=reason,
             stop=stop_reason if reason in (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN) else None,
-            num_tokens=num_tokens,
+            num_tokens=sequence.num_taken,
             weight_spans=spans,
-            cumulative_logprob=state.logprobs_processor.cumulative_logprob,
+            cumulative_logprob=None if sequence.rows is None else sequence.rows.cumulative_logprob,
         )
 
     def _reason(self, vllm_reason: VllmFinishReason, stop_reason: int | str | None) -> FinishReason:
@@ -204,10 +234,28 @@ class VllmStream:
             # vLLM reports its one EOS token as None, and the others of generation_config as requested stop tokens.
             return FinishReason.STOP_TOKEN if stop_reason in self._request.stop.token_ids else FinishReason.EOS
         if vllm_reason is VllmFinishReason.ABORT:
-            return self._abort_reason
+            return self._reason_if_aborted
         if vllm_reason in _REASONS:
             return _REASONS[vllm_reason]
         raise GenserveError(f"the engine ended request {self.request_id} with {str(vllm_reason)!r}")
+
+    def _end(self, gained: "list[Sequence]", num_new: int) -> Usage | None:
+        """What the end of some sequences means for the request: its usage, if these were the last ones."""
+        if any(each.finish is not None and each.finish[0] is VllmFinishReason.ERROR for each in gained):
+            # Produced tokens are delivered first; the next read raises the error.
+            failure = self._engine_failure()
+            if not num_new:
+                raise failure
+            self.put(failure)
+            return None
+        if self.num_unfinished:
+            return None
+        self._leave()
+        return Usage(
+            num_prompt_tokens=gained[0].prompt_len,
+            num_cached_tokens=gained[0].num_cached_tokens,
+            num_output_tokens=self._num_tokens,
+        )
 
     def _engine_failure(self) -> GenserveError:
         if self._request.constraint is not None:
@@ -215,3 +263,97 @@ class VllmStream:
                 "constraint", "the engine cannot enforce it: it does not compile, or contradicts other parameters"
             )
         return GenserveError(f"the engine ended request {self.request_id} with an error, which is in its log")
+
+
+class Sequence(RequestState):
+    """vLLM's state of one sequence of a request, with what it has gained since it was read.
+
+    internal: the methods that vLLM's processing calls, and the attributes that it reads.
+    """
+
+    detokenizer: Any
+    logprobs_processor: Any
+    queue: Any
+
+    def __init__(self, made: RequestState, stream: VllmStream) -> None:
+        """Has all of `made`, vLLM's own state, which has had no output."""
+        self.__dict__.update(vars(made))
+        wanted = stream.wanted
+        self.stream = self.queue = stream
+        self.streams = wanted.stream_interval > 0
+        """Whether new tokens are read before the request has ended."""
+        self.is_noted = False
+        """Whether the stream knows that there is something to read."""
+        self.new_token_ids: list[int] = []
+        self.num_taken = 0
+        """Tokens that were read."""
+        self.finish: tuple[VllmFinishReason, int | str | None] | None = None
+        """Why it has ended: vLLM's reason, and what stopped it."""
+        self.rows: LogprobRows | None = None
+        """Its log-probabilities, if some were asked for."""
+        if wanted.logprobs is not None or wanted.prompt_logprobs is not None:
+            self.rows = self.logprobs_processor = LogprobRows(wanted.logprobs, wanted.prompt_logprobs)
+        self.texts: list[str] = []
+        """New text that was set aside."""
+        self._num_kept = 0
+        self.decodes = isinstance(self.detokenizer, BaseIncrementalDetokenizer)
+        """Whether its tokens become text: for the client, or to look for stop strings."""
+        if self.decodes:
+            # Of what was read, a stop string may begin in so many characters.
+            self._num_kept = max(map(len, self.detokenizer.stop), default=0)
+        else:
+            self.detokenizer = _TokenCount()
+        stream.num_unfinished += 1
+
+    def make_request_output(
+        self,
+        new_token_ids: list[int],
+        pooling_output: object,
+        finish_reason: VllmFinishReason | None,
+        stop_reason: int | str | None,
+        kv_transfer_params: object = None,
+        ec_transfer_params: object = None,
+        error: object = None,
+    ) -> None:
+        """vLLM's hook for each output. Returns nothing that vLLM would have to pass on."""
+        self.new_token_ids += new_token_ids
+        if finish_reason is not None:
+            self.finish = finish_reason, stop_reason
+            self.stream.num_unfinished -= 1
+            if self.parent_req is not None:
+                self.parent_req.child_requests.discard(self.request_id)
+        elif self.decodes and len(self.detokenizer.output_text) > _PIECE_CHARACTERS:
+            self.texts.append(self.cut_text())
+        if not self.is_noted and (
+            finish_reason is not None
+            # New tokens are to be read before the sequence has ended: the first one at once.
+            or (self.streams and (self.num_taken == 0 or len(self.new_token_ids) >= self.stream_interval))
+        ):
+            self.stream.gained(self)
+
+    def cut_text(self) -> str:
+        """Takes the new text of a sequence that decodes out of the detokenizer, and drops what was read there. It lags
+        behind the tokens while a character or a stop string may be incomplete."""
+        detokenizer = self.detokenizer
+        text: str = detokenizer.get_next_output_text(self.finish is not None, True)
+        num_read = detokenizer._last_output_text_offset
+        num_dropped = min(num_read, len(detokenizer.output_text) - self._num_kept)
+        if num_dropped > 0:
+            detokenizer.output_text = detokenizer.output_text[num_dropped:]
+            detokenizer._last_output_text_offset = num_read - num_dropped
+        return text
+
+
+class _TokenCount(IncrementalDetokenizer):
+    """Of a sequence without text vLLM needs to know only how many tokens it has; it would keep them all."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+
+    def num_output_tokens(self) -> int:
+        """vLLM's hook."""
+        return self._num_tokens
+
+    def update(self, new_token_ids: list[int], stop_terminated: bool) -> None:
+        """vLLM's hook."""
+        self._num_tokens += len(new_token_ids)

@@ -5,6 +5,7 @@ admitted with, to its end.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from genserve.engine.generation import WeightSpan
 
@@ -12,6 +13,7 @@ INITIAL_LABEL = "default"
 """vLLM's label of the weights it loaded at the start: version 0."""
 
 
+@lru_cache(maxsize=64)
 def version_of(label: str) -> int:
     """The version behind the label that vLLM gives to tokens."""
     return 0 if label == INITIAL_LABEL else int(label)

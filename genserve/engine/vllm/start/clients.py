@@ -12,11 +12,11 @@ from typing import Any, Final
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.network_utils import ZmqListener
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from genserve.engine.vllm.requests.outputs import StreamingLLM
 from genserve.engine.vllm.start.failure import EngineStartError
 
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -90,7 +90,7 @@ class ClientPlace:
 class StartedEngine:
     """The daemon's client, and the places of all clients, by their numbers. A client alone has no place."""
 
-    llm: AsyncLLM
+    llm: StreamingLLM
     places: tuple[ClientPlace, ...] = ()
 
 
@@ -101,7 +101,7 @@ def start(
     daemon's client; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
     logging = {"enable_log_requests": args.enable_log_requests, "disable_log_stats": args.disable_log_stats}
     if clients.count == 1:
-        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers), **logging))
+        return StartedEngine(StreamingLLM.from_vllm_config(config, stat_loggers=list(stat_loggers), **logging))
     # internal: as vllm.entrypoints.cli.serve.run_multi_api_server.
     listeners = bind_engine_zmq_listeners(config, clients.count)
     engine = coordinator = None
@@ -123,7 +123,7 @@ def start(
             "tensor_queue": launch.tensor_queue,
             "mp_admission_counters": counters,
         }
-        llm = AsyncLLM.from_vllm_config(
+        llm = StreamingLLM.from_vllm_config(
             config,
             stat_loggers=list(stat_loggers),
             client_addresses=addresses,

@@ -13,10 +13,9 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
-from genserve.engine.generation import GenerationRequest, WeightSpan
-from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.requests.outputs import LeanOutputs
-from genserve.engine.vllm.requests.sampling import sampling_fields
+from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan
+from genserve.engine.vllm.requests.build import sampling_fields
+from genserve.engine.vllm.requests.outputs import StreamedOutputs
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import GenserveError
 
@@ -42,10 +41,10 @@ def logprobs_of(token_ids: list[int], width: int) -> LogprobsLists:
 
 
 class Processing:
-    """vLLM's processing of the outputs of one request, with our states or as it is."""
+    """vLLM's processing of the outputs of one request, with our states (`lean`) or as it is."""
 
     def __init__(self, tokenizer: Any, request: GenerationRequest, *, lean: bool) -> None:
-        self.processor = OutputProcessor(tokenizer, log_stats=False)
+        self.processor = (StreamedOutputs if lean else OutputProcessor)(tokenizer, log_stats=False)
         kind = RequestOutputKind.FINAL_ONLY if request.output.stream_interval == 0 else RequestOutputKind.DELTA
         fields = sampling_fields(request)
         params = SamplingParams(output_kind=kind, flat_logprobs=True, **fields)
@@ -56,8 +55,9 @@ class Processing:
         self.ids = [core.request_id]
         self.ended: list[str] = []
         self.served: list[Sequence[WeightSpan]] = []
-        outputs = LeanOutputs(self.processor, Liveness()) if lean else None
-        unread = outputs.expect(request) if outputs is not None else None
+        if lean:
+            self.stream = VllmStream(request, self)
+            self.processor.streams[request.request_id] = self.stream
         if params.n == 1:
             self.processor.add_request(core, None, None, 0, self.collector)
         else:
@@ -68,14 +68,25 @@ class Processing:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
                 self.ids.append(child.request_id)
                 self.processor.add_request(child, None, parent, index, self.collector)
-        if outputs is not None and unread is not None:
-            outputs.forget(request.request_id)
-            self.unread = unread
-            told = self.ended.append, translated, self.served.append
-            self.stream = VllmStream(request, "r-internal", unread, self._abort, *told)
+        if lean:
+            del self.processor.streams[request.request_id]
+            self.stream.admitted("r-internal", FinishReason.ABORTED)
 
-    async def _abort(self, stream: VllmStream) -> None:
+    # As an intake, for the stream:
+
+    is_dead = False
+
+    async def end(self, stream: VllmStream) -> None:
         self.processor.abort_requests([stream.internal_id], internal=True)
+
+    def forget(self, request_id: str) -> None:
+        self.ended.append(request_id)
+
+    def failure(self, error: Exception) -> GenserveError:
+        return GenserveError(f"translated: {error}")
+
+    def count_served(self, spans: Sequence[WeightSpan]) -> None:
+        self.served.append(spans)
 
     def step(self, *steps: Step, width: int | None = None) -> None:
         """One step of the engine, whose rows of log-probabilities are so wide; sequences that have ended are not
@@ -89,7 +100,3 @@ class Processing:
                 stop_reason=each.stop,
             )
             self.processor.process_outputs([output], time.monotonic(), None, weight_version=each.version)
-
-
-def translated(error: Exception) -> GenserveError:
-    return GenserveError(f"translated: {error}")

@@ -7,11 +7,35 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinishReason
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from genserve.engine.generation import AnyPrompt, GenerationRequest, TokenPrompt
+from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import UsedAdapter
+from genserve.engine.vllm.requests.outputs import StreamedOutputs
 from tests.support.scripted_engine import Gate
+
+CONFIG = SimpleNamespace(
+    use_v2_model_runner=True,
+    device_config=SimpleNamespace(device_type="cpu"),
+    lora_config=None,
+    scheduler_config=SimpleNamespace(enable_chunked_prefill=False, long_prefill_token_threshold=0),
+    watermark_config=None,
+    model_config=SimpleNamespace(get_vocab_size=lambda: 512),
+)
+"""vLLM's configuration, as much of it as is looked at."""
+UNTRACED = SimpleNamespace(otlp_traces_endpoint=None)
+
+
+class Tokenizer:
+    """Of one word, for prompts that are tokens."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """As Hugging Face's."""
+        return {"a": 0}
+
+    def apply_chat_template(self, conversation: object) -> str:
+        """As Hugging Face's."""
+        return ""
 
 
 class Collector:
@@ -25,12 +49,18 @@ class ScriptedLlm:
     """As AsyncLLM: `taking` and `ending` hold its answers up, `refusal` is raised instead of an answer. `aborted` says
     which ids it was asked to end, and whether they are its own."""
 
+    vllm_config, observability_config = CONFIG, UNTRACED
+
     def __init__(self) -> None:
         self.taking: Gate | None = None
         self.ending: Gate | None = None
         self.refusal: BaseException | None = None
         self.aborted: list[tuple[str, bool]] = []
-        self.output_processor = SimpleNamespace(request_states={}, add_request=None)
+        self.output_processor = SimpleNamespace(streams={})
+
+    def get_tokenizer(self) -> Tokenizer:
+        """As vLLM's."""
+        return Tokenizer()
 
     async def add_request(self, request_id: str, prepared: Any, params: Any) -> Collector:
         """As vLLM's."""
@@ -54,7 +84,7 @@ class ProcessingLlm(ScriptedLlm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.output_processor: Any = OutputProcessor(None, log_stats=False)
+        self.output_processor: Any = StreamedOutputs(None, log_stats=False)
 
     async def add_request(self, request_id: str, prepared: Any, params: Any) -> Any:
         """As vLLM's."""
@@ -83,20 +113,8 @@ class Loras:
         """Nothing was used."""
 
 
-class Codec:
-    """Of prompts that are tokens."""
-
-    async def encode(self, prompt: AnyPrompt) -> list[int]:
-        """As they are."""
-        assert isinstance(prompt, TokenPrompt)
-        return list(prompt.ids)
-
-
 class Builder:
     """Builds what nobody looks at."""
-
-    def check_early(self, request: GenerationRequest) -> None:
-        """Nothing is wrong."""
 
     async def engine_request(self, request: GenerationRequest, ids: list[int], lora: object) -> Any:
         """For ScriptedLlm."""

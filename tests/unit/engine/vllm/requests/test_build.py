@@ -1,22 +1,26 @@
 """What vLLM is asked for: what a request says about its scheduling arrives."""
 
+import dataclasses
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
-from genserve.engine.generation import GenerationRequest, Sampling, Stop, TokenPrompt
+from genserve.engine.generation import GenerationRequest, Output, Sampling, Stop, TextPrompt, TokenPrompt
 from genserve.engine.types import EngineInfo
-from genserve.engine.vllm.requests.build import RequestBuilder
+from genserve.engine.vllm.requests.build import RequestBuilder, sampling_fields
+from genserve.engine.vllm.requests.refusals import request_field
 from genserve.errors import InvalidFieldError
 from genserve.observe import trace
 from tests.support.refusals import refuses
+from tests.unit.engine.vllm.requests.scripted_llm import CONFIG, UNTRACED
 
 INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 4, 1, 1, 1, {})
 LORA = LoRARequest("policy", 1, "/nowhere")
@@ -38,16 +42,8 @@ class InputProcessor:
         )  # fmt: skip
 
 
-CONFIG = SimpleNamespace(
-    use_v2_model_runner=True,
-    device_config=SimpleNamespace(device_type="cpu"),
-    lora_config=None,
-    scheduler_config=SimpleNamespace(enable_chunked_prefill=False, long_prefill_token_threshold=0),
-    watermark_config=None,
-    model_config=SimpleNamespace(get_vocab_size=lambda: 512),
-)
 SPECULATIVE = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
-TRACED, UNTRACED = (SimpleNamespace(otlp_traces_endpoint=each) for each in ("http://127.0.0.1:4317", None))
+TRACED = SimpleNamespace(otlp_traces_endpoint="http://127.0.0.1:4317")
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
@@ -85,23 +81,6 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm(observability:
     assert (asked["prompt"]["prompt_token_ids"], asked["prompt"]["cache_salt"]) == ([1, 2], "salt")
     assert (prepared.request_id, prepared.priority) == ("r", -3)
     assert asked["trace_headers"] == headers
-
-
-@pytest.mark.parametrize(
-    ("fields", "path"),
-    [
-        ({"sampling": Sampling(n=5)}, "sampling.n"),
-        ({"cache_salt": "x" * 1025}, "cache.salt"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_the_prompt_is_read(fields: dict[str, Any], path: str) -> None:
-    """And what just can be is not."""
-    builder = RequestBuilder(llm_with(InputProcessor()), INFO)
-    builder.check_early(GenerationRequest("r", TokenPrompt([1]), Sampling(n=4), cache_salt="x" * 1024))
-    with pytest.raises(InvalidFieldError) as caught:
-        builder.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
-    assert caught.value.violations[0].field == path
-    builder.close()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +158,61 @@ async def test_a_refusal_of_vllm_names_the_field_that_it_mentions(
     with refuses(InvalidFieldError, field=field):
         await builder.engine_request(GenerationRequest("r", TokenPrompt([1]), **asked), [1], None)
     builder.close()
+
+
+SAMPLING_PARAMS = {f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
+
+
+def request_with(**changes: object) -> GenerationRequest:
+    """A request with some fields set."""
+    return GenerationRequest("r", TextPrompt("x"), **changes)  # type: ignore[arg-type]
+
+
+def test_a_zero_is_passed_on_and_an_absent_field_is_not() -> None:
+    """Presence decides, not truth."""
+    fields = sampling_fields(request_with(sampling=Sampling(temperature=0.0, seed=0)))
+    assert fields["temperature"] == 0.0 and fields["seed"] == 0
+    assert "top_p" not in fields
+
+
+def test_no_limit_of_tokens_means_what_the_context_holds() -> None:
+    """vLLM's own default of 16 would surprise."""
+    assert sampling_fields(request_with())["max_tokens"] is None
+
+
+def test_stop_strings_need_text_even_when_none_is_wanted() -> None:
+    """They are matched on text."""
+    wanted = Output(text=False)
+    assert sampling_fields(request_with(output=wanted))["detokenize"] is False
+    assert sampling_fields(request_with(output=wanted, stop=Stop(strings=["x"])))["detokenize"] is True
+
+
+def test_every_field_exists_in_vllm() -> None:
+    """Names are passed on as keywords."""
+    everything = Sampling(*([1] * len(Sampling.__dataclass_fields__)))  # type: ignore[arg-type]
+    assert set(sampling_fields(request_with(sampling=everything, stop=Stop(min_tokens=1)))) <= SAMPLING_PARAMS
+
+
+def test_a_complaint_of_vllm_names_the_field_of_the_request() -> None:
+    """A client never sees a name that it did not send."""
+    assert request_field("temperature") == "sampling.temperature"
+    assert request_field("include_stop_str_in_output") == "stop.include_stop"
+    assert request_field("thinking_token_budget") == "engine_params.thinking_token_budget"
+
+
+def test_every_field_of_a_request_reaches_vllm_under_its_own_name() -> None:
+    """With its value, which no other field has."""
+    sampling = Sampling(0.1, 0.2, 3, 0.4, 0.5, 0.6, 0.7, 8, 9, {10: 1.0}, [11], ["bad"])
+    stop = Stop(12, 13, ("stop",), (14,), True, True)
+    output = Output(text=True, skip_special_tokens=False, logprobs=15, prompt_logprobs=16, stream_interval=17)
+    asked = request_with(sampling=sampling, stop=stop, output=output)
+    fields = sampling_fields(asked)
+    assert fields == {
+        **dataclasses.asdict(sampling),
+        "max_tokens": 12, "min_tokens": 13, "stop": ["stop"], "stop_token_ids": [14], "ignore_eos": True,
+        "include_stop_str_in_output": True, "logprobs": 15, "prompt_logprobs": 16, "skip_special_tokens": False,
+        "stream_interval": 17, "detokenize": True,
+    }  # fmt: skip
 
 
 IMPORTED_BY_A_CONSTRAINT = """

@@ -12,7 +12,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinishReason
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.outputs import LogprobsTensors
 
 from genserve.engine.generation import (
@@ -25,8 +25,8 @@ from genserve.engine.generation import (
     TokenPrompt,
     WeightSpan,
 )
-from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.requests.outputs import LeanOutputs, SequenceState, Unread
+from genserve.engine.vllm.requests.outputs import StreamedOutputs
+from genserve.engine.vllm.requests.stream import Sequence
 from genserve.errors import GenserveError
 from tests.support.refusals import refuses
 from tests.unit.engine.vllm.requests.processing import PROMPT, VOCABULARY, Processing, Step
@@ -169,19 +169,16 @@ async def test_a_stream_that_is_given_up_is_freed_at_once(tokenizer: Any) -> Non
         gc.enable()
 
 
-async def test_a_request_that_is_not_expected_stays_vllms(tokenizer: Any) -> None:
+async def test_a_request_without_a_stream_stays_vllms(tokenizer: Any) -> None:
     """Its outputs go where vLLM puts them."""
-    processor = OutputProcessor(tokenizer, log_stats=False)
-    outputs = LeanOutputs(processor, Liveness())
-    unread = outputs.expect(request())
-    outputs.forget("r")
+    processor = StreamedOutputs(tokenizer, log_stats=False)
     params = SamplingParams(output_kind=RequestOutputKind.DELTA)
     core = EngineCoreRequest("i", PROMPT, None, params, None, 0.0, None, None, None, external_req_id="r")
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "i")
     processor.add_request(core, None, None, 0, collector)
-    assert not isinstance(processor.request_states["i"], SequenceState)
+    assert not isinstance(processor.request_states["i"], Sequence)
     processor.process_outputs([EngineCoreOutput("i", [1])], 0.0, None)
-    assert isinstance(collector.output, RequestOutput) and isinstance(unread, Unread) and not unread.is_ready
+    assert isinstance(collector.output, RequestOutput)
 
 
 async def test_prompt_logprobs_are_columns_in_the_first_update(tokenizer: Any) -> None:

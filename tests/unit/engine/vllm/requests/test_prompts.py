@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from genserve.engine.generation import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from genserve.engine.generation import ChatMessage, ChatPrompt, TextPrompt
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.errors import InvalidFieldError, PromptTooLongError
 from tests.support.models import tiny_qwen3
@@ -60,7 +60,6 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(tokenize
             assert time.process_time() - began_s < 2
         fits = " t" * (MAX_MODEL_LEN - 1)  # 4094 characters: as long as a text can be that fits
         assert len(await prompts.encode(TextPrompt(fits))) == MAX_MODEL_LEN - 1
-        assert await prompts.encode(TokenPrompt([1, 2])) == [1, 2]
 
 
 async def test_arguments_of_rendering_are_not_for_requests(tokenizer: Any) -> None:

@@ -15,8 +15,15 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 
 from genserve.engine.vllm.requests import refusals
-from genserve.engine.vllm.requests.refusals import ENGINE_PARAMS, TABLE, Serving, check, check_names, refused
-from genserve.engine.vllm.requests.sampling import request_field
+from genserve.engine.vllm.requests.refusals import (
+    ENGINE_PARAMS,
+    TABLE,
+    Serving,
+    check,
+    check_names,
+    refused,
+    request_field,
+)
 from genserve.errors import InvalidFieldError
 from genserve.worker.contract.vllm_settings import V1, V2, runner_of
 from tests.support.refusals import refuses

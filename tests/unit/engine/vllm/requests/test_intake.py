@@ -13,10 +13,12 @@ from genserve.engine.generation import (
     GenerationRequest,
     Output,
     Sampling,
+    TextPrompt,
     TokenPrompt,
 )
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.requests.running import RunningRequests
+from genserve.engine.vllm.requests.intake import Intake, IntakeLimits
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
 from tests.support.patience import turns
@@ -24,7 +26,6 @@ from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.engine.vllm.requests.scripted_llm import (
     Builder,
-    Codec,
     Loras,
     ProcessingLlm,
     ScriptedLlm,
@@ -32,6 +33,7 @@ from tests.unit.engine.vllm.requests.scripted_llm import (
 )
 
 MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
+INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", MAX_MODEL_LEN, 4, 4, MAX_ACTIVE, 1, 1, 1, {})
 CAUSE = "EngineCore was ended by SIGKILL"
 
 
@@ -51,9 +53,16 @@ def tally() -> ScriptedTally:
 
 
 @pytest.fixture
-def requests(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally) -> RunningRequests:
-    parts: Any = (llm, liveness, Codec(), Builder(), Loras())
-    return RunningRequests(*parts, tally, lambda: 0, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
+def requests(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally) -> Intake:
+    return intake(llm, liveness, tally)
+
+
+def intake(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally, weight_version: int = 0) -> Intake:
+    """That of an engine that serves this version."""
+    parts: Any = (llm, liveness, INFO, IntakeLimits(MAX_ACTIVE, MAX_ACTIVE), Loras())
+    made = Intake(*parts, tally, lambda: weight_version)
+    made._builder = Builder()  # type: ignore[assignment]
+    return made
 
 
 def request(request_id: str = "r", n: int | None = None, num_tokens: int = 2) -> GenerationRequest:
@@ -61,7 +70,7 @@ def request(request_id: str = "r", n: int | None = None, num_tokens: int = 2) ->
     return GenerationRequest(request_id, TokenPrompt([1] * num_tokens), Sampling(n=n))
 
 
-def is_idle(requests: RunningRequests) -> bool:
+def is_idle(requests: Intake) -> bool:
     """Whether nobody would wait for one."""
     waiting = requests.wait_idle()
     try:
@@ -72,7 +81,7 @@ def is_idle(requests: RunningRequests) -> bool:
     return False
 
 
-async def test_a_submission_that_is_cancelled_is_aborted_in_vllm(requests: RunningRequests, llm: ScriptedLlm) -> None:
+async def test_a_submission_that_is_cancelled_is_aborted_in_vllm(requests: Intake, llm: ScriptedLlm) -> None:
     """vLLM may have it by then, and would compute tokens for nobody; a second cancellation does not stop the abort.
     Afterwards the id is free."""
     llm.taking, llm.ending = Gate(), Gate()
@@ -92,7 +101,7 @@ async def test_a_submission_that_is_cancelled_is_aborted_in_vllm(requests: Runni
     await requests.submit(request())
 
 
-async def test_a_submission_that_vllm_refuses_is_aborted_there(requests: RunningRequests, llm: ScriptedLlm) -> None:
+async def test_a_submission_that_vllm_refuses_is_aborted_there(requests: Intake, llm: ScriptedLlm) -> None:
     """It may fail with some of the sequences of a request already there."""
     llm.refusal = ValueError("no such thing")
     with refuses(InvalidFieldError, field="request", says="no such thing"):
@@ -104,7 +113,7 @@ async def test_a_submission_that_vllm_refuses_is_aborted_there(requests: Running
 
 
 async def test_an_engine_that_has_died_is_not_asked_to_abort(
-    requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
+    requests: Intake, llm: ScriptedLlm, liveness: Liveness
 ) -> None:
     """No answer would come."""
     llm.taking = Gate()
@@ -119,7 +128,7 @@ async def test_an_engine_that_has_died_is_not_asked_to_abort(
 
 
 async def test_request_to_an_engine_that_has_died_is_refused_with_the_cause(
-    requests: RunningRequests, liveness: Liveness
+    requests: Intake, liveness: Liveness
 ) -> None:
     """Whatever version it asks for, and though vLLM may not know it yet."""
     liveness.declare_dead(CAUSE)
@@ -128,7 +137,7 @@ async def test_request_to_an_engine_that_has_died_is_refused_with_the_cause(
 
 
 async def test_admission_that_vllm_refuses_as_dead_waits_for_the_cause(
-    requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
+    requests: Intake, llm: ScriptedLlm, liveness: Liveness
 ) -> None:
     """vLLM refuses calls a moment before the cause is known."""
     llm.refusal = VllmEngineDeadError()
@@ -144,7 +153,7 @@ async def test_stream_of_an_engine_that_has_died_ends_with_the_cause(tally: Scri
     llm = ProcessingLlm()
     liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
     ended: list[bool] = []
-    stream = await processed(llm, tally, liveness=liveness).submit(replace(request(), output=Output(text=False)))
+    stream = await intake(llm, liveness, tally).submit(replace(request(), output=Output(text=False)))
     stream.call_when_ready(lambda: ended.append(True))
     llm.output_processor.propagate_error(VllmEngineDeadError())
     assert ended == []
@@ -155,9 +164,7 @@ async def test_stream_of_an_engine_that_has_died_ends_with_the_cause(tally: Scri
         stream.take()
 
 
-async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(
-    requests: RunningRequests, llm: ScriptedLlm
-) -> None:
+async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(requests: Intake, llm: ScriptedLlm) -> None:
     """A later request may have the same id by then."""
     stream = await requests.submit(request())
     assert requests.streams == [stream]
@@ -167,7 +174,7 @@ async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(
     assert requests.streams == [] and is_idle(requests)
 
 
-async def test_sequences_are_admitted_up_to_a_limit(requests: RunningRequests) -> None:
+async def test_sequences_are_admitted_up_to_a_limit(requests: Intake) -> None:
     """Those of a request count from before vLLM has it until its stream ends. A client may come again."""
     first = await requests.submit(request("a", n=3))
     with refuses(QueueFullError) as refused:
@@ -180,7 +187,7 @@ async def test_sequences_are_admitted_up_to_a_limit(requests: RunningRequests) -
     await requests.submit(request("b", n=3))
 
 
-async def test_an_id_is_taken_from_the_beginning_of_its_admission(requests: RunningRequests, llm: ScriptedLlm) -> None:
+async def test_an_id_is_taken_from_the_beginning_of_its_admission(requests: Intake, llm: ScriptedLlm) -> None:
     """vLLM would mix the outputs of two requests up."""
     llm.taking = Gate()
     submitting = asyncio.create_task(requests.submit(request()))
@@ -195,7 +202,7 @@ async def test_an_id_is_taken_from_the_beginning_of_its_admission(requests: Runn
     await requests.submit(request())
 
 
-async def test_a_prompt_leaves_room_for_one_token(requests: RunningRequests) -> None:
+async def test_a_prompt_leaves_room_for_one_token(requests: Intake) -> None:
     """Otherwise it is refused, and nothing of it is left."""
     with pytest.raises(PromptTooLongError):
         await requests.submit(request(num_tokens=MAX_MODEL_LEN))
@@ -203,7 +210,23 @@ async def test_a_prompt_leaves_room_for_one_token(requests: RunningRequests) -> 
     await requests.submit(request(num_tokens=MAX_MODEL_LEN - 1))
 
 
-async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequests, llm: ScriptedLlm) -> None:
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"sampling": Sampling(n=5)}, "sampling.n"),
+        ({"cache_salt": "x" * 1025}, "cache.salt"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_the_prompt_is_read(
+    requests: Intake, fields: dict[str, Any], path: str
+) -> None:
+    """And what just can be is not."""
+    with refuses(InvalidFieldError, field=path):
+        await requests.submit(replace(request(num_tokens=MAX_MODEL_LEN), **fields))
+    await requests.submit(replace(request(n=4), cache_salt="x" * 1024))
+
+
+async def test_an_abort_tells_what_ran_and_what_did_not(requests: Intake, llm: ScriptedLlm) -> None:
     """All of them without ids."""
     await requests.submit(request("a"))
     await requests.submit(request("b"))
@@ -213,7 +236,7 @@ async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequest
     assert llm.aborted == [("a-internal", True), ("b-internal", True)]
 
 
-def held_up(step: str, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
+def held_up(step: str, requests: Intake, llm: ScriptedLlm) -> Gate:
     """Nothing gets past this step until the gate is opened."""
     gate = Gate()
     if step == "vLLM":
@@ -226,7 +249,7 @@ def held_up(step: str, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
         raise AssertionError("it was not ended")
 
     if step == "tokenizer":
-        requests._prompts.encode = waits  # type: ignore[method-assign, assignment]
+        requests.prompts.encode = waits  # type: ignore[method-assign, assignment]
     elif step == "constraint":
         requests._builder.engine_request = waits  # type: ignore[method-assign, assignment]
     else:
@@ -236,16 +259,15 @@ def held_up(step: str, requests: RunningRequests, llm: ScriptedLlm) -> Gate:
 
 @pytest.mark.parametrize("by_id", [True, False], ids=["by id", "all"])
 @pytest.mark.parametrize("step", ["tokenizer", "adapter", "constraint", "vLLM"])
-async def test_an_abort_ends_what_is_being_admitted(
-    requests: RunningRequests, llm: ScriptedLlm, step: str, by_id: bool
-) -> None:
+async def test_an_abort_ends_what_is_being_admitted(requests: Intake, llm: ScriptedLlm, step: str, by_id: bool) -> None:
     """From the moment its id is taken, however long the admission takes: it ends as ABORTED, without a token, and its
     id is free. Who waits for the admission is not cancelled."""
     gate = held_up(step, requests, llm)
     cancellations: list[int] = []
 
     async def submit() -> Any:
-        stream = await requests.submit(replace(request(n=3), lora_name="adapter"))
+        prompt = TextPrompt("a") if step == "tokenizer" else TokenPrompt([1, 2])
+        stream = await requests.submit(replace(request(n=3), prompt=prompt, lora_name="adapter"))
         cancellations.append(asyncio.current_task().cancelling())  # type: ignore[union-attr]
         await asyncio.sleep(0)
         return stream
@@ -265,16 +287,14 @@ async def test_an_abort_ends_what_is_being_admitted(
     assert noted == [True] and not stream.is_finished
     update = stream.take()
     assert stream.is_finished and stream.take() is None
-    assert update.prompt is not None and update.prompt.num_tokens == 2
+    assert update.prompt is not None and update.prompt.num_tokens == (0 if step == "tokenizer" else 2)
     assert [delta.index for delta in update.outputs] == [0, 1, 2]
     assert {delta.finish.reason for delta in update.outputs if delta.finish} == {FinishReason.ABORTED}
     assert update.usage is not None and update.usage.num_output_tokens == 0
     await stream.close()
 
 
-async def test_a_client_that_goes_while_its_request_is_aborted_is_cancelled(
-    requests: RunningRequests, llm: ScriptedLlm
-) -> None:
+async def test_a_client_that_goes_while_its_request_is_aborted_is_cancelled(requests: Intake, llm: ScriptedLlm) -> None:
     """Both at once: the cancellation is not lost."""
     llm.taking = Gate()
     submitting = asyncio.create_task(requests.submit(request()))
@@ -286,7 +306,7 @@ async def test_a_client_that_goes_while_its_request_is_aborted_is_cancelled(
     assert is_idle(requests)
 
 
-async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningRequests, tally: ScriptedTally) -> None:
+async def test_sequences_of_other_clients_count_for_the_limit(requests: Intake, tally: ScriptedTally) -> None:
     """The limit is that of the engine. The others are told of each admission and each end."""
     tally.num_elsewhere = MAX_ACTIVE - 2
     stream = await requests.submit(request("two", n=2))
@@ -297,19 +317,11 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningR
     assert tally.told == (0, 0)
 
 
-def processed(
-    llm: ProcessingLlm, tally: ScriptedTally, weight_version: int = 0, liveness: Liveness | None = None
-) -> RunningRequests:
-    """Requests of an engine that serves this version."""
-    parts: Any = (llm, liveness or Liveness(), Codec(), Builder(), Loras())
-    limits = {"max_active": MAX_ACTIVE, "max_model_len": MAX_MODEL_LEN}
-    return RunningRequests(*parts, tally, lambda: weight_version, **limits)
-
-
 async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequence_ends(tally: ScriptedTally) -> None:
     """A sequence that saw two versions has tokens of both."""
     llm = ProcessingLlm()
-    stream = await processed(llm, tally, weight_version=5).submit(replace(request(), output=Output(text=False)))
+    requests = intake(llm, Liveness(), tally, weight_version=5)
+    stream = await requests.submit(replace(request(), output=Output(text=False)))
     llm.step("r", 10, 3)
     llm.step("r", 4, 5, VllmFinishReason.LENGTH)
     assert stream.take() is not None
@@ -319,7 +331,7 @@ async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequ
 async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(tally: ScriptedTally) -> None:
     """The engine aborts it too, if it came before the pause."""
     llm = ProcessingLlm()
-    requests = processed(llm, tally)
+    requests = intake(llm, Liveness(), tally)
 
     async def submit(request_id: str) -> VllmStream:
         return await requests.submit(replace(request(request_id), output=Output(text=False)))
