@@ -87,7 +87,8 @@ class Arena:
         """The bytes at `offset` for writing, also by threads: the view keeps the memory alive if the arena is closed
         meanwhile. Raises ValueError outside of the arena, StagingFullError if it cannot be mapped."""
         with self._using:
-            self._check(offset, length)
+            if self._fd == -1 or not 0 <= offset <= offset + length <= self._size_bytes:
+                raise self._refused(offset, length)
             if length == 0:
                 return memoryview(bytearray())
             if self._writable is None:
@@ -163,10 +164,13 @@ class Arena:
         os.close(fd)
 
     def _check(self, offset: int, length: int) -> None:
-        if self.closed:
-            raise ValueError("the arena is closed")
-        if not 0 <= offset <= offset + length <= self._size_bytes:
-            raise ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self._size_bytes} bytes")
+        if self._fd == -1 or not 0 <= offset <= offset + length <= self._size_bytes:
+            raise self._refused(offset, length)
+
+    def _refused(self, offset: int, length: int) -> ValueError:
+        if self._fd == -1:
+            return ValueError("the arena is closed")
+        return ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self._size_bytes} bytes")
 
 
 def _unmapped() -> None:

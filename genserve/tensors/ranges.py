@@ -21,6 +21,8 @@ class ByteRanges:
         """The number of bytes in the set."""
         self.prefix = 0
         """The number of bytes from 0 on without a gap."""
+        self.end = 0
+        """The end of the last range; 0 without any."""
         self.num_ranges = 0
         """The number of ranges in the set."""
         self._starts: list[int] = []
@@ -43,6 +45,7 @@ class ByteRanges:
         self._ends[first:last] = [merged_end]
         new = merged_end - merged_start - replaced
         self.total += new
+        self.end = self._ends[-1]
         self.num_ranges = len(self._starts)
         if merged_start == 0:
             self.prefix = merged_end

@@ -58,7 +58,7 @@ class Completion:
 
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
-        push.begin_check()
+        push.lifecycle.checking()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
     @is_step("push")

@@ -27,7 +27,7 @@ class Preparation:
         self.nonce = uuid.uuid4().hex
         self._arrival = Arrival() if timeout_s is None else None
         if self._arrival is not None:
-            push.staging.tell_arrived(self._arrival.tell)
+            push.staging.tell_arrival(self._arrival)
         weights, arrival_path = push.weights, "" if self._arrival is None else self._arrival.path
         where = ArenaRef(push.arena.path, weights.total_bytes, push.push_id, arrival_path)
         limit_s = _TIMEOUT_S if timeout_s is None else timeout_s
@@ -62,7 +62,7 @@ class Preparation:
 
     def _close(self, task: "asyncio.Task[None]") -> None:
         if self._arrival is not None:
-            self.push.staging.tell_arrived(None)
+            self.push.staging.tell_arrival(None)
             self._arrival.close()
         if not task.cancelled():
             task.exception()  # if nobody will `finish`, nobody else retrieves it

@@ -25,10 +25,9 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.arrivals import Arrival, Arrivals
-from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.in_flight import PushInFlight, in_flight
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.live_push import Attempt, LivePush
 from genserve.weights.push.live_pushes import LivePushes, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging

@@ -94,8 +94,8 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
         async for frame in frames:
             match frame:
                 case Chunk():
-                    while stream.is_claimed(frame.offset, len(frame.data)):
-                        await stream.wait_settled()
+                    if stream.claims:
+                        await stream.wait_unclaimed(frame.offset, len(frame.data))
                     stream.write(frame.offset, frame.data, frame.crc32c)
                 case SegmentChunk() if segments is not None:
                     await segments.take(stream, frame)

@@ -14,7 +14,7 @@ from genserve.weights.checkpoint.files import CheckpointFiles
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.checkpoint.space import CheckpointSpace
 from genserve.weights.load.types import Offer
-from genserve.weights.push.claims import Claim
+from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 
 _FIELD = "checkpoint_path"
@@ -84,8 +84,7 @@ class _Files:
                 await self._send(stream, position, min(position + _AT_ONCE_BYTES, end))
 
     async def _send(self, stream: PushStream, start: int, end: int) -> None:
-        while stream.is_claimed(start, end - start):
-            await stream.wait_settled()
+        await stream.wait_unclaimed(start, end - start)
         claim = stream.claim(start, end - start)
         if claim is not None:
             await uninterrupted(self._fill(stream, claim))  # the thread writes there until it is done

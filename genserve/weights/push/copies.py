@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from genserve.errors import GenserveError
 from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.segment import Segment, SegmentChunk
-from genserve.weights.push.claims import Claim
+from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 
 _MAX_AHEAD = 8

@@ -64,7 +64,8 @@ class Lifecycle:
     `tell_change` is called after each event."""
 
     def __init__(self, tell_change: Callable[[], None] = lambda: None) -> None:
-        self._state = State.RECEIVING
+        self.state = State.RECEIVING
+        """The internal state. Only events change it."""
         self._was_staged = False
         self._tell_change = tell_change
         self._since_s = time.time()
@@ -75,24 +76,19 @@ class Lifecycle:
         return self._since_s
 
     @property
-    def state(self) -> State:
-        """The internal state."""
-        return self._state
-
-    @property
     def push_state(self) -> PushState:
         """The state on the wire."""
-        return _SHOWN_AS.get(self._state) or PushState[self._state.name]
+        return _SHOWN_AS.get(self.state) or PushState[self.state.name]
 
     @property
     def is_busy(self) -> bool:
         """Whether the daemon carries out the push: nobody may change or free its bytes."""
-        return self._state in _BUSY
+        return self.state in _BUSY
 
     @property
     def can_commit(self) -> bool:
         """Whether one attempt has brought every byte, and the push waits for a commit."""
-        return self._state in (State.STAGED, State.PREPARED, State.FAILED)
+        return self.state in (State.STAGED, State.PREPARED, State.FAILED)
 
     def joined(self) -> None:
         """A stream began a new attempt."""
@@ -142,10 +138,10 @@ class Lifecycle:
         self._go("dropped")
 
     def _go(self, event: str) -> None:
-        after = TRANSITIONS.get((event, self._state))
+        after = TRANSITIONS.get((event, self.state))
         if after is None:
-            raise RuntimeError(f"a push that is {self._state.name} cannot be {event}")
-        if after is not self._state:
+            raise RuntimeError(f"a push that is {self.state.name} cannot be {event}")
+        if after is not self.state:
             self._since_s = time.time()
-        self._state = after
+        self.state = after
         self._tell_change()

@@ -6,11 +6,14 @@ It owns no task and no rule about other pushes: `registry` decides who may open 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from genserve.aio.change import Change
 from genserve.errors import (
     ApplyInProgressError,
+    DeadlineError,
     GenserveError,
     PushConflictError,
     PushNotFoundError,
@@ -18,14 +21,72 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, PushIssue
-from genserve.weights.push.attempt import Attempt
-from genserve.weights.push.claims import Claim
 from genserve.weights.push.contents import Contents
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushReport, PushState
+from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushOutcome, PushReport, PushState
 
+# A step that exceeds the timeout ends at about this time, and its error says more.
+_LATE_S = 0.25
 _READABLE = frozenset({State.STAGED, State.PREPARING, State.PREPARED, State.APPLYING})
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The streams of one attempt, and the result that all of them answer. `name` is "" for one without a name.
+    `began_at_s`: when it began, in Unix seconds, for people."""
+
+    num_streams: int
+    name: str
+    result: "asyncio.Future[PushOutcome]"
+    began_at_s: float
+    num_attached: int = 0
+    num_opened: int = 0
+    num_sending: int = 0
+    num_ended: int = 0
+
+    @classmethod
+    def begin(cls, num_streams: int, name: str) -> "Attempt":
+        """An attempt that nobody has joined."""
+        result: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
+        # If all clients are gone, nobody retrieves the error, and asyncio must not log this.
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return cls(num_streams, name, result, time.time())
+
+    def answer(self, outcome: PushOutcome | Exception) -> None:
+        """Gives all streams the outcome, unless they got one before."""
+        if self.result.done():
+            return
+        if isinstance(outcome, PushOutcome):
+            self.result.set_result(outcome)
+        else:
+            self.result.set_exception(outcome)
+
+    @contextmanager
+    def answered_on_time(self, timeout_s: float) -> Iterator[None]:
+        """Gives streams a DeadlineError if the block takes longer than `timeout_s`: undoing, or a worker that hangs,
+        may take more time."""
+        late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells the outcome")
+        timer = asyncio.get_running_loop().call_later(timeout_s + _LATE_S, lambda: self.answer(late))
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a stream of the attempt is open and has no result yet."""
+        return self.num_attached > 0 and not self.result.done()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every announced stream has sent its end frame."""
+        return self.num_ended >= self.num_streams
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more bytes can arrive: a stream that was cut off does not return."""
+        return self.has_ended or (self.num_opened >= self.num_streams and self.num_sending == 0)
 
 
 class LivePush:
@@ -41,6 +102,7 @@ class LivePush:
         clock: Callable[[], float] = time.monotonic,
         changed: Change | None = None,
     ) -> None:
+        self.push_id = header.push_id
         self.header = header
         self.identity = PushIdentity(digest, header.weight_version, header.lora, header.content_digest)
         self.staging = staging
@@ -68,13 +130,9 @@ class LivePush:
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
-        self._clock = clock
-        self._touched_s = clock()
-
-    @property
-    def push_id(self) -> str:
-        """Its id."""
-        return self.header.push_id
+        self.clock = clock
+        self.touched_s = clock()
+        """When something new arrived last, on the clock: its time to live begins again."""
 
     @property
     def origin(self) -> str:
@@ -106,7 +164,7 @@ class LivePush:
     def idle_until_s(self) -> float:
         """When its time to live ends, on the clock."""
         is_prepared = self.lifecycle.state is State.PREPARED
-        return self._touched_s + (self.header.prepared_ttl_s if is_prepared else self.header.staging_ttl_s)
+        return self.touched_s + (self.header.prepared_ttl_s if is_prepared else self.header.staging_ttl_s)
 
     @property
     def is_settling(self) -> bool:
@@ -150,11 +208,6 @@ class LivePush:
         self._begin(header)
         return self.attempt
 
-    @property
-    def may_conflict(self) -> bool:
-        """Whether bytes that differ end it: nobody has begun to apply it."""
-        return self.lifecycle.state in (State.RECEIVING, State.PREPARED)
-
     def meets_other(self, header: PushHeader) -> bool:
         """Whether streams of another attempt than the header's are open."""
         return not self.lifecycle.is_busy and self.attempt.is_live and header.attempt != self.attempt.name
@@ -171,43 +224,8 @@ class LivePush:
         self.issues = ()
         self.touch()
 
-    def write(self, attempt: Attempt, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Stages a chunk, or compares it once the bytes are all there. Raises as `Staging.write`, and what ended the
-        push or the attempt."""
-        if self._receives(attempt):
-            if self.staging.write(offset, data, crc32c):
-                self.touch()
-                self.arrived.tell()
-        elif self.lifecycle.state is State.APPLIED:
-            self.staging.check(offset, data, crc32c)
-            self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
-        else:
-            self.staging.compare(offset, data, crc32c)
-
-    def claim(self, attempt: Attempt, offset: int, length: int) -> Claim | None:
-        """As `Staging.claim`; None if the push is complete."""
-        return self.staging.claim(offset, length) if self._receives(attempt) else None
-
-    def settle(self, attempt: Attempt, claim: Claim, *, written: bool) -> None:
-        """As `Staging.settle`. Raises the error that ended the push."""
-        is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
-        if self.staging.settle(claim, written=written, counts=is_present):
-            self.touch()
-        self.arrived.tell()
-        self._check_here()
-
-    def _receives(self, attempt: Attempt) -> bool:
-        """Whether bytes are still written. Raises PushConflictError for an attempt that another one has followed."""
-        self._check_here()
-        if self.lifecycle.state is not State.RECEIVING:
-            return False
-        if attempt is not self.attempt:
-            raise PushConflictError(
-                f"another attempt at push {self.push_id!r} has begun", metadata={"push_id": self.push_id}
-            )
-        return True
-
-    def _check_here(self) -> None:
+    def check_here(self) -> None:
+        """Raises what ended it, if its bytes are gone."""
         if self._error is not None:
             raise self._error.again()
 
@@ -217,17 +235,13 @@ class LivePush:
 
     def touch(self) -> None:
         """Records that something new arrived: the time to live starts again."""
-        self._touched_s = self._clock()
+        self.touched_s = self.clock()
 
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
         if self.header.fleet is not None:
             self.header.fleet.served()
-
-    def begin_check(self) -> None:
-        """Records that every stream of the attempt has ended and every byte has arrived."""
-        self.lifecycle.checking()
 
     @property
     def named_digest(self) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from genserve.errors import PushConflictError
+from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import PushIssue
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.measures import PushMeasures
-from genserve.weights.push.staging import check_crc32c, check_range
+from genserve.weights.push.staging import damaged, out_of_range
 from genserve.weights.push.types import LoraAdapter, PushHeader, PushIdentity, PushKind, PushOutcome, PushState
 from genserve.weights.resident import ResidentStore, ResidentVersion
 
@@ -33,9 +34,11 @@ class AppliedPush:
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Checks whether a chunk can belong to the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
-        check_range(offset, offset + len(data), self.outcome.push.total_bytes)
-        if crc32c is not None:
-            check_crc32c(offset, data, crc32c)
+        end, total_bytes = offset + len(data), self.outcome.push.total_bytes
+        if offset < 0 or end > total_bytes:
+            raise out_of_range(offset, end, total_bytes)
+        if crc32c is not None and (computed := crc32c_of(data)) != crc32c:
+            raise damaged(offset, len(data), crc32c, computed)
 
     def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
         """Whether the bytes could be compared with the applied ones, which are kept while they are served. Raises

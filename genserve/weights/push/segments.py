@@ -45,8 +45,7 @@ class SegmentReader:
         await self._copies.wait_room()
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
-        while stream.is_claimed(chunk.offset, chunk.length):
-            await stream.wait_settled()
+        await stream.wait_unclaimed(chunk.offset, chunk.length)
         claim = stream.claim(chunk.offset, chunk.length)
         if claim is not None:
             self._copies.put(stream, claim, chunk, segment, pipe)
@@ -76,8 +75,7 @@ class SegmentReader:
         data = memoryview(await asyncio.to_thread(segment.read, chunk))
         for start in range(0, len(data), _WRITTEN_AT_ONCE_BYTES):
             piece = data[start : start + _WRITTEN_AT_ONCE_BYTES]
-            while stream.is_claimed(chunk.offset + start, len(piece)):
-                await stream.wait_settled()
+            await stream.wait_unclaimed(chunk.offset + start, len(piece))
             stream.write(chunk.offset + start, piece, None)
             await asyncio.sleep(0)
 

@@ -4,43 +4,57 @@ served."""
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from genserve.aio.change import Change
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena
+from genserve.memory.arrival import Arrival
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest, PushIssue, completed
-from genserve.tensors.ranges import ByteRanges
-from genserve.weights.push.claims import Claim, Claims
+from genserve.tensors.ranges import ByteRanges, Range
 from genserve.weights.resident import ResidentVersion
 
 _MAX_RANGES = 65_536
 
 
-def check_range(offset: int, end: int, total_bytes: int) -> None:
-    """Raises ChunkOutOfRangeError unless [offset, end) lies in a byte space of `total_bytes`."""
-    if offset < 0 or end > total_bytes:
-        raise ChunkOutOfRangeError(
-            f"bytes [{offset}, {end}) lie outside of the {total_bytes} bytes of the manifest",
-            metadata={"offset": str(offset), "total_bytes": str(total_bytes)},
-        )
+def out_of_range(offset: int, end: int, total_bytes: int) -> ChunkOutOfRangeError:
+    """The error for [offset, end) that does not lie in a byte space of `total_bytes`."""
+    return ChunkOutOfRangeError(
+        f"bytes [{offset}, {end}) lie outside of the {total_bytes} bytes of the manifest",
+        metadata={"offset": str(offset), "total_bytes": str(total_bytes)},
+    )
 
 
-def check_crc32c(
-    offset: int, data: bytes | memoryview, crc32c: int, tensor_at: Callable[[int], str] | None = None
-) -> None:
-    """Raises ChecksumMismatchError, naming the tensor if `tensor_at` knows it, for a chunk that arrived damaged."""
-    computed = crc32c_of(data)
-    if computed == crc32c:
-        return
+def damaged(
+    offset: int, num_bytes: int, crc32c: int, computed: int, tensor: str | None = None
+) -> ChecksumMismatchError:
+    """The error for a chunk that arrived damaged; it names the tensor if that is known."""
     where, metadata = str(offset), {"offset": str(offset)}
-    if tensor_at is not None:
-        metadata["tensor"] = tensor_at(offset)
-        where += f" (in {metadata['tensor']!r})"
-    raise ChecksumMismatchError(
-        f"the chunk of {len(data)} bytes at {where} has CRC32C {computed:#010x}, {crc32c:#010x} was sent with it",
+    if tensor is not None:
+        metadata["tensor"] = tensor
+        where += f" (in {tensor!r})"
+    return ChecksumMismatchError(
+        f"the chunk of {num_bytes} bytes at {where} has CRC32C {computed:#010x}, {crc32c:#010x} was sent with it",
         metadata=metadata,
     )
+
+
+def _too_many_holes() -> StagingFullError:
+    return StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """The right of another thread or process to write [start, end) of an arena through `target`, which keeps the memory
+    until it is settled. None of the bytes is there before."""
+
+    start: int
+    end: int
+    target: memoryview
+    counted: ByteRanges
+    """Where they count: those of the attempt that claimed them."""
 
 
 class Staging:
@@ -57,21 +71,23 @@ class Staging:
         self.weights = manifest
         """The tensors in the arena: the manifest, and all tensors once a partial push is completed."""
         self.verify_s = 0.0
-        self.claims = Claims()
+        self.claims: set[Claim] = set()
+        """Places that others write to; they do not overlap."""
+        self._settled = Change()
         self._there = ByteRanges()
-        self._counted = ByteRanges()
+        self._counted = self._there  # all count, until another attempt begins
         self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
         self._offsets = [tensor.offset for tensor in self._by_offset]
         self._first_byte_s: float | None = None
         self._last_byte_s = 0.0
-        self._tell_arrived: Callable[[int], None] | None = None
+        self._arrival: Arrival | None = None
 
-    def tell_arrived(self, tell: Callable[[int], None] | None) -> None:
-        """From now on, calls `tell` with the number of bytes that are there, from the first one on without a gap, and
-        again when it grows. These bytes do not change any more, whatever attempt has brought them."""
-        self._tell_arrived = tell
-        if tell is not None:
-            tell(self._there.prefix)
+    def tell_arrival(self, arrival: Arrival | None) -> None:
+        """From now on, tells `arrival` the number of bytes that are there, from the first one on without a gap. These
+        bytes do not change any more, whatever attempt has brought them."""
+        self._arrival = arrival
+        if arrival is not None:
+            arrival.tell(self._there.prefix)
 
     def begin_anew(self) -> None:
         """Begins a new attempt: bytes that arrived before do not count until they are sent again."""
@@ -88,70 +104,38 @@ class Staging:
         Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for bytes that differ from those there,
         and StagingFullError if the chunks leave tens of thousands of holes. These errors change nothing.
         """
-        end = offset + len(data)
         self.check(offset, data, crc32c)
         if not data:
             return 0
-        self._begin()
-        new = self._there.gaps(offset, end)
+        if self._first_byte_s is None:
+            self._first_byte_s = time.perf_counter()
+        end, there = offset + len(data), self._there
+        # Most chunks come in order, behind all others.
+        new = [(offset, end)] if offset >= there.end else there.gaps(offset, end)
         if new != [(offset, end)]:
-            self._compare(offset, data, new)
-        self._check_holes(len(new))
+            self.compare(offset, data, new)
+        if max(there.num_ranges, self._counted.num_ranges) + len(new) > _MAX_RANGES:
+            raise _too_many_holes()
         chunk = memoryview(data)
         for start, stop in new:
             self.arena.write(start, chunk[start - offset : stop - offset])
-        return self._add(offset, end, counts=True)
+        return self._add(offset, end, self._counted)
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Checks that a chunk belongs to this push and arrived undamaged. Raises ChunkOutOfRangeError and
         ChecksumMismatchError."""
-        check_range(offset, offset + len(data), self.manifest.total_bytes)
+        end, total_bytes = offset + len(data), self.manifest.total_bytes
+        if offset < 0 or end > total_bytes:
+            raise out_of_range(offset, end, total_bytes)
         if crc32c is not None:
             began_s = time.perf_counter()
-            check_crc32c(offset, data, crc32c, self.tensor_at)
+            computed = crc32c_of(data)
+            if computed != crc32c:
+                raise damaged(offset, len(data), crc32c, computed, self.tensor_at(offset))
             self.verify_s += time.perf_counter() - began_s
 
-    def compare(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """`write` for a complete push whose bytes must not change."""
-        self.check(offset, data, crc32c)
-        self._compare(offset, data, [])
-
-    def claim(self, offset: int, length: int) -> Claim | None:
-        """The right to write bytes that have not arrived; None if some have arrived, or none are needed. Raises
-        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for bytes that are already claimed."""
-        end = offset + length
-        check_range(offset, end, self.manifest.total_bytes)
-        if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
-            return None
-        self._check_holes(1)
-        self._begin()
-        return self.claims.add(offset, end, self.arena.target(offset, length))
-
-    def settle(self, claim: Claim, *, written: bool, counts: bool) -> int:
-        """Ends a claim whose bytes were written, or will not be. They count if they are of the present attempt. Returns
-        how many more bytes count."""
-        self.claims.settle(claim)
-        return self._add(claim.start, claim.end, counts=counts) if written else 0
-
-    def _add(self, start: int, end: int, *, counts: bool) -> int:
-        before = self._there.prefix
-        self._there.add(start, end)
-        if self._tell_arrived is not None and self._there.prefix > before:
-            self._tell_arrived(self._there.prefix)
-        if not counts:
-            return 0
-        self._last_byte_s = time.perf_counter()
-        return self._counted.add(start, end)
-
-    def _check_holes(self, num_more: int) -> None:
-        if max(self._there.num_ranges, self._counted.num_ranges) + num_more > _MAX_RANGES:
-            raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
-
-    def _begin(self) -> None:
-        if self._first_byte_s is None:
-            self._first_byte_s = time.perf_counter()
-
-    def _compare(self, offset: int, data: bytes | memoryview, new: list[tuple[int, int]]) -> None:
+    def compare(self, offset: int, data: bytes | memoryview, new: Sequence[Range] = ()) -> None:
+        """Compares a chunk with the bytes that are there, outside of what is `new`. Raises PushConflictError."""
         chunk = memoryview(data)
         starts = [offset, *(stop for _, stop in new)]
         stops = [*(start for start, _ in new), offset + len(data)]
@@ -163,6 +147,50 @@ class Staging:
                     "applied; push under another push_id, or discard this push first",
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )
+
+    def claim(self, offset: int, length: int) -> Claim | None:
+        """The right to write bytes that have not arrived; None if some have arrived, or none are needed. Raises
+        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for bytes that are already claimed."""
+        end = offset + length
+        if offset < 0 or end > self.manifest.total_bytes:
+            raise out_of_range(offset, end, self.manifest.total_bytes)
+        if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
+            return None
+        if max(self._there.num_ranges, self._counted.num_ranges) + 1 > _MAX_RANGES:
+            raise _too_many_holes()
+        if self._is_claimed(offset, end):
+            raise ValueError(f"[{offset}, {end}) is claimed already")
+        if self._first_byte_s is None:
+            self._first_byte_s = time.perf_counter()
+        claim = Claim(offset, end, self.arena.target(offset, length), self._counted)
+        self.claims.add(claim)
+        return claim
+
+    def settle(self, claim: Claim, *, written: bool) -> int:
+        """Ends a claim whose bytes were written, or will not be. They count if they are of the present attempt. Returns
+        how many more bytes count."""
+        self.claims.remove(claim)
+        claim.target.release()
+        self._settled.tell()
+        return self._add(claim.start, claim.end, claim.counted) if written else 0
+
+    async def wait_unclaimed(self, offset: int, length: int) -> None:
+        """Returns when nobody writes to any of these bytes. Use them at once: another claim may come."""
+        while self._is_claimed(offset, offset + length):
+            await self._settled.wait()
+
+    def _is_claimed(self, start: int, end: int) -> bool:
+        return any(claim.start < end and start < claim.end for claim in self.claims)
+
+    def _add(self, start: int, end: int, counted: ByteRanges) -> int:
+        there = self._there
+        before, new = there.prefix, there.add(start, end)
+        if self._arrival is not None and there.prefix > before:
+            self._arrival.tell(there.prefix)
+        if counted is not self._counted:
+            return 0  # of an attempt that another one has followed
+        self._last_byte_s = time.perf_counter()
+        return new if counted is there else counted.add(start, end)
 
     def first_counted(self, start: int, end: int) -> tuple[int, int] | None:
         """The first bytes of [start, end) that count; None if there are none."""

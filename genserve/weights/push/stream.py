@@ -1,14 +1,14 @@
 """The streams of a push for the servicers: one that brings bytes, and one whose answer is known."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from genserve.errors import InvalidFieldError, PushConflictError
-from genserve.weights.push.attempt import Attempt
-from genserve.weights.push.claims import Claim
-from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.lifecycle import State
+from genserve.weights.push.live_push import Attempt, LivePush
+from genserve.weights.push.staging import Claim
 from genserve.weights.push.types import PushOutcome
 
 
@@ -16,9 +16,10 @@ class PushStream(Protocol):
     """One stream of a push, made by `PushRegistry.open`. Call everything on the event loop's thread, and `detach` at
     the end in any case."""
 
-    @property
-    def push_id(self) -> str:
-        """The id of the push, generated if the header had none."""
+    push_id: str
+    """The id of the push, generated if the header had none."""
+    claims: Collection[Claim]
+    """Places of the push that somebody writes to at this moment."""
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk at `offset` (bytes), after checking its CRC32C if there is one. Bytes that have arrived
@@ -29,11 +30,8 @@ class PushStream(Protocol):
         freed, and all of its streams get the error.
         """
 
-    def is_claimed(self, offset: int, length: int) -> bool:
-        """Whether `length` bytes at `offset` must wait, because somebody writes to a part of them."""
-
-    async def wait_settled(self) -> None:
-        """Waits until somebody has finished writing to a claimed place."""
+    async def wait_unclaimed(self, offset: int, length: int) -> None:
+        """Returns when nobody writes to any of these bytes. `write` or `claim` them before anything else is awaited."""
 
     def claim(self, offset: int, length: int) -> Claim | None:
         """The right to write missing bytes outside of the event loop; None if some have arrived, or none are needed:
@@ -71,6 +69,8 @@ class LiveStream:
         ended: Callable[[LivePush], None],
         conflicted: Callable[[LivePush, PushConflictError], None],
     ) -> None:
+        self.push_id = push.push_id
+        self.claims: Collection[Claim] = push.staging.claims
         self._push = push
         self._attempt = attempt
         self._tell_ended = ended
@@ -82,36 +82,55 @@ class LiveStream:
         attempt.num_attached += 1
         push.num_attached += 1
 
-    @property
-    def push_id(self) -> str:
-        """Id of the push."""
-        return self._push.push_id
-
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Stages a chunk."""
-        ends_push = self._push.may_conflict and self._attempt is self._push.attempt
+        """Stages a chunk, or compares it once the bytes are all there."""
+        push, staging = self._push, self._push.staging
+        is_present, state = self._attempt is push.attempt, push.lifecycle.state
         try:
-            self._push.write(self._attempt, offset, data, crc32c)
+            if is_present and state is State.RECEIVING:
+                if staging.write(offset, data, crc32c):
+                    push.touched_s = push.clock()
+                    push.arrived.tell()
+                return
+            self._check_receives()
+            staging.check(offset, data, crc32c)
+            if state is State.APPLIED:
+                push.compare_served(self._attempt.name, offset, data)  # the arena may be another version's by now
+            else:
+                staging.compare(offset, data)
         except PushConflictError as error:
-            if ends_push:
-                self._tell_conflicted(self._push, error)
+            # Bytes that differ end a push unless somebody has begun to apply it.
+            if is_present and state in (State.RECEIVING, State.PREPARED):
+                self._tell_conflicted(push, error)
             raise
 
-    def is_claimed(self, offset: int, length: int) -> bool:
-        """Whether bytes must wait for a claim."""
-        return self._push.staging.claims.overlap(offset, offset + length)
-
-    async def wait_settled(self) -> None:
-        """Waits for a claim."""
-        await self._push.staging.claims.wait_settled()
+    async def wait_unclaimed(self, offset: int, length: int) -> None:
+        """Waits for claims."""
+        await self._push.staging.wait_unclaimed(offset, length)
 
     def claim(self, offset: int, length: int) -> Claim | None:
-        """The right to write missing bytes."""
-        return self._push.claim(self._attempt, offset, length)
+        """The right to write missing bytes; None if the push is complete."""
+        self._check_receives()
+        if self._push.lifecycle.state is not State.RECEIVING:
+            return None
+        return self._push.staging.claim(offset, length)
 
     def settle(self, claim: Claim, *, written: bool) -> None:
         """The end of a claim."""
-        self._push.settle(self._attempt, claim, written=written)
+        push = self._push
+        if push.staging.settle(claim, written=written):
+            push.touch()
+        push.arrived.tell()
+        push.check_here()
+
+    def _check_receives(self) -> None:
+        """Raises what ended the push, and PushConflictError if another attempt has followed while it is sent."""
+        push = self._push
+        push.check_here()
+        if push.lifecycle.state is State.RECEIVING and self._attempt is not push.attempt:
+            raise PushConflictError(
+                f"another attempt at push {push.push_id!r} has begun", metadata={"push_id": push.push_id}
+            )
 
     async def finish(self) -> PushOutcome:
         """Handles PushEnd."""
@@ -148,13 +167,10 @@ class AnsweredStream:
     def __init__(
         self, outcome: PushOutcome, compare: Callable[[int, bytes | memoryview, int | None], None] | None = None
     ) -> None:
+        self.push_id = outcome.push.push_id
+        self.claims: Collection[Claim] = ()
         self._outcome = outcome
         self._compare = compare
-
-    @property
-    def push_id(self) -> str:
-        """Id of the push."""
-        return self._outcome.push.push_id
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Compares a chunk. Raises InvalidFieldError in a dry run, PushConflictError for bytes that differ from the
@@ -163,11 +179,7 @@ class AnsweredStream:
             raise InvalidFieldError.of("chunk", "VALIDATE takes no bytes")
         self._compare(offset, data, crc32c)
 
-    def is_claimed(self, offset: int, length: int) -> bool:
-        """Nobody writes."""
-        return False
-
-    async def wait_settled(self) -> None:
+    async def wait_unclaimed(self, offset: int, length: int) -> None:
         """Nothing to wait for."""
 
     def claim(self, offset: int, length: int) -> Claim | None:

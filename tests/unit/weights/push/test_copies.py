@@ -80,7 +80,7 @@ async def test_one_more_piece_may_be_put_once_fewer_than_eight_are_on_their_way(
     copying.let_go.release(MAX_AHEAD - 1)
     await asyncio.wait_for(empty, STEP_S)
     assert len(copying.begun) == MAX_AHEAD
-    assert not stream.is_claimed(0, 32)
+    assert not stream.claims
 
 
 async def test_nothing_is_copied_behind_a_piece_that_failed(
@@ -99,7 +99,7 @@ async def test_nothing_is_copied_behind_a_piece_that_failed(
     await queue.wait_empty()
     assert copying.begun == [0, 2]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
-    assert not stream.is_claimed(0, 32)
+    assert not stream.claims
     assert os.read(reading, 100) == bytes(4)
     os.close(reading)
     pipe.close()
@@ -156,7 +156,7 @@ async def test_what_was_not_begun_when_a_stream_ends_is_not_copied(
     await asyncio.wait_for(closing, STEP_S)
     assert copying.begun == [0]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
-    assert not stream.is_claimed(0, 32)
+    assert not stream.claims
     await queue.wait_empty()
 
 

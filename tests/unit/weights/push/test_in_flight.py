@@ -9,7 +9,7 @@ from genserve.weights.push.lifecycle import Lifecycle
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import LoraAdapter, PushState
 from tests.unit.weights.conftest import MANIFEST, header, weights
-from tests.unit.weights.push.staging import new_staging
+from tests.unit.weights.push.staging import new_staging, stream_to
 
 DATA = weights(1)
 
@@ -29,7 +29,7 @@ async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
     push = LivePush(
         header(attempt="a", weight_version=7, lora=lora), MANIFEST.digest, new_staging(), MANIFEST.total_bytes
     )
-    push.write(push.attempt, 0, DATA[:8], None)
+    stream_to(push).write(0, DATA[:8], None)
     push.num_attached = 2
     (told,) = in_flight([push])
     assert (told.push_id, told.state, told.weight_version, told.lora_name) == ("p1", PushState.RECEIVING, 7, "poet")

@@ -11,8 +11,8 @@ import pytest
 from genserve.errors import InvalidFieldError
 from genserve.memory.daemon_processes import DaemonProcesses, file_id
 from genserve.memory.segment import SegmentChunk
-from genserve.weights.push.claims import Claim
 from genserve.weights.push.segments import OwnRing, SegmentReader
+from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 from tests.support.idle_process import idle_process
 from tests.support.patience import STEP_S, until
@@ -63,7 +63,7 @@ async def test_a_piece_that_no_thread_can_copy_holds_no_place(rig: Rig) -> None:
     await reader.close()
     with pytest.raises(RuntimeError):
         await reader.take(stream, SegmentChunk(path(fd), 0, 0, 32, None))
-    assert not stream.is_claimed(0, 32)
+    assert not stream.claims
     stream.write(0, weights(1), None)
     await stream.finish()
     stream.detach()
@@ -166,7 +166,7 @@ async def test_what_is_being_copied_keeps_its_memory_and_its_pipe(sender: Sender
         sender.copying.let_go.release(100)
         await asyncio.wait_for(following, STEP_S)
         await sender.reader.finish()
-    assert not sender.stream.is_claimed(0, 32)
+    assert not sender.stream.claims
 
 
 async def test_the_end_of_a_stream_waits_for_one_copy_and_begins_no_other(sender: Sender, rig: Rig) -> None:
@@ -191,6 +191,7 @@ class Comparing:
     """A stream that has its bytes, and notes what is compared. `busy`: places that somebody writes."""
 
     push_id = "p1"
+    claims = ()
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int]] = []
@@ -201,8 +202,9 @@ class Comparing:
     def is_claimed(self, offset: int, length: int) -> bool:
         return any(offset <= place < offset + length for place in self.busy)
 
-    async def wait_settled(self) -> None:
-        self.busy.clear()
+    async def wait_unclaimed(self, offset: int, length: int) -> None:
+        if self.is_claimed(offset, length):
+            self.busy.clear()
 
     def claim(self, offset: int, length: int) -> Claim | None:
         return None

@@ -1,5 +1,9 @@
 """Staging: which chunks are taken, and what a refused one leaves behind."""
 
+import asyncio
+import contextlib
+import gc
+import os
 import random
 from collections.abc import Iterator
 
@@ -13,6 +17,7 @@ from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.push import staging as staging_module
 from genserve.weights.push.staging import Staging
+from tests.support.patience import STEP_S, turns
 from tests.unit.weights.conftest import weights
 from tests.unit.weights.push.staging import new_staging
 
@@ -119,7 +124,7 @@ def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Sta
     assert claim is not None
     staging.begin_anew()
     claim.target[:] = DATA
-    assert staging.settle(claim, written=True, counts=False) == 0
+    assert staging.settle(claim, written=True) == 0
     assert staging.num_counted == 0
     with pytest.raises(PushConflictError):
         staging.write(0, bytes(32), None)
@@ -169,7 +174,7 @@ def test_a_place_that_is_written_elsewhere_is_one_range_more(staging: Staging, m
     claim = staging.claim(4, 1)
     assert claim is not None
     claim.target[:] = DATA[4:5]
-    staging.settle(claim, written=True, counts=True)
+    staging.settle(claim, written=True)
     with pytest.raises(StagingFullError):
         staging.claim(6, 1)
 
@@ -199,3 +204,79 @@ def test_tied_tensors_of_one_kind_have_the_same_bytes(
     assert [issue.tensor for issue in issues] == differing
     assert all("'embed'" in issue.description for issue in issues)
     staging.close()
+
+
+def num_descriptors(memory: tuple[int, int]) -> int:
+    """How many descriptors of this process, those that mappings keep included, are of one memory file. Descriptors of
+    other things come and go with what earlier tests have left."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed since it was listed
+            file = os.stat(f"/proc/self/fd/{fd}")
+            found += (file.st_dev, file.st_ino) == memory
+    return found
+
+
+def test_claimed_bytes_count_when_they_are_written() -> None:
+    """Half of a push is never taken for all of it."""
+    push = new_staging()
+    file = os.stat(push.arena.path)
+    memory = (file.st_dev, file.st_ino)
+    total = push.manifest.total_bytes
+    claim = push.claim(0, total)
+    assert claim is not None
+    claim.target[:] = b"x" * total
+    assert not push.has_every_byte
+    assert push.claims == {claim}
+    push.settle(claim, written=False)
+    assert push.num_counted == 0
+    again = push.claim(0, total)
+    assert again is not None
+    push.settle(again, written=True)
+    assert push.has_every_byte
+    assert push.claim(0, 1) is None, "it is there: to be compared"
+    assert num_descriptors(memory) > 0
+    push.close()
+    del claim, again
+    gc.collect()
+    assert num_descriptors(memory) == 0
+
+
+def test_places_that_are_claimed_are_not_claimed_twice() -> None:
+    """Whoever comes second waits."""
+    push = new_staging()
+    claim = push.claim(2, 4)
+    assert claim is not None
+    for offset, length in ((0, 3), (5, 4)):
+        with pytest.raises(ValueError, match="claimed"):
+            push.claim(offset, length)
+    with pytest.raises(ChunkOutOfRangeError):
+        push.claim(push.manifest.total_bytes, 1)
+    push.settle(claim, written=True)
+    push.close()
+
+
+async def test_waiting_ends_when_nobody_writes_to_the_place_any_more() -> None:
+    """Whether it was written or not."""
+    push = new_staging()
+    for offset in (0, 6):  # next to the claim
+        await asyncio.wait_for(push.wait_unclaimed(offset, 2), STEP_S)
+    claims = [push.claim(2, 2), push.claim(4, 2)]
+    waiting = asyncio.create_task(push.wait_unclaimed(0, 6))
+    for written, claim in enumerate(claims):
+        await turns()
+        assert not waiting.done()
+        assert claim is not None
+        push.settle(claim, written=bool(written))
+    await asyncio.wait_for(waiting, STEP_S)
+    push.close()
+
+
+def test_memory_outlives_a_push_that_times_out_while_it_is_written() -> None:
+    """The thread has a view, which keeps it."""
+    push = new_staging()
+    claim = push.claim(0, 4)
+    assert claim is not None
+    push.close()
+    claim.target[:] = b"late"
+    push.settle(claim, written=True)

@@ -193,14 +193,15 @@ async def test_who_brings_bytes_that_somebody_writes_waits_for_the_end_of_that(r
     for written in (False, True):
         claim = stream.claim(8, 16)
         assert claim is not None
-        assert [stream.is_claimed(offset, 8) for offset in (0, 8, 16, 24)] == [False, True, True, False]
-        waiting = asyncio.create_task(stream.wait_settled())
+        for offset in (0, 24):
+            await asyncio.wait_for(stream.wait_unclaimed(offset, 8), STEP_S)
+        waiting = asyncio.create_task(stream.wait_unclaimed(16, 16))
         await turns()
         assert not waiting.done()
         claim.target[:] = weights(1)[8:24]
         stream.settle(claim, written=written)
         await asyncio.wait_for(waiting, STEP_S)
-        assert not stream.is_claimed(0, 32)
+        assert not stream.claims
     assert stream.claim(0, 16) is None, "a part of them is there"
     send(stream, weights(1))
     await stream.finish()
@@ -214,8 +215,8 @@ async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
     repeat = await rig.registry.open(header())
     dry = await rig.registry.open(header("dry", 2, action=PushAction.VALIDATE))
     for stream in (repeat, dry):
-        assert not stream.is_claimed(0, 32)
-        await asyncio.wait_for(stream.wait_settled(), STEP_S)
+        assert not stream.claims
+        await asyncio.wait_for(stream.wait_unclaimed(0, 32), STEP_S)
         expiring = asyncio.create_task(stream.wait_expired())
         await turns()
         assert not expiring.done()
