@@ -13,7 +13,7 @@ from genserve.engine.types import Load
 from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
-from genserve.weights.push.in_flight import PushInFlight
+from genserve.weights.push.types import PushInFlight
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

@@ -15,28 +15,85 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from genserve.control.conditions import EngineCondition
-from genserve.control.pause import PauseController
+from genserve.control.pause import Hold, PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
-from genserve.engine.protocol import Engine
+from genserve.engine.protocol import Engine, Interruption
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.memory.arrival import Arrival
 from genserve.observe.trace import is_step
-from genserve.weights.aftermath import Aftermath
-from genserve.weights.byte_sources import ArenaBytes
-from genserve.weights.preparation import Preparation
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, ApplyOptions, PrepareMode
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
 _TOO_LATE = "no time was left to prepare; nothing changed"
+_UNTIMED_S = 24 * 3600.0  # for bytes that still arrive: what ends first is the push, by its time to live
+_UNWANTED = frozenset({State.STAGED, State.FAILED, State.APPLIED, State.GONE})
 _AWAKE = (EngineCondition.RUNNING, EngineCondition.PAUSED, EngineCondition.APPLYING)
 
 log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """A version that workers prepare beside the live one, and keep until it is used.
+
+    Begins when it is made. Either `finish` it and use what is prepared, or `end` it and discard that.
+
+    Bytes that have arrived do not change, so nothing that is prepared from them is wrong later; whether all of them may
+    be applied is checked when the last one is there, as for any push.
+    """
+
+    def __init__(self, engine: Engine, push: LivePush, timeout_s: float | None = None) -> None:
+        """Without a `timeout_s` bytes still arrive: workers wait for them. Raises OSError then if the process has too
+        many files open."""
+        self.push = push
+        self.nonce = uuid.uuid4().hex
+        self._arrival = Arrival() if timeout_s is None else None
+        if self._arrival is not None:
+            push.staging.tell_arrival(self._arrival)
+        weights, arrival_path = push.weights, "" if self._arrival is None else self._arrival.path
+        where = ArenaRef(push.arena.path, weights.total_bytes, push.push_id, arrival_path)
+        limit_s = _UNTIMED_S if timeout_s is None else timeout_s
+        preparing = engine.prepare_weights(self.nonce, where, weights.tensors, limit_s)
+        self._task = asyncio.create_task(preparing, name=f"preparing push {push.push_id}")
+        self._task.add_done_callback(self._close)
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether nobody will need it: the push is gone, or its present attempt has ended without all of its bytes, or
+        it waits for a commit and is not prepared."""
+        if self.push.lifecycle.state is State.RECEIVING:
+            return self.push.attempt.result.done()
+        return self.push.lifecycle.state in _UNWANTED
+
+    async def finish(self, timeout_s: float) -> bool:
+        """Waits until the version is prepared; False if it is not within `timeout_s`. Raises as
+        `Engine.prepare_weights`."""
+        # Without an arrival the engine has a time limit of its own, and its error says more.
+        await asyncio.wait({self._task}, timeout=None if self._arrival is None else timeout_s)
+        if not self._task.done():
+            return False
+        self._task.result()
+        return True
+
+    def end(self) -> None:
+        """Stops waiting. What workers have prepared, or still prepare, is to be discarded: a push that is prepared is
+        staged again."""
+        self._task.cancel()
+        self.push.unprepare()
+        self.push.changed.tell()
+
+    def _close(self, task: "asyncio.Task[None]") -> None:
+        if self._arrival is not None:
+            self.push.staging.tell_arrival(None)
+            self._arrival.close()
+        if not task.cancelled():
+            task.exception()  # if nobody will `finish`, nobody else retrieves it
 
 
 class PushApplier:
@@ -52,7 +109,7 @@ class PushApplier:
         self._freeing: asyncio.Task[None] | None = None
         self._preparation: Preparation | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._aftermath = Aftermath()
+        self._following: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
@@ -247,7 +304,11 @@ class PushApplier:
             "resume": hold.resume_s,
         }
         applied = Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
-        self._aftermath.follow(applied, hold)
+        if hold.interruption is not None:
+            # Nothing waits for it. An interruption ends the one before, so few are followed at a time.
+            task = asyncio.create_task(_follow(applied, hold, hold.interruption), name="aftermath of an update")
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
         # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
         # may compute every running request again.
         self._preparation = None
@@ -338,3 +399,16 @@ class PushApplier:
         except Exception:
             log.exception("weights that are not needed any more could not be freed")
         return False
+
+
+async def _follow(applied: Applied, hold: Hold, interruption: Interruption) -> None:
+    """Writes to `applied` what the update costs those who generate, as far as it is known only after the answer."""
+    try:
+        await interruption.told()
+        applied.recomputed_tokens = hold.recomputed_tokens
+        if hold.paused_s is not None:  # otherwise others decide how long requests wait
+            applied.longest_wait_s = await interruption.longest_wait_s()
+    except EngineDeadError:
+        pass  # nobody generates any more
+    except Exception:
+        log.exception("what an update costs those who generate is not known")

@@ -2,7 +2,7 @@
 is reported."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from genserve.errors import ChecksumMismatchError, PushConflictError
 from genserve.observe.trace import is_step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes
 from genserve.weights.push.outcomes import Outcomes
@@ -56,13 +57,13 @@ class Completion:
         if prepares and push.header.lora is None and not push.staging.manifest.partial:
             self._applier.begin_early(push)
 
-    def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
-        """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
+    def start(self, push: LivePush) -> None:
+        """Starts. When the daemon is done with the push, it is applied, or waits for a commit, a retry or its expiry."""
         push.lifecycle.checking()
-        push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
+        push.task = asyncio.create_task(self._carry_out(push), name=f"push {push.push_id}")
 
     @is_step("push")
-    async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
+    async def _carry_out(self, push: LivePush) -> None:
         try:
             await self._stage(push)
             if push.header.action is PushAction.PREPARE:
@@ -74,10 +75,12 @@ class Completion:
             if push.lifecycle.is_busy:  # this task was cancelled
                 push.break_off()
             push.touch()
-            ended(push)
+            if push.lifecycle.state is State.APPLIED:
+                self._pushes.forget(push)
+            self._pushes.tell_change()
             # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for the
             # garbage collector.
-            del push, ended
+            del push
 
     async def _stage(self, push: LivePush) -> None:
         """Compares tied tensors, once, and the contents with what a header has said of them, or what was applied under

@@ -24,15 +24,13 @@ from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.push.arrivals import Arrival, Arrivals
-from genserve.weights.push.in_flight import PushInFlight, in_flight
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import Attempt, LivePush
-from genserve.weights.push.live_pushes import LivePushes, not_found
+from genserve.weights.push.live_pushes import Arrival, Arrivals, LivePushes, in_flight, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
-from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushInFlight, PushOutcome, PushReport
 from genserve.weights.push_admission import check_apply, check_header, check_num_tensors, examine, refuse_issues
 from genserve.weights.quota import naming_wide_tensors, plan_evictions
 from genserve.weights.resident import ResidentStore
@@ -250,16 +248,10 @@ class PushRegistry:
         """A stream of the push has ended or was cut off: carries out the push, or reports missing bytes."""
         if push.lifecycle.state is State.RECEIVING and not push.attempt.result.done() and not self._closed:
             if push.attempt.has_ended and push.staging.has_every_byte:
-                self._completion.start(push, self._ended)
+                self._completion.start(push)
             elif push.attempt.is_over:
                 self.measures.failed(push.header.kind, push.truncation())
                 push.truncate()
-        self._pushes.tell_change()
-
-    def _ended(self, push: LivePush) -> None:
-        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its expiry."""
-        if push.lifecycle.state is State.APPLIED:
-            self._pushes.forget(push)
         self._pushes.tell_change()
 
     async def reserve(self, update_id: str) -> None:
@@ -337,7 +329,7 @@ class PushRegistry:
             header = replace(header, expected_version=expected_version)
         self._completion.check_commit(header)  # a commit that is refused leaves the push prepared
         attempt = push.begin_commit(header)
-        self._completion.start(push, self._ended)
+        self._completion.start(push)
         return await asyncio.shield(attempt.result)
 
     def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:

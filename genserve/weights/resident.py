@@ -10,18 +10,65 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol
 
 from genserve.aio.change import Change
 from genserve.errors import NotResidentError, StagingFullError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
 from genserve.memory.available import available_memory_bytes
 from genserve.tensors.manifest import Manifest, TensorSpec
-from genserve.weights.byte_sources import CHANGED, ArenaBytes, ByteSource
+
+CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
 
 log = logging.getLogger(__name__)
 
 _PLENTY = 4  # times the size of an arena: the served version, the next one, and as much for everybody else
 _GAVE_WAY = "were freed for a larger push"
+
+
+class ByteSource(Protocol):
+    """The source of the bytes of a manifest's byte space. `held_bytes`: memory that is used only for them. Readers
+    raise ValueError once it is closed, and NotResidentError if the bytes are not those of the version any more."""
+
+    held_bytes: int
+
+    def check(self) -> None:
+        """Raises NotResidentError as a read would."""
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), without a copy if they are in memory."""
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Copies the bytes from `start` on, until `target` is full."""
+
+    def close(self) -> None:
+        """Frees the memory. Safe to call more than once."""
+
+
+class ArenaBytes:
+    """The bytes of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.held_bytes = arena.size_bytes
+
+    def check(self) -> None:
+        """Does nothing: nobody else writes there."""
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), not copied."""
+        return self.arena.view(start, end - start)
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """A memcpy; releases the GIL."""
+        if target:
+            import numpy as np  # a router imports this module and has no numpy
+
+            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.view(start, start + len(target)), np.uint8))
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self.arena.close()
 
 
 class ResidentVersion:

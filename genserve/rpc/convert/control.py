@@ -20,7 +20,7 @@ from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_st
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
 from genserve.weights.kept.directory import KeptRecord
-from genserve.weights.push.in_flight import PushInFlight
+from genserve.weights.push.types import PushInFlight
 from genserve.wire.bounds import MIN_WATCH_INTERVAL_S
 
 StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)

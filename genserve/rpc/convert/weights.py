@@ -8,7 +8,6 @@ from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import weights_pb2
 from genserve.weights.load.types import CheckpointPath, Load, Peers, Previous
-from genserve.weights.push.in_flight import PushInFlight
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
     DEFAULT_PREPARED_TTL_S,
@@ -19,6 +18,7 @@ from genserve.weights.push.types import (
     PrepareMode,
     PushAction,
     PushHeader,
+    PushInFlight,
     PushReport,
     PushState,
 )

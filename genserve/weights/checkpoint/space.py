@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from genserve.errors import NotResidentError
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.byte_sources import CHANGED
 from genserve.weights.checkpoint.files import CheckpointFiles
 from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.resident import CHANGED
 
 
 class CheckpointSpace:

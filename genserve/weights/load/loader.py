@@ -38,7 +38,7 @@ from genserve.weights.load.types import (
     SourceSilentError,
     WeightSource,
 )
-from genserve.weights.push.arrivals import Arrival
+from genserve.weights.push.live_pushes import Arrival
 from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.push_admission import check_header

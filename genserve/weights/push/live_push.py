@@ -126,7 +126,7 @@ class LivePush:
         self.is_checked = False
         """Whether its tensors were compared with each other: bytes that are there do not change."""
         self.content_digest = ""  # computed if it is needed
-        self._contents = Contents(staging, self.arrived)
+        self._contents: Contents | None = None
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
@@ -248,13 +248,15 @@ class LivePush:
         """What a header has said that the digest of its contents is; "" if none has."""
         return self.header.content_digest or self.identity.content_digest
 
-    def begin_digest(self) -> None:
+    def begin_digest(self) -> "asyncio.Task[str]":
         """Begins to compute `content_digest`, while bytes arrive."""
-        self._contents.begin()
+        if self._contents is None:
+            self._contents = Contents(self.staging, self.arrived)
+        return self._contents.begin()
 
     async def compute_digest(self) -> None:
         """Computes `content_digest`, once: every byte is there and does not change."""
-        self.content_digest = await asyncio.shield(self._contents.begin())
+        self.content_digest = await asyncio.shield(self.begin_digest())
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
@@ -295,7 +297,8 @@ class LivePush:
         """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
-        self._contents.end()
+        if self._contents is not None:
+            self._contents.end()
         self.gone.set()
         self.attempt.answer(self._error)
 

@@ -1,12 +1,18 @@
-"""The pushes whose bytes are here, by id. Owns their memory and their time to live; who may open one is `registry`."""
+"""The pushes whose bytes are here, and those that are about to come, by id. Owns their memory and their time to live;
+who may open one is `registry`."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 from genserve.aio.change import Change
 from genserve.errors import DrainingError, GenserveError, PushNotFoundError, StagingFullError
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import PushInFlight
+
+MAX_LISTED: Final = 16
 
 
 class LivePushes(Mapping[str, LivePush]):
@@ -17,8 +23,8 @@ class LivePushes(Mapping[str, LivePush]):
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
         self.changed = Change() if changed is None else changed
-        self._gone_bytes = 0
         """Told whenever one of them has changed."""
+        self._gone_bytes = 0
 
     def __getitem__(self, push_id: str) -> LivePush:
         return self._pushes[push_id]
@@ -105,6 +111,71 @@ class LivePushes(Mapping[str, LivePush]):
             await asyncio.wait(busy)
         for push in list(self._pushes.values()):
             self.drop(push, DrainingError("the daemon is shutting down"))
+
+
+class Arrival:
+    """One that is about to open a push."""
+
+    def __init__(self, push_id: str) -> None:
+        self._push_id = push_id
+        self._is_discarded = False
+
+    def discard(self) -> None:
+        """Nobody wants the push any more."""
+        self._is_discarded = True
+
+    def check(self) -> None:
+        """Raises PushNotFoundError if the push was discarded meanwhile."""
+        if self._is_discarded:
+            raise PushNotFoundError(
+                f"push {self._push_id!r} was discarded while it was opened", metadata={"push_id": self._push_id}
+            )
+
+
+class Arrivals:
+    """All of them, by the ids of their pushes."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, list[Arrival]] = {}
+
+    @contextmanager
+    def begun(self, push_id: str) -> Iterator[Arrival]:
+        """One more, for the length of the block."""
+        arrival = Arrival(push_id)
+        self._by_id.setdefault(push_id, []).append(arrival)
+        try:
+            yield arrival
+        finally:
+            left = self._by_id[push_id]
+            left.remove(arrival)
+            if not left:
+                del self._by_id[push_id]
+
+    def discard(self, push_id: str) -> None:
+        """Nobody wants the push any more, in whoever's hands it is."""
+        for arrival in self._by_id.get(push_id, ()):
+            arrival.discard()
+
+
+def _described(push: LivePush) -> PushInFlight:
+    """How far it has come. Cheap: the missing ranges, which may be many, are not read."""
+    return PushInFlight(
+        push_id=push.push_id,
+        state=push.lifecycle.push_state,
+        weight_version=push.header.weight_version,
+        received_bytes=push.num_counted,
+        total_bytes=push.staging.manifest.total_bytes,
+        lora_name=push.header.lora_name,
+        num_streams=push.num_attached,
+        began_at_s=push.attempt.began_at_s,
+        state_since_s=push.lifecycle.since_s,
+    )
+
+
+def in_flight(pushes: Iterable[LivePush]) -> tuple[PushInFlight, ...]:
+    """At most `MAX_LISTED` pushes: those that are sent or carried out first, then the newest."""
+    first = sorted(pushes, key=lambda push: (not push.is_held, -push.attempt.began_at_s, push.push_id))
+    return tuple(map(_described, first[:MAX_LISTED]))
 
 
 def not_found(push_id: str) -> PushNotFoundError:

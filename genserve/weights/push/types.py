@@ -183,6 +183,22 @@ class PushReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PushInFlight:
+    """A push in flight. `received_bytes`: distinct bytes that count for the present attempt. `num_streams`: those that
+    are open. `began_at_s` and `state_since_s`: when its attempt and its state began, in Unix seconds."""
+
+    push_id: str
+    state: PushState
+    weight_version: int
+    received_bytes: int
+    total_bytes: int
+    lora_name: str
+    num_streams: int
+    began_at_s: float
+    state_since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepTiming:
     """Wall time, in seconds, of one step: receive, verify, prepare, pause, commit or resume."""
 

@@ -6,9 +6,8 @@ import pytest
 
 from genserve.errors import StagingFullError
 from genserve.memory.arena import Arena
-from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.types import PushAction
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 from tests.support.patience import turns, until
 from tests.unit.weights.conftest import MANIFEST, Rig, header, nothing_runs, num_arenas
 

@@ -15,12 +15,11 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec, completed
-from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.checkpoint.files import CheckpointFiles
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.push.types import PushAction, PushState
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 from tests.support.patience import turns
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate

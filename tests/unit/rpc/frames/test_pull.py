@@ -11,8 +11,7 @@ from genserve.rpc.frames.pull import pull_frames
 from genserve.tensors.chunk_frame import parse_chunk
 from genserve.tensors.manifest import Manifest
 from genserve.v1 import weights_pb2
-from genserve.weights.byte_sources import ArenaBytes
-from genserve.weights.resident import ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentVersion
 
 MIB = 1 << 20
 SIZE_BYTES = 2 * MIB + 3

@@ -15,11 +15,10 @@ import pytest
 from genserve.control.membership import FleetRecord, Router
 from genserve.control.state import StateBoard
 from genserve.errors import NotResidentError
-from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.kept.checkpoint import digest_of, open_kept
 from genserve.weights.kept.directory import KeptDirectory, KeptRecord
 from genserve.weights.kept.keeper import Keeper
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 from tests.support.patience import turns, until
 from tests.support.refusals import refuses
 from tests.unit.weights.conftest import wait_for_threads

@@ -7,8 +7,7 @@ import numpy as np
 from genserve.memory.arena import Arena
 from genserve.tensors.content import content_digest, tensor_digest
 from genserve.tensors.manifest import Manifest
-from genserve.weights.byte_sources import ArenaBytes
-from genserve.weights.resident import ResidentVersion
+from genserve.weights.resident import ArenaBytes, ResidentVersion
 
 MANIFEST = Manifest.end_to_end(
     [("a.weight", "F32", (64, 64), 1 << 14), ("b.weight", "BF16", (256, 256), 1 << 17), ("c", "U8", (3,), 3)]

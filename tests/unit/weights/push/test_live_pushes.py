@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from genserve.weights.push.in_flight import MAX_LISTED, in_flight
 from genserve.weights.push.lifecycle import Lifecycle
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.live_pushes import MAX_LISTED, in_flight
 from genserve.weights.push.types import LoraAdapter, PushState
 from tests.unit.weights.conftest import MANIFEST, header, weights
 from tests.unit.weights.push.staging import new_staging, stream_to
