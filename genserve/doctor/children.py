@@ -68,6 +68,14 @@ class Children:
         self._groups.discard(process.pid)
         return status
 
+    def add(self, group: int) -> None:
+        """A process group that others have started, and end unless this block is left before."""
+        self._groups.add(group)
+
+    def discard(self, group: int) -> None:
+        """It has ended: its number may be another one's."""
+        self._groups.discard(group)
+
     def _remember(self, started: "asyncio.Future[asyncio.subprocess.Process]") -> None:
         if not started.cancelled() and started.exception() is None:
             self._groups.add(started.result().pid)
