@@ -11,11 +11,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from genserve import __version__
-from genserve.cli import bench, completion, doctor, generate, lora, replicas, route, serve, token, top, up
+from genserve.cli import (
+    bench,
+    completion,
+    doctor,
+    generate,
+    lora,
+    pausing,
+    push,
+    replicas,
+    route,
+    serve,
+    status,
+    token,
+    top,
+    up,
+    versions,
+)
 from genserve.cli.config_file import with_config_file
-from genserve.cli.control import drain, pause, resume, sleep, status, wake_up
 from genserve.cli.streams import abandon_output, prepare_output
-from genserve.cli.weights import commit, discard, load, pull, push, rollback
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
@@ -87,34 +101,24 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"genserve {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands = (
-        serve,
-        up,
-        route,
-        replicas,
-        generate,
-        push,
-        commit,
-        discard,
-        load,
-        rollback,
-        pull,
-        lora,
-        pause,
-        resume,
-        sleep,
-        wake_up,
-        drain,
-        status,
-        top,
-        bench,
-        doctor,
-        token,
-        completion,
-    )
-    for command in commands:
-        command.add_parser(subparsers)
-        subparsers.choices[command.__name__.rpartition(".")[2].replace("_", "-")].set_defaults(run=command.run)
+    for add in (
+        serve.add_parser,
+        up.add_parser,
+        route.add_parser,
+        replicas.add_parser,
+        generate.add_parser,
+        push.add_parser,
+        versions.add_parsers,
+        lora.add_parser,
+        pausing.add_parsers,
+        status.add_parser,
+        top.add_parser,
+        bench.add_parser,
+        doctor.add_parser,
+        token.add_parser,
+        completion.add_parser,
+    ):
+        add(subparsers)
     return parser
 
 

@@ -86,6 +86,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         )
         each.add_argument("--json", action="store_true", help="print one line of JSON")
         add_connection_options(each)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

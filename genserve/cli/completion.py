@@ -26,6 +26,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,6 +44,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
     parser.add_argument("serve_flags", nargs="*", metavar="SERVE_FLAGS", help="flags of `genserve serve`, after --")
     parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

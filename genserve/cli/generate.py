@@ -81,6 +81,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     add_connection_options(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

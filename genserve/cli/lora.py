@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
-from genserve.cli.weights.push import ProgressDisplay
+from genserve.cli.push import ProgressDisplay
 from genserve.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument("--version", type=int, metavar="N", help=help_version)
             one.add_argument("--force", action="store_true", help="accept a version that is not above the loaded one")
         add_connection_options(one)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

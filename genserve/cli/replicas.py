@@ -50,6 +50,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
                 help="also if nobody else has the version of the fleet, which is then lost",
             )
         add_connection_options(one, of="the router", target=DEFAULT_ROUTER)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

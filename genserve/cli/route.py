@@ -48,6 +48,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     add_ray_flags(replicas, "all daemons that genserve up --ray runs on this Ray cluster, now and later")
     add_router_flags(parser)
+    parser.set_defaults(run=run)
 
 
 def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:

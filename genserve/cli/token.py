@@ -27,6 +27,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--role", action="append", required=True, choices=ROLE_NAMES, help="what the caller may do; may be repeated"
     )
     parser.add_argument("--out", metavar="FILE", help="file for the token; it must not exist yet")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

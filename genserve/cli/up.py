@@ -41,6 +41,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         allow_abbrev=False,
     )
     _add_flags(parser)
+    parser.set_defaults(run=run)
 
 
 def parse(flags: Sequence[str]) -> argparse.Namespace:

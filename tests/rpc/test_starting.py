@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from genserve.cli.control.status import status_table
+from genserve.cli.status import status_table
 from genserve.client import AsyncClient
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.state import StateBoard

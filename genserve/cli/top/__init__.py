@@ -29,6 +29,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--pause-ttl", type=seconds, default=60.0, metavar="TIME", help="a pause by key ends after this (default: 60s)"
     )
     add_connection_options(parser, of="the daemon or router")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from genserve.cli.control.status import status_table
+from genserve.cli.status import status_table
 from genserve.client import ServerInfo, Status
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 

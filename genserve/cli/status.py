@@ -51,6 +51,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help=f"print each status as one line of protobuf JSON, and with it {', '.join(_OF_THE_DAEMON)}",
     )
     add_connection_options(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

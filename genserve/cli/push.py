@@ -49,6 +49,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help="send the weights through shared memory, or never (default: if the daemon can use it)",
     )
     add_push_options(parser, default="the served one + 1")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

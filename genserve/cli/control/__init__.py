@@ -1,1 +1,0 @@
-"""Commands about the engine: pause, sleep, drain and status."""
