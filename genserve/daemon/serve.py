@@ -42,9 +42,8 @@ from genserve.errors import GenserveError
 from genserve.frontends.processes import OpenAIServer
 from genserve.frontends.template import Template, fork_template
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
-from genserve.metrics.access import access_of
 from genserve.metrics.daemon import DaemonSeries
-from genserve.metrics.process import ProcessMetrics, daemon_metrics
+from genserve.metrics.process import ProcessMetrics, access_of, daemon_metrics
 from genserve.net.listening import require_free
 from genserve.observe.log_lines import write_log_lines
 from genserve.observe.notices import say, say_starting

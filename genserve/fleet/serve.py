@@ -23,8 +23,7 @@ from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
-from genserve.metrics.access import access_of
-from genserve.metrics.process import ProcessMetrics
+from genserve.metrics.process import ProcessMetrics, access_of
 from genserve.net.listening import require_free
 from genserve.observe.log_lines import JSON, write_log_lines
 from genserve.observe.notices import say

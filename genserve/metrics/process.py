@@ -30,21 +30,23 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import MultiProcessValue
 
+from genserve.errors import UnauthenticatedError
 from genserve.metrics.exposition import Exposition, Registry
 from genserve.metrics.families import Family
 from genserve.metrics.http import OPEN, Access, start_metrics_server
 from genserve.process.leftovers import prefix
+from genserve.rpc.access import Callers, bearer_token
 from genserve.rpc.handlers import Context
 from genserve.rpc.observed import Method
+from genserve.security.certificates import server_context
+from genserve.settings.listen_config import ListenConfig
 
 _CALL_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _METHOD = ("grpc_service", "grpc_method", "grpc_type")
 _MAX_SERIES = 4096
 """Far more than methods and statuses make."""
-
 _LAG_INTERVAL_S = 0.25
 _LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus_client, in this process, keeps its files. vLLM looks at it too."""
 _DAEMON = "daemon"
@@ -203,3 +205,19 @@ def registry_of(directory: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     return registry
+
+
+def access_of(config: ListenConfig, callers: Callers | None) -> Access:
+    """As the other ports of a process have it. A role that may see the state may see the series, and each may."""
+    tls = None if config.certificate is None else server_context(config.certificate)
+    if callers is None:
+        return Access(None, tls)
+
+    def authorize(header: str | None) -> bool:
+        try:
+            token = bearer_token(() if header is None else (("authorization", header),))
+        except UnauthenticatedError:
+            return False
+        return token is not None and callers.of_token(token) is not None
+
+    return Access(authorize, tls)

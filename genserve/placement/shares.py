@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from genserve.placement import machine
-from genserve.placement.cores import core_shares
 
 _BINDS: Final = "VLLM_CPU_OMP_THREADS_BIND"
 _NODES: Final = "CPU_VISIBLE_MEMORY_NODES"
@@ -75,7 +74,7 @@ def core_shares_here(flags: Sequence[str], num_replicas: int) -> list[ProcessSha
     unshared = [ProcessShare() for _ in range(num_replicas)]
     if num_replicas == 1 or binds or ranks_per_replica(flags) != 1:
         return unshared
-    shares = core_shares(machine.cores(), num_replicas, machine.memory_nodes())
+    shares = machine.core_shares(machine.cores(), num_replicas, machine.memory_nodes())
     if shares is None:
         return unshared
     return [ProcessShare({_NODES: str(each.node)}, each.cpus, f"CPUs {_listed(each.cpus)}") for each in shares]

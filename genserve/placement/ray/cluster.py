@@ -1,24 +1,31 @@
-"""The connection to a Ray cluster. Every call to Ray has a deadline."""
+"""The connection to a Ray cluster, where every call has a deadline, and what Ray reserves there for a fleet, with the
+actors in it."""
 
 import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from genserve.placement.ray.resources import Node
-from genserve.placement.ray.settings import AUTO, RayConfig, namespace_of
+from genserve.placement.ray.actor import ReplicaActor
+from genserve.placement.ray.resources import Node, bundle, not_placed
+from genserve.placement.ray.settings import AUTO, RayConfig, RayFleet, actor_name, namespace_of, replica_number
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
 CALL_TIMEOUT_S: Final = 30.0
 """For a call that Ray answers at once if it answers."""
 _CONNECT_TIMEOUT_S: Final = 30.0
 """Without a cluster at the address that was given, Ray would try for minutes."""
+
+_END_TIMEOUT_S: Final = 10.0
+"""For what is removed at the end: what Ray does not remove in time, it removes when this process has ended."""
 
 
 class RayFailedError(Exception):
@@ -89,3 +96,77 @@ async def disconnect() -> None:
     gone."""
     with suppress(RayFailedError):
         await within(CALL_TIMEOUT_S, ray.shutdown)
+
+
+class Placement:
+    """A placement group with one bundle for each replica. A bundle lies on one node, so that a replica has all its GPUs
+    there; the bundles are spread over the nodes, as far as these have room. Ray reserves all of them or none."""
+
+    def __init__(self, group: PlacementGroup, fleet: RayFleet, env: dict[str, str]) -> None:
+        self._group = group
+        self._fleet = fleet
+        self._env = env
+        self._actors: dict[int, Any] = {}
+
+    @classmethod
+    async def reserve(cls, config: RayConfig, fleet: RayFleet, env: dict[str, str]) -> Self:
+        """Waits until all is reserved. `env`: of the daemons. Raises RayFailedError, and leaves nothing then."""
+        if any(replica_number(name) is not None for name in await actor_names()):
+            raise RayFailedError(f"a fleet called {config.name} runs on this cluster: give --ray-name another name", 2)
+        asked = bundle(fleet.cpus, fleet.gpus)
+        group = await within(
+            CALL_TIMEOUT_S, placement_group, [asked] * fleet.num_replicas, "SPREAD", namespace_of(config.name)
+        )
+        placement = cls(group, fleet, env)
+        try:
+            if not await within(config.timeout_s + CALL_TIMEOUT_S, group.wait, config.timeout_s):
+                has = not_placed(fleet.num_replicas, asked, await nodes(), await free())
+                raise RayFailedError(f"Ray has not placed the replicas within {config.timeout_s:g} s: {has}", 2)
+        except BaseException:
+            await placement.remove()
+            raise
+        return placement
+
+    async def node_of(self) -> dict[int, str]:
+        """The node of each replica, by its number; "" while a lost one has none."""
+        table = await within(CALL_TIMEOUT_S, placement_group_table, self._group)
+        return {int(index): node or "" for index, node in table["bundles_to_node_id"].items()}
+
+    async def nodes(self) -> list[Node]:
+        """That of each replica, in order."""
+        by_id = {node.id: node for node in await nodes()}
+        found = await self.node_of()
+        return [by_id[found[number]] for number in sorted(found) if found[number] in by_id]
+
+    async def actor(self, number: int) -> Any:
+        """The actor of a replica, which Ray starts again wherever it can when it or its node is lost. Made anew after
+        `forget`. Raises RayFailedError."""
+        if number not in self._actors:
+            self._actors[number] = await within(CALL_TIMEOUT_S, self._make, number)
+        return self._actors[number]
+
+    def forget(self, number: int) -> None:
+        """Its actor is dead, and Ray does not start it again: somebody has killed it for good."""
+        self._actors.pop(number, None)
+
+    async def remove(self) -> None:
+        """Removes all actors, and gives back what was reserved. Raises RayFailedError if Ray does not answer."""
+        await within(_END_TIMEOUT_S, self._kill_all)
+        await within(_END_TIMEOUT_S, remove_placement_group, self._group)
+
+    def _kill_all(self) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def _make(self, number: int) -> Any:
+        options = ray.remote(ReplicaActor).options(
+            name=actor_name(number),
+            num_cpus=self._fleet.cpus,
+            num_gpus=self._fleet.gpus,
+            max_restarts=-1,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number),
+        )
+        try:
+            return options.remote(number, self._env)
+        except (RayError, ValueError) as error:  # ValueError: the name of one that is dead is not free yet
+            raise RayFailedError(f"Ray makes no actor: {error}") from error

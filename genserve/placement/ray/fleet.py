@@ -11,8 +11,7 @@ from ray.exceptions import RayError
 from genserve.observe.notices import say
 from genserve.placement.config import flags_of_replica
 from genserve.placement.ray.addresses import ServingAddresses
-from genserve.placement.ray.cluster import CALL_TIMEOUT_S, RayFailedError, actor_names, within
-from genserve.placement.ray.placement import Placement
+from genserve.placement.ray.cluster import CALL_TIMEOUT_S, Placement, RayFailedError, actor_names, within
 from genserve.placement.ray.replica import RayReplica
 from genserve.placement.ray.resources import carried, reachable_by_others
 from genserve.placement.ray.settings import RayConfig, RayFleet, replica_number

@@ -5,7 +5,7 @@ from operator import attrgetter
 from random import Random
 from typing import Final
 
-from genserve.routing.policies.least import least
+from genserve.routing.policies.policy import least
 from genserve.routing.replica import Replica, Request
 
 _KV_PRESSURE: Final = attrgetter("kv_pressure")

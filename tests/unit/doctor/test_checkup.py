@@ -12,8 +12,8 @@ from genserve.doctor.checkup import CheckupOptions, check_up
 from genserve.doctor.children import Children
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.doctor.trial import daemon_child, tiny_model
-from genserve.doctor.trial.daemon_child import environment
+from genserve.doctor.trial import tiny_model
+from genserve.doctor.trial.exercise import environment
 from genserve.doctor.trial.findings import WayFound
 from genserve.doctor.verdict import Level, Section
 from genserve.errors import InvalidFieldError
@@ -67,7 +67,7 @@ async def test_a_disk_that_is_full_is_told_with_its_path(monkeypatch: pytest.Mon
 async def test_temporary_files_of_daemons_go_with_the_doctors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sockets and caches of processes that are killed stay where they are."""
     monkeypatch.setattr(checkup.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(daemon_child, "_MAX_SOCKET_PATH_BYTES", 1000)
+    monkeypatch.setattr("genserve.doctor.trial.exercise._MAX_SOCKET_PATH_BYTES", 1000)
     scratches: list[Path] = []
 
     async def exercise(subject: Any, way: str, name: str, children: Children, scratch: Path, _: float) -> WayFound:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from genserve.placement import machine
-from genserve.placement.cores import Core
+from genserve.placement.machine import Core, CoreShare, core_shares
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-3,8\n", [0, 1, 2, 3, 8]), ("5", [5]), ("\n", [])])
@@ -64,3 +64,46 @@ def test_the_engine_that_is_installed_says_where_it_runs(
     monkeypatch.setenv("VLLM_TARGET_DEVICE", target)
     monkeypatch.setattr(machine, "version", version)
     assert machine.is_cpu_engine() is is_cpu
+
+
+def on_nodes(*cores_of_nodes: int, threads: int = 1) -> list[Core]:
+    """So many cores on each node; the second CPUs of all cores come after the first ones, as Linux counts."""
+    nodes = [node for node, count in enumerate(cores_of_nodes) for _ in range(count)]
+    total = len(nodes)
+    return [Core(node, tuple(range(i, total * threads, total))) for i, node in enumerate(nodes)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_replicas", "expected"),
+    [
+        (on_nodes(2), 2, [({0}, 0), ({1}, 0)]),
+        (on_nodes(5), 2, [({0, 1}, 0), ({2, 3, 4}, 0)]),
+        (on_nodes(2, threads=2), 2, [({0, 2}, 0), ({1, 3}, 0)]),
+        (on_nodes(2, 2), 2, [({0, 1}, 0), ({2, 3}, 1)]),
+        (on_nodes(2, 2), 3, [({0}, 0), ({1}, 0), ({2, 3}, 1)]),
+        (on_nodes(1, 1, 1, 1), 2, [({0}, 0), ({2}, 2)]),
+        (on_nodes(0, 2), 2, [({0}, 1), ({1}, 1)]),
+    ],
+)
+def test_each_replica_has_whole_cores_of_one_node(
+    cores: list[Core], num_replicas: int, expected: list[tuple[set[int], int]]
+) -> None:
+    """vLLM binds the threads of an engine to the cores of one memory node."""
+    shares = core_shares(cores, num_replicas, {core.node for core in cores})
+    assert shares == [CoreShare(frozenset(cpus), node) for cpus, node in expected]
+
+
+def test_memory_without_cores_gets_no_replica() -> None:
+    """Such as that of a device."""
+    assert core_shares(on_nodes(2), 2, [0, 1]) == [CoreShare(frozenset({cpu}), 0) for cpu in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_replicas", "memory_nodes"),
+    [(on_nodes(2), 3, [0]), (on_nodes(3, 1), 4, [0, 1]), (on_nodes(2, 2), 2, [0]), ([], 1, [0])],
+)
+def test_nothing_is_shared_out_where_it_does_not_come_out(
+    cores: list[Core], num_replicas: int, memory_nodes: list[int]
+) -> None:
+    """Fewer cores than replicas, on one node or on all, or cores whose memory cannot be used."""
+    assert core_shares(cores, num_replicas, memory_nodes) is None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from genserve.placement import machine
-from genserve.placement.cores import Core
+from genserve.placement.machine import Core
 from genserve.placement.shares import ProcessShare, gpu_shares, process_shares, ranks_per_replica, visible_gpus
 
 Makes = Callable[..., None]
