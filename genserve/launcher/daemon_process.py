@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -18,7 +19,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from genserve.launcher.command import serve_command
 from genserve.launcher.end_with_starter import ending_with_this_process
 from genserve.launcher.output import Output, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
@@ -40,6 +40,12 @@ class DaemonFailedError(RuntimeError):
         super().__init__(message)
         self.log = log
         self.exit_status = exit_status
+
+
+def serve_command(flags: Sequence[str]) -> list[str]:
+    """`genserve serve` by this interpreter, on a free port unless the flags say which."""
+    port = () if any(flag.partition("=")[0] == "--port" for flag in flags) else ("--port", "0")
+    return [sys.executable, "-m", "genserve", "serve", *port, *flags]
 
 
 class DaemonProcess:

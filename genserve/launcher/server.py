@@ -1,19 +1,24 @@
 """`launch`: a daemon for as long as a block runs, and its client."""
 
 import asyncio
+import json
 import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from genserve.client import AsyncClient, Client
-from genserve.launcher.command import FlagValue, flags_of
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import LogFile, Serving
 from genserve.settings.config import MAX_TIMEOUT_S, ServeConfig
+
+FlagValue = str | int | float | bool | os.PathLike[str] | Mapping[str, object] | Sequence[str | int | float] | None
+"""What a flag can be given: None leaves it out, True is the bare flag, False its `--no-…` (nothing for a flag of the
+daemon's own, which has none), a mapping is written as JSON, a sequence as several values."""
 
 ClientT = TypeVar("ClientT", Client, AsyncClient)
 
@@ -222,3 +227,42 @@ def launch(
         start_timeout_s=start_timeout_s,
         drain_timeout_s=checked.drain_timeout_s,
     )
+
+
+def flags_of(values: Mapping[str, FlagValue]) -> list[str]:
+    """Flags by their names with underscores: `max_model_len=2048` is `--max-model-len 2048`. Raises TypeError."""
+    own_switches = {setting.name for setting in fields(ServeConfig) if isinstance(setting.default, bool)}
+    flags = []
+    for name, value in values.items():
+        if value is None or (value is False and name in own_switches):
+            continue
+        flags += _flag(name.replace("_", "-"), value)
+    return flags
+
+
+def _flag(name: str, value: FlagValue) -> list[str]:
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [f"--no-{name}"]
+    if isinstance(value, Mapping):
+        return [f"--{name}", json.dumps(value)]
+    if isinstance(value, str | int | float | os.PathLike):
+        text = _text(name, value)
+        # Of a value that begins like a flag only this form can be read; of --config vLLM reads only the other one.
+        return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [f"--{name}", *(_text(name, each) for each in value)]
+    raise _unfit(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    raise _unfit(name, value)
+
+
+def _unfit(name: str, value: object) -> TypeError:
+    return TypeError(f"{name.replace('-', '_')}: a value of type {type(value).__name__} cannot be given to a flag")

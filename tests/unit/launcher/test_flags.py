@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from genserve.launcher.command import flags_of, serve_command
+from genserve.launcher.daemon_process import serve_command
+from genserve.launcher.server import flags_of
 
 
 @pytest.mark.parametrize(
