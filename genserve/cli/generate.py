@@ -42,9 +42,10 @@ _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
 # Reasons why a sequence ends early that the request did not ask for: an Abort or a shutdown, a pause in mode abort.
 _ENDED_BY_OTHERS: Final = frozenset(("aborted", "paused"))
 
-_FIRST_S: Final = 1.0
-_NEXT_S: Final = 5.0
-_ASK_S: Final = 5.0
+_WHY_FIRST_S: Final = 1.0
+"""How long no token comes until a person is told why; then every `_WHY_NEXT_S`."""
+_WHY_NEXT_S: Final = 5.0
+_STATUS_TIMEOUT_S: Final = 5.0
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -194,11 +195,11 @@ def telling_why(client: "Client") -> "Iterator[threading.Event]":
 def _tell(client: "Client", begun: threading.Event) -> None:
     from genserve.client.control.waits import why_waiting
 
-    said, wait_s = "", _FIRST_S
+    said, wait_s = "", _WHY_FIRST_S
     while not begun.wait(wait_s):
-        wait_s = _NEXT_S
+        wait_s = _WHY_NEXT_S
         try:
-            why = why_waiting(client.status(timeout_s=_ASK_S))
+            why = why_waiting(client.status(timeout_s=_STATUS_TIMEOUT_S))
         except (GenserveError, RuntimeError):  # the call that waits says it
             continue
         if why and not begun.is_set() and _subject(why) != said:

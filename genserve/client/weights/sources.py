@@ -1,7 +1,8 @@
-"""Makes a list of `TensorSource` from anything that holds weights: names, types, shapes and a way to get the bytes.
+"""Makes a list of `TensorSource` from anything that holds weights: names, types, shapes and a way to get the bytes. And
+looks for NaN and infinity in them.
 
-Neither torch nor numpy is imported: a caller that passes a tensor has imported it, so `sys.modules` has it. bfloat16
-and float8 need neither numpy nor ml_dtypes, because the bytes are read directly from torch's memory.
+Neither torch nor numpy is imported to read a tensor: a caller that passes one has imported it, so `sys.modules` has it.
+bfloat16 and float8 need neither numpy nor ml_dtypes, because the bytes are read directly from torch's memory.
 """
 
 import ctypes

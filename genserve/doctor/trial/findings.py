@@ -1,4 +1,5 @@
-"""What a trial found out of a daemon: also digests of what its workers hold, and whether a push replaced all of it.
+"""What a trial found out about a daemon. Also the digests of what its workers hold, and whether a push replaced
+all of it.
 
 This is the one place that asks a daemon for digests. A tensor that a push did not replace has the digest of the
 previous version, or the workers refuse it when the daemon starts.
