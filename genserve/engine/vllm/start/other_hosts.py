@@ -26,7 +26,6 @@ from genserve.worker.contract.lifetime import end_with_address
 
 EXIT_FAILED = 1
 _START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers and loads the model like them
-
 ParallelConfig = Any
 """vLLM's ParallelConfig, or what has its fields."""
 
@@ -34,10 +33,9 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
-    """The "HOST:PORT" at which other hosts, as vLLM's flags spread the engine, reach the
-    daemon that listens on `host` and `port`; "" if there are none, or none that is known. `own_ip`
-    returns this host's address, for Ray, which alone knows where workers will be.
-    Raises EngineStartError naming the flag that keeps other hosts from reaching it."""
+    """The "HOST:PORT" at which other hosts, as vLLM's flags spread the engine, reach the daemon that listens on `host`
+    and `port`; "" if there are none, or none that is known. `own_ip` returns this host's address, for Ray, which alone
+    knows where workers will be. Raises EngineStartError naming the flag that keeps other hosts from reaching it."""
     if parallel.use_ray:
         return "" if port <= 0 or is_loopback(host) else joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_host(parallel)

@@ -9,7 +9,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
 
-from genserve.engine.vllm.openai.asgi import fail_fast
+from genserve.engine.vllm.openai.app import fail_fast
 
 MODELS = [(TokenizeRequest, "messages"), (ChatCompletionRequest, "messages"), (ResponsesRequest, "input")]
 
