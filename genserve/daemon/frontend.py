@@ -12,14 +12,13 @@ import grpc.aio
 import uvloop
 
 from genserve.control.conditions import Phase
-from genserve.daemon.observers import observers_of
+from genserve.daemon.parts import observers_of
 from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.clients.frontend import FrontendEngine, begin
 from genserve.errors import GenserveError
-from genserve.frontends import settings as questions
-from genserve.frontends.answers import Answers
+from genserve.frontends import questions
 from genserve.frontends.link import Link, Message
-from genserve.frontends.settings import FrontendSettings, ids_to_values
+from genserve.frontends.questions import Answers, FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
@@ -87,20 +86,21 @@ class _FrontEnd:
         self._state = SharedState(SharedWords(settings.state_fd))
         self._engine: FrontendEngine | None = None
         self._server: grpc.aio.Server | None = None
+        self._answers = Answers()
         self.link = Link(
             socket.socket(fileno=settings.link_fd),
             {
                 questions.JOIN: self._join,
                 questions.SERVE: self._serve,
                 questions.CHANGED: self._changed,
-                **Answers(lambda: self._engine).handlers,
+                **self._answers.handlers,
                 questions.STOP: self._stop,
             },
         )
 
     async def _join(self, message: Message) -> Message:
         state = self._state
-        self._engine = await FrontendEngine.join(
+        self._engine = self._answers.joined = await FrontendEngine.join(
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
         write_log_lines()  # vLLM has configured its logging anew

@@ -19,10 +19,9 @@ import uvloop
 
 from genserve.engine.vllm.openai.environment import begin
 from genserve.errors import UnavailableError
-from genserve.frontends import settings as questions
-from genserve.frontends.answers import Answers
+from genserve.frontends import questions
 from genserve.frontends.link import Link, Message
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import Answers, FrontendSettings
 from genserve.frontends.template import Started
 from genserve.process.signals import ending
 
@@ -116,13 +115,14 @@ class _Server:
         self._engine: OpenAIEngine | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._answers = Answers()
         self.link = Link(
             socket.socket(fileno=job.link.fd),
             {
                 questions.JOIN: self._join,
                 questions.SERVE: self._serve,
                 questions.CHANGED: self._changed,
-                **Answers(lambda: self._engine).handlers,
+                **self._answers.handlers,
                 questions.STOP: self._stop,
             },
         )
@@ -131,7 +131,9 @@ class _Server:
         from genserve.engine.vllm.openai.app import http_server
         from genserve.engine.vllm.openai.engine import OpenAIEngine
 
-        self._engine = await OpenAIEngine.join(message.data, [each.fd for each in self._job.seat])
+        self._engine = self._answers.joined = await OpenAIEngine.join(
+            message.data, [each.fd for each in self._job.seat]
+        )
         self._http = await http_server(self._engine, self._job.flags)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._http.finish)
         return Message({"port": self._job.listener.getsockname()[1]})

@@ -23,14 +23,11 @@ from genserve.aio.cancellation import cancel_all
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
-from genserve.control.pause import PauseController
 from genserve.control.service_manager import ServiceManager
-from genserve.control.sleep import SleepController
-from genserve.control.state import ServedWeights, StateBoard
+from genserve.control.state import StateBoard
 from genserve.daemon import frontend
-from genserve.daemon.further_processes import num_frontends, start_frontends, start_ingest
-from genserve.daemon.observers import observers_of
 from genserve.daemon.openai_process import Launch
+from genserve.daemon.parts import Access, build_parts, num_frontends, observers_of
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import launch
 from genserve.engine.vllm.engine import VllmEngine
@@ -49,28 +46,17 @@ from genserve.observe.log_lines import write_log_lines
 from genserve.observe.notices import say, say_starting
 from genserve.process import leftovers
 from genserve.process.signals import Stopped, stopped_by_signal, unless_stopped
-from genserve.rpc.convert.control import kept_fleet_record
-from genserve.rpc.generation import abort_with
-from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import DaemonServer, ServerParts
-from genserve.security.access_list import AccessList, AccessSource, open_access_list, take_environment
+from genserve.security.access_list import AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
 from genserve.settings.config import ServeConfig
-from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
-    OpenedCheckpoint,
-    loaded_index,
     local_directory,
     open_checkpoint,
     opened_as_loaded,
-    resident_store,
 )
-from genserve.weights.kept.start import Kept, find_kept, start_keeping
-from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.quota import limit_bytes
-from genserve.weights.registry import PushRegistry
-from genserve.weights.vllm_transfer import TransferUpdates
+from genserve.weights.kept.start import find_kept
 
 EXIT_FAILED, EXIT_REFUSED = 1, 2  # refused: flags or a model that no start accepts
 _CLOSE_GRACE_S = 2.0
@@ -149,8 +135,8 @@ async def serve(
         stack.push_async_callback(engine.stop)
         board.attach(engine)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
-        access = _Access(listed, peers, observers)
-        parts = await _build_parts(
+        access = Access(listed, peers, observers)
+        parts = await build_parts(
             config, access, engine, board, leases, opened, kept, args.load_format, template, metrics, stopped, stack
         )
         await server.serve(parts)
@@ -185,15 +171,6 @@ async def _end(board: StateBoard) -> None:
     if board.daemon_condition is DaemonCondition.STARTING:
         board.enter(EngineCondition.DEAD)
         await asyncio.sleep(_LAST_ANSWERS_S)
-
-
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """Who may call the daemon, how it calls others, and who is told of calls."""
-
-    callers: AccessList | None
-    peers: Caller
-    observers: Sequence[CallObserver]
 
 
 @dataclass(slots=True)
@@ -288,64 +265,6 @@ class _Daemon:
             return f"the engine has died: {cause}"
         ended = next((task for task in self.background if task.done()), None)
         return None if ended is None else f"{ended.get_name()} ended: {ended.exception()!r}"
-
-
-async def _build_parts(
-    config: ServeConfig,
-    access: _Access,
-    engine: VllmEngine,
-    board: StateBoard,
-    leases: LeaseTable,
-    opened: OpenedCheckpoint | None,
-    kept: Kept | None,
-    load_format: str,
-    template: Template | None,
-    metrics: ProcessMetrics | None,
-    stopped: Stopped,
-    stack: AsyncExitStack,
-) -> ServerParts:
-    """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
-    pauses = PauseController(engine, leases, board)
-    checkpoint = await loaded_index(opened, engine)
-    max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
-    resident = resident_store(opened, load_format.lower(), say, enabled=not config.no_resident_weights)
-    base_digest = "" if opened is None else await asyncio.to_thread(opened.files.samples_digest)
-    board.tell_served(lambda: ServedWeights(resident.push_id, resident.content_digest, base_digest))
-    applier = PushApplier(engine, pauses, board, resident)
-    loras = LoraLoader(engine, board, pauses, checkpoint)
-    pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
-    sleeps = SleepController(engine, pauses, board, applier)
-    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
-    keeper = await start_keeping(kept, opened, checkpoint, engine, resident, applier)
-    if keeper is not None:
-        if (record := keeper.record) is not None and record.fleet_epoch:
-            board.membership.record = kept_fleet_record(record, base_digest)
-        keeper.follow(board)
-    directory = "" if metrics is None else metrics.directory
-    abort = abort_with(engine, board)
-    frontends = await start_frontends(engine.seats(), board, abort, template, directory, stack)
-    if frontends is not None:
-        engine.add_clients(frontends)
-    return ServerParts(
-        config,
-        engine,
-        board,
-        pauses,
-        sleeps,
-        pushes,
-        resident,
-        transfers,
-        loras,
-        checkpoint,
-        max_staging_bytes,
-        stopped.stop,
-        await start_ingest(config, stack, asks=access.callers is not None),
-        frontends=frontends,
-        callers=access.callers,
-        peers=access.peers,
-        observers=access.observers,
-        keeper=keeper,
-    )
 
 
 def _sweep() -> None:

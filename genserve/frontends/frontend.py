@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from genserve.engine.types import UsedAdapter
 from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, QueueFullError, UnavailableError
-from genserve.frontends import settings as questions
+from genserve.frontends import questions
 from genserve.frontends.link import Link, Message
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.template import Started
 from genserve.observe.notices import say
 from genserve.process.supervisor import Supervised

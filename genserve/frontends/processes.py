@@ -9,9 +9,9 @@ from typing import Any
 
 from genserve.control.state import StateBoard
 from genserve.engine.types import WAIT_PATIENCE_S
-from genserve.frontends import settings as questions
+from genserve.frontends import questions
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat, Starter
-from genserve.frontends.settings import FrontendSettings, ids_to_values
+from genserve.frontends.questions import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
 from genserve.net.addresses import joined
 from genserve.process.supervisor import start_all

@@ -18,9 +18,7 @@ from tests.support.oracle import Likeness
 from tests.support.subject import Subject, daemon_process, started
 
 NUM_FRONTENDS = 2
-LONG = pytest.mark.long(
-    "genserve/worker", "genserve/daemon/serve.py", "genserve/frontends", "genserve/engine/vllm/start"
-)
+LONG = pytest.mark.long("genserve/worker", "genserve/daemon", "genserve/frontends", "genserve/engine/vllm/start")
 Steps = Sequence[tuple[str, Fault]]
 STEPS: Steps = [
     ("b", Fault("load", "hang", after=5)),

@@ -137,7 +137,7 @@ async def test_a_push_that_hangs_does_not_hold_a_shutdown_up(daemon: Starts) -> 
         assert "gave up a push" in hanging.process.stderr
 
 
-@pytest.mark.long("genserve/frontends", "genserve/daemon/serve.py")  # it is waited for, and then killed
+@pytest.mark.long("genserve/frontends", "genserve/daemon")  # it is waited for, and then killed
 async def test_a_front_end_that_stands_still_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
     """It is killed; what the others have ends as ABORTED at the deadline, and the exit is clean."""
     async with daemon("--frontends", str(NUM_FRONTENDS)) as draining, streaming_everywhere(draining) as streams:

@@ -10,9 +10,9 @@ from genserve.control.conditions import EngineCondition
 from genserve.control.state import StateBoard
 from genserve.daemon import frontend
 from genserve.engine.vllm.clients.frontend import FrontendEngine
-from genserve.frontends import settings as questions
+from genserve.frontends import questions
 from genserve.frontends.link import Link, Message
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.state import NUM_WORDS, StateWriter
 from genserve.memory.words import SharedWords
 from genserve.security.access_list import AccessSource

@@ -10,9 +10,9 @@ import socket
 import sys
 from typing import Any
 
-from genserve.frontends import settings as questions
+from genserve.frontends import questions
 from genserve.frontends.link import Link, Message
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.template import serve_template
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from genserve.daemon.openai_process import Inherited
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.template import Started
 from genserve.process.signals import ending
 from tests.unit.frontends import scripted_frontend

@@ -21,7 +21,7 @@ from genserve.control.state import StateBoard
 from genserve.errors import MessageTooLargeError
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, FrontEnd
 from genserve.frontends.processes import FrontEnds
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.template import Template
 from genserve.memory.words import SharedWords
@@ -294,7 +294,7 @@ def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
     """However it ends. What it has loaded, front ends have too; one that stands still ends as well."""
     program = (
         "import asyncio, os, signal, socket\n"
-        "from genserve.frontends.settings import FrontendSettings\n"
+        "from genserve.frontends.questions import FrontendSettings\n"
         "from genserve.frontends.template import fork_template\n"
         "loaded = 'loaded'\n"
         "def run(settings):\n"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from genserve.frontends.frontend import FrontEnd
-from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.questions import FrontendSettings
 from genserve.frontends.template import Started
 from genserve.ingest.processes import Receiver
 from genserve.ingest.relay import IngestSettings

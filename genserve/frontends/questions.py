@@ -1,9 +1,15 @@
-"""How the daemon starts a front end, and the questions that they ask each other."""
+"""How the daemon starts a front end, the questions that they ask each other, and the answers of a process beside the
+daemon about its requests."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+from genserve.errors import EngineDeadError
+from genserve.frontends.link import Handler, Message
 
 # The daemon asks a front end.
 JOIN = "join"
@@ -77,3 +83,76 @@ class FrontendSettings:
 def ids_to_values(request_ids: Any) -> Mapping[str, Any]:
     """What ABORT says; None = all."""
     return {"request_ids": None if request_ids is None else list(request_ids)}
+
+
+class Client(Protocol):
+    """A client of the daemon's engine."""
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends requests (None = all); the ids that ran, and those that did not."""
+
+    def pausing(self) -> int:
+        """The engine aborts all requests from now on. How many there are."""
+
+    def paused(self) -> None:
+        """The engine has aborted them."""
+
+    def interrupted(self) -> int:
+        """Nothing is scheduled: watches the sequences from now on. Tokens that these have computed."""
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest time that one of them was without output, when all have output again or have ended; None if none
+        was."""
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+
+
+class Answers:
+    """What a process beside the daemon answers about its requests."""
+
+    def __init__(self) -> None:
+        self.joined: Client | None = None
+        """The client, once it has joined the engine."""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By question."""
+        return {
+            ABORT: self._abort,
+            PAUSING: self._pausing,
+            PAUSED: self._paused,
+            INTERRUPTED: self._interrupted,
+            LONGEST_WAIT: self._longest_wait,
+            IDLE: self._idle,
+        }
+
+    @property
+    def _client(self) -> Client:
+        if self.joined is None:
+            raise EngineDeadError("this process has not joined the engine yet")
+        return self.joined
+
+    async def _abort(self, message: Message) -> Message:
+        aborted_ids, _ = await self._client.abort(message.values["request_ids"])
+        return Message({"aborted_ids": aborted_ids})
+
+    async def _pausing(self, message: Message) -> Message:
+        return Message({"num_requests": self._client.pausing()})
+
+    async def _paused(self, message: Message) -> Message:
+        self._client.paused()
+        return Message()
+
+    async def _interrupted(self, message: Message) -> Message:
+        return Message({"num_computed_tokens": self._client.interrupted()})
+
+    async def _longest_wait(self, message: Message) -> Message:
+        return Message({"longest_wait_s": await self._client.longest_wait_s()})
+
+    async def _idle(self, message: Message) -> Message:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_PATIENCE_S):
+                await self._client.wait_idle()
+                return Message({"idle": True})
+        return Message({"idle": False})
