@@ -6,9 +6,8 @@ from vllm.utils.system_utils import set_process_title
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, TextPrompt
-from genserve.engine.types import EngineInfo
-from genserve.engine.vllm.clients.interruption import Interruptions, Watch, of_vllm
-from genserve.engine.vllm.clients.join import join_at_seat
+from genserve.engine.vllm.clients.interruption import Watch, of_vllm
+from genserve.engine.vllm.clients.join import Joined, join_at_seat
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.intake import Intake
@@ -29,21 +28,18 @@ def begin(daemon_pid: int) -> None:
 class FrontendEngine:
     """A client of the daemon's engine. Made by `join`."""
 
-    def __init__(
-        self,
-        llm: StreamingLLM,
-        info: EngineInfo,
-        interruptions: Interruptions,
-        make_intake: Callable[[Liveness], Intake],
-    ) -> None:
-        self._llm = llm
-        self._interruptions = interruptions
+    def __init__(self, joined: Joined, adapters: Adapters, weight_version: Callable[[], int]) -> None:
+        self._llm = llm = joined.llm
+        self._interruptions = joined.row.interruptions
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
-        self._intake = make_intake(self._liveness)
+        invitation = joined.invitation
+        self._intake = Intake(
+            llm, self._liveness, invitation.info, invitation.limits, adapters, joined.tally, weight_version
+        )
         self.submit, self.wait_idle = self._intake.submit, self._intake.wait_idle
         self.pausing, self.paused = self._intake.pausing, self._intake.paused
-        self.info = info
+        self.info = invitation.info
         """What is served."""
         assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
         llm.output_handler.add_done_callback(lambda _: self.declare_dead("EngineCore reported an error"))
@@ -53,13 +49,7 @@ class FrontendEngine:
         cls, data: bytes, fds: Sequence[int], adapters: Adapters, weight_version: Callable[[], int]
     ) -> "FrontendEngine":
         """Joins the engine that an invitation is for, with the descriptors of the seat. Raises UnavailableError."""
-        joined = await join_at_seat(data, fds, StreamingLLM)
-        llm, invitation = joined.llm, joined.invitation
-
-        def make_intake(liveness: Liveness) -> Intake:
-            return Intake(llm, liveness, invitation.info, invitation.limits, adapters, joined.tally, weight_version)
-
-        return cls(llm, invitation.info, joined.row.interruptions, make_intake)
+        return cls(await join_at_seat(data, fds, StreamingLLM), adapters, weight_version)
 
     @property
     def is_traced(self) -> bool:
