@@ -14,7 +14,6 @@ import grpc.aio
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from genserve.ingest.protocol import ACK_PATH_KEY, ADMIT, FAILED, METHOD, OUTCOME, PATH_KEY, SAN_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
 from genserve.net.addresses import joined
@@ -24,6 +23,28 @@ from genserve.security.files import CertificateFiles
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
 from genserve.wire.conversions import segment_frame
+
+# The protocol between a receiving process and the daemon, in addition to the frames of a push.
+SERVICE = "genserve.internal.Ingest"
+METHOD = "Push"
+
+ADMIT = "Admit"
+"""Asked before a push, because only the daemon knows the callers: whether the caller may push."""
+
+SAN_KEY = "genserve-caller-san-bin"
+"""Metadata of ADMIT: a subject alternative name of the caller's certificate."""
+
+PATH_KEY = "genserve-ingest-path"
+"""Metadata: the only memory that segments of this stream may use."""
+
+ACK_PATH_KEY = "genserve-ingest-ack-path"
+"""Metadata: the pipe on which the daemon acknowledges them, and no other."""
+
+OUTCOME = b"\x01"
+"""The one answer begins with it: the response follows."""
+
+FAILED = b"\x02"
+"""Or with this: a `google.rpc.Status` follows. The status of a call is lost to a write that comes too late."""
 
 _NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0

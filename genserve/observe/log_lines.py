@@ -1,24 +1,32 @@
 """The form of what genserve's modules log: that of the daemon's other lines on stderr. As text for people, or as one
-JSON object on a line for programs."""
+JSON object on a line for programs, with what the running call is about, which asyncio keeps for each task."""
 
 import json
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from genserve.observe.log_context import noted
-
 PREFIX: Final = "genserve: "
+
 LEVELS: Final = ("warning: ", "error: ")
 """What follows the prefix in a line that was logged. It explains what happens, and never why a daemon ends."""
+
 FORMATS: Final = ("text", "json")
 TEXT, JSON = FORMATS
-
 _LOGGER: Final = "genserve"
 _FORM: Final = f"{PREFIX}%(lowered)s: %(message)s"
+
 _VARIABLE: Final = "GENSERVE_LOG_FORMAT"
 """Tells the form to processes that this one starts."""
+
+_MAX_CHARS: Final = 256
+_FIELDS: Final[Mapping[str, ContextVar[str]]] = {
+    name: ContextVar(name, default="") for name in ("method", "request_id", "push_id")
+}
 
 
 class JsonFormatter(logging.Formatter):
@@ -88,3 +96,26 @@ def as_text(line: str) -> str:
     if not isinstance(logger, str) or logger.split(".")[0] != _LOGGER:
         return line
     return f"{PREFIX}{message}" if level == "INFO" else f"{PREFIX}{str(level).lower()}: {message}"
+
+
+def note(*, method: str = "", request_id: str = "", push_id: str = "") -> None:
+    """The task of the caller, and tasks that it starts, are about these from now on."""
+    for name, value in (("method", method), ("request_id", request_id), ("push_id", push_id)):
+        if value:
+            _FIELDS[name].set(value)
+
+
+@contextmanager
+def about(request_id: str) -> Iterator[None]:
+    """The block is about one request of several that its task serves."""
+    token = _FIELDS["request_id"].set(request_id)
+    try:
+        yield
+    finally:
+        _FIELDS["request_id"].reset(token)
+
+
+def noted() -> dict[str, str]:
+    """What is known, shortened: ids come from clients."""
+    known = {name: variable.get() for name, variable in _FIELDS.items()}
+    return {name: value[:_MAX_CHARS] for name, value in known.items() if value}

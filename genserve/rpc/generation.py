@@ -10,7 +10,7 @@ from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
 from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine
-from genserve.observe.log_context import note
+from genserve.observe.log_lines import note
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from genserve.observe.log_context import note
+from genserve.observe.log_lines import note
 from genserve.observe.trace import headers, keep_headers
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import known_error, to_status

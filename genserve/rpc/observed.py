@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from genserve.ingest import protocol as ingest_protocol
+from genserve.ingest import relay as ingest_relay
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 
 _TYPES = {(False, False): "unary", (False, True): "server_stream", (True, False): "client_stream"}
@@ -31,7 +31,7 @@ class Method:
 UNKNOWN = Method(_UNKNOWN, _UNKNOWN, _UNKNOWN)
 """Any method that the server does not have: its name is up to the client."""
 RELAYED = {
-    f"/{ingest_protocol.SERVICE}/{ingest_protocol.METHOD}": Method(
+    f"/{ingest_relay.SERVICE}/{ingest_relay.METHOD}": Method(
         "genserve.v1.WeightService", "PushWeights", "client_stream"
     )
 }

@@ -18,7 +18,7 @@ from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.engine.types import EngineInfo
 from genserve.frontends.processes import FrontEnds
-from genserve.ingest import protocol as ingest_protocol
+from genserve.ingest import relay as ingest_relay
 from genserve.ingest.processes import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
@@ -220,11 +220,11 @@ def services_of(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
 
 def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server only for what receiving processes pass on, and ask: they do not know who may push."""
-    service = ingest_protocol.SERVICE
+    service = ingest_relay.SERVICE
     interceptors: list[grpc.aio.ServerInterceptor] = []
     if parts.callers is not None:
-        push = f"/{service}/{ingest_protocol.METHOD}"  # called after ADMIT, over a socket that is ours alone
-        needed = {f"/{service}/{ingest_protocol.ADMIT}": METHODS["/genserve.v1.WeightService/PushWeights"]}
+        push = f"/{service}/{ingest_relay.METHOD}"  # called after ADMIT, over a socket that is ours alone
+        needed = {f"/{service}/{ingest_relay.ADMIT}": METHODS["/genserve.v1.WeightService/PushWeights"]}
         interceptors = [AccessInterceptor(parts.callers, {push}, parts.config.rates, needed, _passed_on_sans)]
     server = make_inner_server(parts.config.max_message_bytes, interceptors, parts.observers)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
@@ -232,8 +232,8 @@ def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serve
     )
     admitted: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_admitted)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        ingest_protocol.METHOD: relayed,
-        ingest_protocol.ADMIT: admitted,
+        ingest_relay.METHOD: relayed,
+        ingest_relay.ADMIT: admitted,
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     return server
@@ -246,7 +246,7 @@ async def _admitted(request: bytes, context: "grpc.aio.ServicerContext[bytes, by
 def _passed_on_sans(context: "grpc.aio.ServicerContext[Any, Any]") -> list[str]:
     """The names that a receiving process has found in the certificate of its caller."""
     metadata = context.invocation_metadata() or ()
-    sans = (value for key, value in metadata if key == ingest_protocol.SAN_KEY)
+    sans = (value for key, value in metadata if key == ingest_relay.SAN_KEY)
     return [san.decode(errors="replace") for san in sans if isinstance(san, bytes)]
 
 

@@ -14,7 +14,7 @@ from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.engine.types import WeightDigest
 from genserve.errors import DeadlineError, GenserveError
-from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
+from genserve.ingest.relay import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.net.addresses import is_local
 from genserve.observe.trace import step
@@ -46,7 +46,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.digests import LiveDigests
 from genserve.weights.kept.keeper import Keeper
 from genserve.weights.load.loader import WeightLoader
-from genserve.weights.lora.pulled import PulledLora
+from genserve.weights.lora.files import PulledLora
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.push.stream import until_expired

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from genserve.observe.log_context import noted
+from genserve.observe.log_lines import noted
 from genserve.observe.trace import End, headers, keep_headers, trace_steps, use_headers
 from genserve.rpc.handlers import Context
 from genserve.rpc.observed import Method

@@ -18,7 +18,7 @@ from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError
 from genserve.memory.arena import allocate_arena
-from genserve.observe.log_context import note
+from genserve.observe.log_lines import note
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex

@@ -19,8 +19,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.ingest.processes import IngestProcesses
-from genserve.ingest.protocol import METHOD, SERVICE
-from genserve.ingest.relay import IngestSettings
+from genserve.ingest.relay import METHOD, SERVICE, IngestSettings
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.ring import NAME_PREFIX, NUM_PIECES, PIECE_BYTES
 from genserve.process import supervisor

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from genserve.observe.log_context import noted
+from genserve.observe.log_lines import noted
 from genserve.v1 import generation_pb2
 from tests.rpc.frames import END, chunk, header, refused
 from tests.support.scripted_daemon import Daemon

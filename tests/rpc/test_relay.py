@@ -9,8 +9,7 @@ import grpc.aio
 import pytest
 from google.rpc import status_pb2
 
-from genserve.ingest.protocol import FAILED, METHOD, OUTCOME, SERVICE
-from genserve.ingest.relay import Relay
+from genserve.ingest.relay import FAILED, METHOD, OUTCOME, SERVICE, Relay
 from tests.support.answers import answer_of
 from tests.support.patience import STEP_S, until
 

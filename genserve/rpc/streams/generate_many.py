@@ -14,7 +14,7 @@ from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
-from genserve.observe.log_context import about, note
+from genserve.observe.log_lines import about, note
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.token_columns import Slots
 from genserve.rpc.received import Received

@@ -11,7 +11,7 @@ from typing import Final
 from genserve.engine.generation import GenerationUpdate
 from genserve.engine.protocol import GenerationStream
 from genserve.errors import GenserveError
-from genserve.observe.log_context import about
+from genserve.observe.log_lines import about
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
 from genserve.rpc.status import known_error, to_message

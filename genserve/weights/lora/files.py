@@ -1,4 +1,4 @@
-"""The files of a LoRA adapter, kept in memory for as long as the adapter can be used.
+"""The files of a LoRA adapter, kept in memory for as long as the adapter can be used, and read by daemons that pull it.
 
 vLLM loads an adapter from a directory, and reads it again whenever it has dropped it, for example after vLLM's own
 weight transfer. So this module keeps a directory of links to anonymous memory as long as the daemon runs.
@@ -8,14 +8,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from genserve.errors import InvalidFieldError
+from genserve.engine.types import LoadedLora
+from genserve.errors import InvalidFieldError, PushNotFoundError
 from genserve.memory.arena import Arena
 from genserve.process.leftovers import prefix
 from genserve.tensors.manifest import Manifest
+from genserve.tensors.ranges import Range
 from genserve.tensors.safetensors import CheckpointFileError, encoded_header
-from genserve.weights.checkpoint.files import CheckpointFile
+from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
 from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.checkpoint.space import CheckpointSpace
 from genserve.weights.lora.config import LoraConfig, lora_issues
+from genserve.weights.push.types import LoraAdapter
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -104,3 +108,52 @@ def _copied(file: CheckpointFile) -> Arena:
         arena.close()
         raise
     return arena
+
+
+class PulledLora:
+    """An adapter that is loaded, for another daemon that is to have it as well. It is pulled as a whole, under the id
+    of its push. It can be read to its end, also if another one takes its place meanwhile."""
+
+    content_digest = ""
+    origin = ""
+
+    def __init__(self, loaded: LoadedLora) -> None:
+        """Opens its files: call it in a thread. Raises PushNotFoundError if it is not loaded any more."""
+        self.push_id = loaded.push_id
+        self.weight_version = loaded.version
+        directory = Path(loaded.directory)
+        try:
+            self.lora = LoraAdapter(loaded.name, (directory / CONFIG).read_text())
+            files = CheckpointFiles([directory / TENSORS])
+            self._space = CheckpointSpace(CheckpointIndex.read(files), files)
+        except (OSError, CheckpointFileError) as error:
+            raise PushNotFoundError(
+                f"adapter {loaded.name!r} of push {self.push_id!r} is not loaded any more",
+                metadata={"push_id": self.push_id},
+            ) from error
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its tensors."""
+        return self._space.manifest
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its tensors."""
+        return self.manifest.total_bytes
+
+    def there(self, start: int, end: int) -> Range | None:
+        """All of the bytes are there."""
+        return start, end
+
+    async def wait(self) -> None:
+        """Nothing is waited for."""
+
+    async def wait_complete(self) -> None:
+        """Returns at once."""
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), read."""
+        data = memoryview(bytearray(end - start))
+        self._space.read_into(start, data)
+        return data

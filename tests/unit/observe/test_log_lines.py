@@ -56,7 +56,7 @@ def test_as_json_each_line_is_one_object_with_what_the_call_is_about() -> None:
     """Notices and tracebacks as well; two tasks do not see what the other one is about."""
     found = json_lines("""
 import asyncio
-from genserve.observe.log_context import about, note
+from genserve.observe.log_lines import about, note
 from genserve.observe.notices import say
 
 log = logging.getLogger("genserve.rpc.status")

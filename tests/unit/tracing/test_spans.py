@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 
 from genserve.errors import QueueFullError
 from genserve.observe import trace
-from genserve.observe.log_context import note
+from genserve.observe.log_lines import note
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import ObservedCalls
 from genserve.tracing.spans import CallSpans
