@@ -22,7 +22,7 @@ TITLES: dict[str, Callable[[Row], bool]] = {
     "Flags that a CPU cannot work with": lambda row: row.name.endswith("-on-cpu"),
     "Flags that pushes cannot work with": lambda row: row.refused and not row.problem,
 }
-LISTED = Path(__file__).with_name("launch.txt")
+LISTED = Path(__file__).with_name("engine_flags.txt")
 
 # By row: flags that it is about, and similar ones that it is not about.
 WRITTEN: dict[str, tuple[list[list[str]], list[list[str]]]] = {
@@ -181,7 +181,7 @@ def named(row: Row) -> set[str]:
 
 def test_every_flag_of_vllms_engine_is_known() -> None:
     """A new one gets a row if nothing can reach it: look for who reads it outside of vllm/entrypoints, what of that
-    requests over gRPC can ask for, and what of it their answers have. Otherwise it gets a line in launch.txt."""
+    requests over gRPC can ask for, and what of it their answers have. Otherwise it gets a line in engine_flags.txt."""
     actions = vllm_config.parser("genserve serve", "")._actions
     long = [[each for each in action.option_strings if each.startswith("--")] for action in actions]
     have = {each[0] for each in long if each}
