@@ -1,11 +1,11 @@
-"""The series that docs/observability.md names, in its tables."""
+"""The series that docs/internals/series.md names, in its tables."""
 
 import re
 from pathlib import Path
 
 from tests.support.scraped import Scrape
 
-_PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "internals" / "series.md"
 _ROW = re.compile(r"^\| `([a-z0-9_:]+)` \| (gauge|counter|histogram) \| (.*?) \| .+ \|$", re.MULTILINE)
 NOT_LISTED = "see vLLM"
 """Instead of labels that are settings of vLLM."""

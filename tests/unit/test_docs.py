@@ -16,6 +16,7 @@ from bench.__main__ import MEASUREMENTS
 from bench.results.page import BEGIN, END, FIGURES, update_page, update_readme
 from bench.results.result import Result
 from genserve.rpc.status import CODES
+from tests.support.documented_series import documented
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -181,6 +182,13 @@ def test_tests_that_a_page_names_are_there() -> None:
     assert [f"{page.name}: {name}" for page, name in tests if not (ROOT / name).is_file()] == []
 
 
+def test_series_to_watch_are_in_the_list_of_all() -> None:
+    """The page for users names some; docs/internals/series.md has each of them, as tests of a real daemon check."""
+    watched = section(ROOT / "docs" / "observability.md", "Which series to watch")
+    names = re.findall(r"`((?:genserve_|grpc_server_|process_|vllm:)[a-z_]+)`", watched)
+    assert names and [name for name in names if name not in documented()] == []
+
+
 def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
     """Who has a GPU, a CPU or a trainer finds what to install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -197,8 +205,8 @@ def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
 
 
 def test_every_invariant_names_tests_that_are_there() -> None:
-    """docs/reliability.md says what holds, and which tests hold it."""
-    page = ROOT / "docs" / "reliability.md"
+    """docs/internals/reliability.md says what holds, and which tests hold it."""
+    page = ROOT / "docs" / "internals" / "reliability.md"
     for heading in ("Weights", "Service", "Fleet", "Client"):
         for invariant, held_by in rows(section(page, heading)):
             tests = re.findall(r"`(tests/[^`]+)`", held_by)
@@ -217,8 +225,8 @@ def names_of_tests(path: Path) -> set[str]:
 
 
 def test_every_fault_names_tests_that_are_there_or_says_that_there_is_none() -> None:
-    """docs/reliability.md has every row of the table of faults, in order."""
-    listed = list(rows(section(ROOT / "docs" / "reliability.md", "Faults")))
+    """docs/internals/reliability.md has every row of the table of faults, in order."""
+    listed = list(rows(section(ROOT / "docs" / "internals" / "reliability.md", "Faults")))
     assert [row[0] for row in listed] == [str(number) for number in range(1, 50)]
     for number, _, _, shown_by, result in listed:
         tests = re.findall(r"`(tests/[^`]+)::([^`]+)`", shown_by)
