@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if args.measurement == "table":
         try:
             page.update_readme(args.out)
+            page.update_goals(args.out)
             for name in page.update_page(args.out):
                 plots.draw(Result.load(args.out, name), args.out)
         except OSError as error:

@@ -1,17 +1,18 @@
-"""What docs/benchmarks/README.md and README.md show of the results, written between their marks."""
+"""What the pages show of the results, written between their marks: docs/benchmarks/README.md, README.md, the goals."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.machine import describe
-from bench.results import generation_tables, standings, update_tables
+from bench.results import generation_tables, headline, standings, update_tables
 from bench.results.cells import markdown, value
 from bench.results.generation_tables import ceiling_of
 from bench.results.result import Result
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "benchmarks" / "README.md"
+GOALS_PAGE = README.parent / "docs" / "internals" / "goals.md"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
@@ -27,57 +28,62 @@ FIGURES = ("generate", "push", "pause", "interference")
 
 
 def figures(generate: Result, push: Result, pause: Result, interference: Result) -> str:
-    """The four figures that README.md quotes, each with what it compares with and with the range of its rounds."""
-
-    def share(peer: str) -> str:
-        ratio = generate.ratios["64"][peer]["tokens_per_s"]
-        low, high = generate.range_of_ratio("64", peer, "tokens_per_s", ceiling_of(peer))
-        return f"{ratio:.2f} ({low:.2f}–{high:.2f})"
-
-    tokens = {peer: f"{each['tokens_per_s']:,.0f}" for peer, each in generate.medians["64"].items()}
+    """The four promises of README.md, each with a figure, its range over the rounds, and what it compares with."""
+    cpu = {peer: value(generate, "64", peer, "cpu_server_us", digits=0) for peer in generate.medians["64"]}
+    share = generate.ratios["64"]["genserve_many"]["tokens_per_s"]
+    low, high = generate.range_of_ratio("64", "genserve_many", "tokens_per_s", ceiling_of("genserve_many"))
     rates = {peer: value(push, "1000", peer, "gb_per_s", digits=2) for peer in push.medians["1000"]}
     paused = {
         peer: value(pause, "smollm2", peer, "paused_s", scale=1000, digits=0) for peer in pause.medians["smollm2"]
     }
+    wait = {
+        peer: value(pause, "smollm2", peer, "longest_wait_s", scale=1000, digits=0) for peer in pause.medians["smollm2"]
+    }
     total = {peer: f"{each['total_s']:.1f} s" for peer, each in pause.medians["smollm2"].items()}
     waits = {
-        phase: " and ".join(f"{each[f'inter_token_{name}_ms']:.1f}" for name in ("p50", "p99"))
+        phase: " (p99: ".join(f"{each[f'inter_token_{name}_ms']:.1f}" for name in ("p50", "p99")) + ")"
         for phase, each in interference.ratios["smollm2"].items()
     }
     others = {"vllm_grpc": "vLLM's gRPC server", "vllm_http": "its HTTP server", "rust_http_tokens": "the one in Rust"}
     rows = [
         [
-            f"pause for a push, {pause.notes['bytes']['smollm2'] / 1e6:,.0f} MB, ms",
-            f"**{paused['genserve']}**; the whole update {total['genserve']}",
-            f"{paused['tmpfs']}; {total['tmpfs']}: save to shared memory, vLLM reloads. "
-            f"{paused['collective_rpc']}; {total['collective_rpc']}: tensors through vLLM's `collective_rpc`",
+            "**Streams go on during an update.** It is prepared beside the live weights, and then exchanged on all "
+            "ranks or on none",
+            f"**{waits['preparing']} times** the time between two tokens while a version is prepared",
+            f"{waits['receiving']} while it arrives; {waits['cpu_hog']} beside a process that only computes",
         ],
         [
-            f"generation, {generate.settings['model']} model, 64 streams",
-            f"**{tokens['genserve_many']} tok/s** (`GenerateMany`), {tokens['genserve_generate']} (`Generate`)",
-            f"{share('genserve_many')} and {share('genserve_generate')} of `AsyncLLM` in process; "
-            + ", ".join(f"{name} {share(peer)}" for peer, name in others.items() if peer in tokens),
+            "**Pauses of milliseconds.** Only the exchange happens inside the pause, and running requests continue",
+            f"**{paused['genserve']} ms** for {pause.notes['bytes']['smollm2'] / 1e6:,.0f} MB; the whole update "
+            f"{total['genserve']}; longest wait of a stream {wait['genserve']} ms",
+            f"{paused['tmpfs']} ms; {total['tmpfs']}; {wait['tmpfs']} ms: save to shared memory, vLLM reloads",
         ],
         [
-            f"receiving a push, {push.notes['bytes']['1000'] / 1e6:,.0f} MB, GB/s",
-            f"**{rates['genserve']}** (gRPC), {rates['genserve_shared_memory']} (shared memory)",
+            "**Weights over the same API**, in any language: no NCCL rendezvous, no pickle, no second port",
+            f"**{rates['genserve']} GB/s** over gRPC, {rates['genserve_shared_memory']} through shared memory",
             f"{rates['raw_tcp']}: a plain TCP socket; {rates['naive_stub']}: generated gRPC stubs",
         ],
         [
-            "inter-token latency (p50 and p99) during a push, relative to no push",
-            f"**{waits['preparing']}** (preparing), {waits['receiving']} (receiving)",
-            f"{waits['cpu_hog']}: a process that only computes; {waits['cpu_hog_2']}: two of them",
+            "**Many prompts over one stream**, every token with the version of the weights that sampled it",
+            f"**{cpu['genserve_many']} µs** of the server's CPU time a token, 64 at once, tiny model",
+            ", ".join(f"{name} {cpu[peer]}" for peer, name in others.items() if peer in cpu)
+            + f". Serving is the limit there: {share:.2f} ({low:.2f}–{high:.2f}) of the tokens/s of the engine alone",
         ],
     ]
-    return markdown(["median (lowest–highest of the rounds)", "genserve", "compared with"], rows)
+    return markdown(["promise", "measured on two CPU cores: median (lowest–highest)", "compared with"], rows)
 
 
 def update_page(directory: Path, page: Path = PAGE) -> list[str]:
     """Writes the tables of all results in the directory between the marks of the page; returns the results' names."""
-    results = {name: Result.load(directory, name) for name in TABLES if (directory / f"{name}.json").exists()}
+    results = measured_in(directory)
     relative = os.path.relpath(directory.resolve(), page.parent.resolve())
     where = "" if relative == "." else relative + "/"
-    parts = [f"## Who is first\n\n{standings.first(results)}\n", f"## Goals\n\n{standings.goals(results)}\n"]
+    first = {
+        "With a real model": headline.real_model(results),
+        "CPU time a token": headline.cpu_per_token(results),
+        "Who is first": standings.first(results),
+    }
+    parts = [f"## {heading}\n\n{table}\n" for heading, table in first.items() if table]
     for name, result in results.items():
         title, table = TABLES[name]
         repeated = result.settings["rounds"]
@@ -90,8 +96,18 @@ def update_page(directory: Path, page: Path = PAGE) -> list[str]:
     return list(results)
 
 
+def measured_in(directory: Path) -> dict[str, Result]:
+    """The results that a directory has, by name, in the order of the page."""
+    return {name: Result.load(directory, name) for name in TABLES if (directory / f"{name}.json").exists()}
+
+
+def update_goals(directory: Path, page: Path = GOALS_PAGE) -> None:
+    """Writes which of the project's own goals the results reach between the marks of their page."""
+    replace_marked(page, standings.goals(measured_in(directory)) + "\n")
+
+
 def update_readme(directory: Path, readme: Path = README) -> None:
-    """Writes the four figures between the marks of README.md.
+    """Writes the four promises, each with its figure, between the marks of README.md.
 
     Raises FileNotFoundError when the directory lacks one of the four results.
     """

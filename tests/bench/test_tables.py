@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.__main__ import MEASUREMENTS
-from bench.results import generation_tables, page, plots, standings, update_tables
+from bench.results import generation_tables, headline, page, plots, standings, update_tables
 from bench.results.result import Result, medians
 
 
@@ -69,6 +69,20 @@ def test_a_goal_is_met_or_not_and_has_its_spread() -> None:
         "1.00 (1.00–1.00)",
         "yes",
     ]
+
+
+def test_the_page_begins_with_a_real_model_and_cpu_time() -> None:
+    """Each way of updating has a row; a core holds as many tokens as the busiest process can serve in a second."""
+    run = {"tokens_per_s": 100.0, "inter_token_p99_ms": 50.0, "longest_wait_s": 1.0}
+    measured = result("cycle", {"8 streams, 5 s": {"no_pushes": [run], "tmpfs": [run]}})
+    measured.settings["model"] = "smollm2"
+    row = "| 8 streams, 5 s | genserve, no pushes | 100 (100–100) | 50 (50–50) | 1.0 (1.0–1.0) |"
+    assert row in headline.real_model({"cycle": measured})
+    costs = rates(1, cpu_server_us=80, cpu_busiest_us=50)
+    table = headline.cpu_per_token({"generate": result("generate", {"256": {"in_process": costs, "vllm_grpc": costs}})})
+    assert cells(table, "`vllm_grpc`") == ["80 (80–80)", "20,000"]
+    assert "in_process" not in table
+    assert headline.real_model({}) == headline.cpu_per_token({}) == ""
 
 
 def test_cpu_time_is_split_into_the_engines_grpcs_and_ours() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import MEASUREMENTS
-from bench.results.page import BEGIN, END, FIGURES, update_page, update_readme
+from bench.results.page import BEGIN, END, FIGURES, update_goals, update_page, update_readme
 from bench.results.result import Result
 from genserve.rpc.status import CODES
 from tests.support.documented_series import documented
@@ -58,11 +58,14 @@ def test_the_page_of_errors_has_the_reasons_that_only_commands_give() -> None:
         assert re.search(rf"\b{status}\b", told), status
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/benchmarks/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/benchmarks/README.md", "docs/internals/goals.md"])
 def test_the_figures_are_those_of_the_measurements(tmp_path: Path, name: str) -> None:
-    """README.md quotes four of them, the benchmarks page has all: as `scripts/bench table` writes them."""
+    """README.md quotes some, the benchmarks page has all, and one more page says which goals they reach: as
+    `scripts/bench table` writes them."""
     shutil.copytree(BENCHMARKS, tmp_path / "docs" / "benchmarks")
+    shutil.copytree(ROOT / "docs" / "internals", tmp_path / "docs" / "internals")
     shutil.copy(ROOT / "README.md", tmp_path)
+    update_goals(tmp_path / "docs" / "benchmarks", tmp_path / "docs" / "internals" / "goals.md")
     update_page(tmp_path / "docs" / "benchmarks", tmp_path / "docs" / "benchmarks" / "README.md")
     update_readme(tmp_path / "docs" / "benchmarks", tmp_path / "README.md")
     assert (tmp_path / name).read_text() == (ROOT / name).read_text()
