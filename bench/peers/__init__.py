@@ -1,5 +1,6 @@
 """Who generates, one file for each, behind one protocol."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -16,8 +17,9 @@ class GenerationServer(Protocol):
     is_own_client: ClassVar[bool]
     pid: int
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
-        """Starts it, with `directory` for its log; `stack` ends it, also when this raises PeerError."""
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
+        """Starts it, with further flags of its engine and `directory` for its log; `stack` ends it, also when this
+        raises PeerError."""
 
     async def generate(self, peer: str, work: Work) -> list[Trace]:
         """Makes the requests in one of the ways."""

@@ -4,6 +4,7 @@ The difference between client and stub is what the client's own objects cost.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,9 +39,9 @@ class Genserve:
     _client: AsyncClient
     _channel: grpc.aio.Channel
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts it, and waits until it says that it is serving."""
-        self._daemon = daemon = await start_daemon(checkpoint, directory, stack, flags=self._flags)
+        self._daemon = daemon = await start_daemon(checkpoint, directory, stack, flags=[*self._flags, *flags])
         self.pid = daemon.process.pid
         self._client = await stack.enter_async_context(AsyncClient(daemon.address))
         self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(daemon.address))

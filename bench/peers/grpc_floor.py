@@ -12,6 +12,7 @@ import struct
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,10 +38,12 @@ class GrpcFloor:
     _program: Program
     _channel: grpc.aio.Channel
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts the program and its engine."""
         log = directory / "grpc_floor.log"
-        self._program = Program.of_module("grpc_floor", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
+        self._program = Program.of_module(
+            "grpc_floor", __name__, str(checkpoint), *flags, log=log, env=engines.ENVIRONMENT
+        )
         stack.callback(self._program.stop)
         self.pid = self._program.pid
         await self._program.wait_ready()
@@ -115,7 +118,7 @@ def _read(message: bytes, position: int, now: float, traces: list[Trace]) -> tup
     return trace, position
 
 
-async def main(checkpoint: str) -> None:
+async def main(checkpoint: str, *flags: str) -> None:
     """Starts the engine and serves."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -123,7 +126,7 @@ async def main(checkpoint: str) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", checkpoint, *engines.flags()]))
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", checkpoint, *engines.flags(), *flags]))
     llm = AsyncLLM.from_engine_args(args)
     num_requests = 0
 
@@ -194,4 +197,4 @@ if __name__ == "__main__":
     import uvloop
 
     os.environ.update(engines.ENVIRONMENT)
-    uvloop.run(main(sys.argv[1]))
+    uvloop.run(main(*sys.argv[1:]))

@@ -1,12 +1,13 @@
 """The ceiling: AsyncLLM in one process with the coroutines that measure it, and nothing in between.
 
-Also the program: `python -m bench.peers.in_process CHECKPOINT` obeys lines of JSON.
+Also the program: `python -m bench.peers.in_process CHECKPOINT [vLLM's flags]` obeys lines of JSON.
 """
 
 import gc
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,10 +26,12 @@ class InProcess:
     pid = 0
     _program: Program
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts the program and its engine."""
         log = directory / "in_process.log"
-        self._program = Program.of_module("in_process", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
+        self._program = Program.of_module(
+            "in_process", __name__, str(checkpoint), *flags, log=log, env=engines.ENVIRONMENT
+        )
         stack.callback(self._program.stop)
         self.pid = self._program.pid
         await self._program.wait_ready()
@@ -40,7 +43,7 @@ class InProcess:
         return [Trace(*trace) for trace in answer]
 
 
-async def main(checkpoint: str) -> None:
+async def main(checkpoint: str, *flags: str) -> None:
     """Starts the engine and obeys."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -48,7 +51,7 @@ async def main(checkpoint: str) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", checkpoint, *engines.flags()]))
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", checkpoint, *engines.flags(), *flags]))
     llm = AsyncLLM.from_engine_args(args)
     gc.collect()
     gc.freeze()  # as vLLM's servers and genserve's daemon do once they have started
@@ -94,4 +97,4 @@ if __name__ == "__main__":
     import uvloop
 
     os.environ.update(engines.ENVIRONMENT)
-    uvloop.run(main(sys.argv[1]))
+    uvloop.run(main(*sys.argv[1:]))

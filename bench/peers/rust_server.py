@@ -5,6 +5,7 @@ The wheel has the service without its definition. What of it is asked for and re
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
@@ -63,11 +64,11 @@ class RustServer:
     _channel: grpc.aio.Channel
     _num_runs = 0
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts it, and waits until /health answers."""
         port, grpc_port = free_port(), free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--grpc-port", str(grpc_port), *engines.flags(), "--enable-scale-out"]
+        command += ["--port", str(port), "--grpc-port", str(grpc_port), *engines.flags(), *flags, "--enable-scale-out"]
         environment = {**engines.ENVIRONMENT, **rust_front_end.environment()}
         self._process = PeerProcess("vLLM's Rust front end", command, directory / "rust.log", environment)
         stack.callback(self._process.stop)

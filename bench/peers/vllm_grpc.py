@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,12 +28,12 @@ class VllmGrpc:
     _channel: grpc.aio.Channel
     _num_runs = 0
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts it, and waits until its health says SERVING."""
         use_packages()
         port = free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.launchers.grpc_server"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--model", str(checkpoint), *engines.flags()]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--model", str(checkpoint), *engines.flags(), *flags]
         log = directory / "vllm_grpc.log"
         self._process = PeerProcess("vllm_grpc", command, log, {**engines.ENVIRONMENT, **with_packages()})
         stack.callback(self._process.stop)

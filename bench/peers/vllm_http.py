@@ -1,6 +1,7 @@
 """vLLM's OpenAI server in Python."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -22,11 +23,11 @@ class VllmHttp:
     _process: PeerProcess
     _calls: HttpCalls
 
-    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack, flags: Sequence[str] = ()) -> None:
         """Starts it, and waits until /health answers."""
         port = free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--model", str(checkpoint), *engines.flags(), "--enable-scale-out"]
+        command += ["--port", str(port), "--model", str(checkpoint), *engines.flags(), *flags, "--enable-scale-out"]
         command += ["--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
         self._process = PeerProcess("vllm_http", command, directory / "vllm_http.log", engines.ENVIRONMENT)
         stack.callback(self._process.stop)

@@ -19,7 +19,7 @@ import pytest
 
 from bench import cpu, options, processes, rust_front_end
 from bench.__main__ import main
-from bench.measurements import generate, push
+from bench.measurements import generate, push, rounds
 from bench.processes import PeerError, PeerProcess, Program
 from bench.results import page as pages
 from bench.results.page import update_page
@@ -95,7 +95,7 @@ def test_waits_of_live_streams_are_those_within_the_time() -> None:
 def test_a_peer_that_gives_other_tokens_fails_the_run(tokens: list[int], reason: str) -> None:
     """Nobody is faster by doing something else."""
     with pytest.raises(PeerError, match=reason):
-        generate._same_share("vllm_http", [Trace(0.0, [], tokens)], [Trace(0.0, [], [1] * 64)], Work([], 1, 64))
+        rounds.same_share("vllm_http", [Trace(0.0, [], tokens)], [Trace(0.0, [], [1] * 64)], Work([], 1, 64))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_peer_that_gives_other_tokens_fails_the_run(tokens: list[int], reason:
 def test_a_peer_that_leaves_out_what_was_asked_for_fails_the_run(trace: Trace, outputs: str, reason: str) -> None:
     """Nor by doing less."""
     with pytest.raises(PeerError, match=reason):
-        generate._same_share("rust_http", [trace], [Trace(0.0, [], [1] * 64)], Work([], 1, 64, outputs=outputs))
+        rounds.same_share("rust_http", [trace], [Trace(0.0, [], [1] * 64)], Work([], 1, 64, outputs=outputs))
 
 
 @pytest.mark.parametrize(("name", "role"), [("genserve.ingest", "ingest"), ("", "front_end")])
