@@ -58,7 +58,7 @@ class Completion:
             self._applier.begin_early(push)
 
     def start(self, push: LivePush) -> None:
-        """Starts. When the daemon is done with the push, it is applied, or waits for a commit, a retry or its expiry."""
+        """Starts. When the daemon is done with the push, it is applied, or waits for a commit, a retry or its end."""
         push.lifecycle.checking()
         push.task = asyncio.create_task(self._carry_out(push), name=f"push {push.push_id}")
 
