@@ -56,8 +56,8 @@ class Preparation:
         self._arrival = Arrival() if timeout_s is None else None
         if self._arrival is not None:
             push.staging.tell_arrival(self._arrival)
-        weights, arrival_path = push.weights, "" if self._arrival is None else self._arrival.path
-        where = ArenaRef(push.arena.path, weights.total_bytes, push.push_id, arrival_path)
+        weights, arrival_path = push.staging.weights, "" if self._arrival is None else self._arrival.path
+        where = ArenaRef(push.staging.arena.path, weights.total_bytes, push.push_id, arrival_path)
         limit_s = _UNTIMED_S if timeout_s is None else timeout_s
         preparing = engine.prepare_weights(self.nonce, where, weights.tensors, limit_s)
         self._task = asyncio.create_task(preparing, name=f"preparing push {push.push_id}")
@@ -362,7 +362,8 @@ class PushApplier:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
             push.serve()
             named = {"push_id": push.push_id, "content_digest": push.weights_digest, "origin": push.weights_origin}
-            self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena), **named))
+            staging = push.staging
+            self._resident.replace(ResidentVersion(version, staging.weights, ArenaBytes(staging.arena), **named))
             self._board.tell_applied()
             return None
         log.error("%s; applying version %d again", cause, self._engine.weight_version)

@@ -121,7 +121,7 @@ class PushRegistry:
                     return await self._open_whole(header, arrival, digest, issues)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if waits == "check" else leave_s):
-                    await self._pushes.wait_change()
+                    await self._pushes.changed.wait()
 
     def _waits_for(self, header: PushHeader, *, can_leave: bool) -> str:
         """What must end before a header can be answered: the "check" of the bytes, or another "attempt" whose streams
@@ -235,7 +235,7 @@ class PushRegistry:
         try:
             async with asyncio.timeout(min(_FIRST_STREAM_TIMEOUT_S, header.staging_ttl_s)):
                 while header.push_id not in self._pushes and not self._outcomes.answers(header):
-                    await self._pushes.wait_change()
+                    await self._pushes.changed.wait()
         except TimeoutError:
             raise not_found(header.push_id) from None
 
@@ -252,7 +252,7 @@ class PushRegistry:
             elif push.attempt.is_over:
                 self.measures.failed(push.header.kind, push.truncation())
                 push.truncate()
-        self._pushes.tell_change()
+        self._pushes.changed.tell()
 
     async def reserve(self, update_id: str) -> None:
         """Excludes pushes until `release`; staged ones stay staged. Raises ApplyInProgressError, and as `open`."""
@@ -307,7 +307,7 @@ class PushRegistry:
         check_apply(apply, "apply")
         note(push_id=push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
-            await self._pushes.wait_change()
+            await self._pushes.changed.wait()
         applied, again = self._outcomes.applied(push_id), self._pushes.get(push_id)
         if applied is not None and (again is None or self._completion.has_loaded(again.header)):
             if again is not None and again.lifecycle.can_commit:

@@ -59,7 +59,7 @@ class LoraLoader:
         """Loads the adapter that a push has brought, within the header's `apply.timeout_s`, under the version that
         `version` returns. From then on the header has its version. Raises what `version` raises."""
         config = self.check(lora)
-        make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
+        make = partial(LoraFiles.of_push, config, push.staging.weights, push.staging.arena, push.push_id)
         began_s, header = time.perf_counter(), push.header
         loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
         push.header = replace(header, weight_version=loaded.version)

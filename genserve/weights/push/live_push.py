@@ -19,8 +19,7 @@ from genserve.errors import (
     PushNotFoundError,
     PushTruncatedError,
 )
-from genserve.memory.arena import Arena
-from genserve.tensors.manifest import Manifest, PushIssue
+from genserve.tensors.manifest import PushIssue
 from genserve.weights.push.contents import Contents
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
@@ -141,16 +140,6 @@ class LivePush:
         return self.header.origin or self._nonce
 
     @property
-    def arena(self) -> Arena:
-        """The arena with its bytes."""
-        return self.staging.arena
-
-    @property
-    def weights(self) -> Manifest:
-        """The tensors in its arena."""
-        return self.staging.weights
-
-    @property
     def is_readable(self) -> bool:
         """Whether its bytes are complete and checked, and do not change in this state."""
         return self.lifecycle.state in _READABLE
@@ -176,14 +165,14 @@ class LivePush:
 
     @property
     def weights_digest(self) -> str:
-        """Digest of the contents of `weights`, as far as it is known: a push that was completed is more than what it
-        brought."""
-        return self.content_digest if self.weights is self.staging.manifest else ""
+        """Digest of the contents of `staging.weights`, as far as it is known: a push that was completed is more than
+        what it brought."""
+        return self.content_digest if self.staging.weights is self.staging.manifest else ""
 
     @property
     def weights_origin(self) -> str:
-        """The origin of `weights`: what this daemon has completed is its own."""
-        return self.origin if self.weights is self.staging.manifest else f"{self._nonce} completed"
+        """The origin of `staging.weights`: what this daemon has completed is its own."""
+        return self.origin if self.staging.weights is self.staging.manifest else f"{self._nonce} completed"
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.

@@ -60,13 +60,13 @@ class LivePushes(Mapping[str, LivePush]):
     def add(self, push: LivePush) -> None:
         """A push has been opened."""
         self._pushes[push.push_id] = push
-        self.tell_change()
+        self.changed.tell()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
         """Frees the bytes of a push, and gives its streams `error`. The future is done afterwards."""
         self._pushes.pop(push.push_id, None)
         push.drop(error)
-        self.tell_change()
+        self.changed.tell()
         return self._free(push)
 
     def forget(self, push: LivePush) -> None:
@@ -84,14 +84,6 @@ class LivePushes(Mapping[str, LivePush]):
         self._gone_bytes += push.staging.num_new_bytes
         return asyncio.get_running_loop().run_in_executor(None, push.close)
 
-    def tell_change(self) -> None:
-        """Wakes everyone who waits for a change of any push."""
-        self.changed.tell()
-
-    async def wait_change(self) -> None:
-        """Returns when a push changed after the call."""
-        await self.changed.wait()
-
     async def run(self) -> None:
         """Drops those whose time to live is over. Never returns."""
         while True:
@@ -99,7 +91,7 @@ class LivePushes(Mapping[str, LivePush]):
             due_s = min((push.idle_until_s for push in idle), default=None)
             try:
                 async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
-                    await self.wait_change()
+                    await self.changed.wait()
             except TimeoutError:
                 for push in idle:
                     if not push.gone.is_set() and not push.lifecycle.is_busy and self._clock() >= push.idle_until_s:

@@ -15,7 +15,7 @@ class PulledPush:
     def __init__(self, push: LivePush, resident: ResidentStore) -> None:
         self._push = push
         self._origin = push.origin
-        self._weights = push.weights
+        self._weights = push.staging.weights
         self._resident = resident
 
     @property
@@ -78,7 +78,7 @@ class PulledPush:
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), not copied. Any thread may call it. Raises as `there`."""
         try:
-            view = self._push.arena.view(start, end - start)
+            view = self._push.staging.arena.view(start, end - start)
         except ValueError:
             raise self._push.not_found() from None
         # Afterwards, because the view keeps the memory from being used for another version.
@@ -96,11 +96,11 @@ class PulledPush:
                 f"another attempt at push {self.push_id!r} has begun, from elsewhere",
                 metadata={"push_id": self.push_id},
             )
-        if self._weights is not push.weights and self._weights is not push.staging.manifest:
+        if self._weights is not push.staging.weights and self._weights is not push.staging.manifest:
             raise PushNotFoundError(
                 f"push {self.push_id!r} was completed from another version since", metadata={"push_id": self.push_id}
             )
-        if push.is_served and not self._resident.serves(push.arena):
+        if push.is_served and not self._resident.serves(push.staging.arena):
             raise PushNotFoundError(
                 f"push {self.push_id!r} was applied, and another version is served since",
                 metadata={"push_id": self.push_id},

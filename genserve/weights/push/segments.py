@@ -133,7 +133,7 @@ class SegmentReader:
         self._others = daemon if own is None else None
         self._segment: Segment | None = None
         self._pipe: AckPipe | None = None
-        self._copies = CopyQueue()
+        self._copies: CopyQueue | None = None  # most streams hand over nothing
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
         """Starts to stage a piece of shared memory.
@@ -141,13 +141,14 @@ class SegmentReader:
         Raises InvalidFieldError for memory or a pipe that may not be used, and as `PushStream.write`, for this piece or
         an earlier one; these errors change nothing.
         """
-        await self._copies.wait_room()
+        copies = self._copies = CopyQueue() if self._copies is None else self._copies
+        await copies.wait_room()
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
         await stream.wait_unclaimed(chunk.offset, chunk.length)
         claim = stream.claim(chunk.offset, chunk.length)
         if claim is not None:
-            self._copies.put(stream, claim, chunk, segment, pipe)
+            copies.put(stream, claim, chunk, segment, pipe)
             return
         await self.finish()
         await self._compare(stream, segment, chunk)
@@ -156,16 +157,18 @@ class SegmentReader:
 
     async def finish(self) -> None:
         """Waits until every piece was copied. Raises as `take`."""
-        await self._copies.wait_empty()
+        if self._copies is not None:
+            await self._copies.wait_empty()
 
     async def close(self) -> None:
         """Closes the memory and the pipe. Pieces that were not copied may be lost."""
-        self._copies.cancel()
-        # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
-        await asyncio.shield(asyncio.ensure_future(self._close()))
+        if self._copies is not None:
+            self._copies.cancel()
+            # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
+            await asyncio.shield(asyncio.ensure_future(self._close(self._copies)))
 
-    async def _close(self) -> None:
-        await self._copies.close()
+    async def _close(self, copies: CopyQueue) -> None:
+        await copies.close()
         self._close_segment()
         self._close_pipe()
 

@@ -3,7 +3,6 @@ served."""
 
 import asyncio
 import time
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,8 +75,6 @@ class Staging:
         self._settled = Change()
         self._there = ByteRanges()
         self._counted = self._there  # all count, until another attempt begins
-        self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
-        self._offsets = [tensor.offset for tensor in self._by_offset]
         self._first_byte_s: float | None = None
         self._last_byte_s = 0.0
         self._arrival: Arrival | None = None
@@ -227,11 +224,8 @@ class Staging:
         return 0.0 if self._first_byte_s is None else max(0.0, self._last_byte_s - self._first_byte_s)
 
     def tensor_at(self, offset: int) -> str:
-        """Name of the tensor that a byte belongs to, "" if to none."""
-        index = bisect_right(self._offsets, offset) - 1
-        if index < 0 or offset >= self._offsets[index] + self._by_offset[index].length:
-            return ""
-        return self._by_offset[index].name
+        """Name of the tensor that a byte belongs to, "" if to none. Looks at all: only errors need it."""
+        return next((t.name for t in self.manifest.tensors if t.offset <= offset < t.offset + t.length), "")
 
     async def complete(self, base: ResidentVersion, tied: Mapping[str, str]) -> None:
         """Adds the tensors that a partial push lacks from the served version, which may be another one than the last

@@ -20,6 +20,9 @@ class PushStream(Protocol):
     """The id of the push, generated if the header had none."""
     claims: Collection[Claim]
     """Places of the push that somebody writes to at this moment."""
+    gone: asyncio.Event
+    """Set when the bytes are freed before the push was carried out: then the stream should end, because `write` and
+    `finish` raise. Never set for a push that needs no bytes."""
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk at `offset` (bytes), after checking its CRC32C if there is one. Bytes that have arrived
@@ -53,10 +56,6 @@ class PushStream(Protocol):
         """Ends the stream, regularly or not. Its bytes stay staged until the time to live ends. Safe to call more than
         once."""
 
-    async def wait_expired(self) -> None:
-        """Returns if the bytes are freed before the push was carried out: then the stream should end, because `write`
-        and `finish` raise. Never returns for a push that needs no bytes."""
-
 
 class LiveStream:
     """A stream whose bytes go into a push. `ended` is called when it sends its end frame and when it is over;
@@ -71,6 +70,7 @@ class LiveStream:
     ) -> None:
         self.push_id = push.push_id
         self.claims: Collection[Claim] = push.staging.claims
+        self.gone = push.gone
         self._push = push
         self._attempt = attempt
         self._tell_ended = ended
@@ -150,10 +150,6 @@ class LiveStream:
         self._stop_sending()
         self._tell_ended(self._push)
 
-    async def wait_expired(self) -> None:
-        """Returns if the bytes are freed."""
-        await self._push.gone.wait()
-
     def _stop_sending(self) -> None:
         if self._sends:
             self._sends = False
@@ -169,6 +165,7 @@ class AnsweredStream:
     ) -> None:
         self.push_id = outcome.push.push_id
         self.claims: Collection[Claim] = ()
+        self.gone = asyncio.Event()
         self._outcome = outcome
         self._compare = compare
 
@@ -199,10 +196,6 @@ class AnsweredStream:
     def detach(self) -> None:
         """Does nothing."""
 
-    async def wait_expired(self) -> None:
-        """Never returns."""
-        await asyncio.Event().wait()
-
 
 @asynccontextmanager
 async def until_expired(stream: PushStream) -> AsyncIterator[None]:
@@ -210,7 +203,7 @@ async def until_expired(stream: PushStream) -> AsyncIterator[None]:
     limit = asyncio.timeout(None)
 
     async def expire() -> None:
-        await stream.wait_expired()
+        await stream.gone.wait()
         limit.reschedule(asyncio.get_running_loop().time())
 
     try:

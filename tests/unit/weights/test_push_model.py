@@ -253,7 +253,7 @@ class Pushes(RuleBasedStateMachine):
         self.now_s += seconds
 
         async def notice() -> None:
-            self.registry.live.tell_change()
+            self.registry.live.changed.tell()
             await self.settle()
 
         self.run(notice())

@@ -301,7 +301,7 @@ async def test_stream_that_sends_nothing_for_the_time_to_live_is_ended(rig: Rig)
     stalled, waiting = await rig.registry.open(opened), await rig.registry.open(further(opened))
     with advanced_clock() as clock, pytest.raises(PushTruncatedError):
         await after(clock, 601.0, waiting.finish())
-    await asyncio.wait_for(stalled.wait_expired(), STEP_S)
+    await asyncio.wait_for(stalled.gone.wait(), STEP_S)
     with pytest.raises(PushTruncatedError):
         stalled.write(0, b"x", None)
     stalled.detach()

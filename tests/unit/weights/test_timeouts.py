@@ -14,7 +14,6 @@ from genserve.errors import (
     PushNotFoundError,
     PushRolledBackError,
 )
-from genserve.weights.push.live_pushes import LivePushes
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import ApplyOptions, PushHeader
 from genserve.weights.vllm_transfer import UpdateOptions
@@ -86,17 +85,18 @@ async def test_undoing_an_update_takes_the_time_that_it_needs(rig: Rig) -> None:
 class Clock:
     """The loop's, which stands still unless it is put forward. `waits` is set when somebody waits for a stream."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s, self.waits = 0.0, asyncio.Event()
-        loop, wait = asyncio.get_running_loop(), LivePushes.wait_change
+        loop, changed = asyncio.get_running_loop(), rig.registry.live.changed
+        wait = changed.wait
         now_s = loop.time()
 
-        async def wait_change(pushes: LivePushes) -> None:
+        async def wait_change() -> None:
             self.waits.set()
-            await wait(pushes)
+            await wait()
 
         monkeypatch.setattr(loop, "time", lambda: now_s + self.ahead_s)
-        monkeypatch.setattr(LivePushes, "wait_change", wait_change)
+        monkeypatch.setattr(changed, "wait", wait_change)
 
     async def forward(self, seconds: float) -> None:
         """And whatever is due then happens."""
@@ -107,7 +107,7 @@ class Clock:
 
 @pytest.fixture
 async def clock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+    return Clock(rig, monkeypatch)
 
 
 async def opening(rig: Rig, clock: Clock, opened: PushHeader) -> "asyncio.Task[PushStream]":

@@ -62,9 +62,10 @@ async def test_a_piece_that_no_thread_can_copy_holds_no_place(rig: Rig) -> None:
     os.write(fd, weights(1))
     stream = await rig.registry.open(header())
     reader = SegmentReader(DaemonProcesses(idle_process().pid))
+    await reader.take(stream, SegmentChunk(path(fd), 0, 0, 1, None))
     await reader.close()
     with pytest.raises(RuntimeError):
-        await reader.take(stream, SegmentChunk(path(fd), 0, 0, 32, None))
+        await reader.take(stream, SegmentChunk(path(fd), 1, 1, 31, None))
     assert not stream.claims
     stream.write(0, weights(1), None)
     await stream.finish()
@@ -194,6 +195,7 @@ class Comparing:
 
     push_id = "p1"
     claims = ()
+    gone = asyncio.Event()
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int]] = []

@@ -217,7 +217,7 @@ async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
     for stream in (repeat, dry):
         assert not stream.claims
         await asyncio.wait_for(stream.wait_unclaimed(0, 32), STEP_S)
-        expiring = asyncio.create_task(stream.wait_expired())
+        expiring = asyncio.create_task(stream.gone.wait())
         await turns()
         assert not expiring.done()
         expiring.cancel()
