@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
-from genserve.fleet.config import RouteConfig
-from genserve.fleet.settings import FleetSettings
+from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
 from genserve.settings.flags import add_flags, switches_of, values_of

@@ -6,14 +6,13 @@ and when they end; `sleep` takes turns with pauses; the state board has the phas
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from genserve.control.conditions import may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_alive, check_control
-from genserve.control.standstill import Standstill
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption
@@ -24,8 +23,40 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
+from genserve.observe.histogram import Histogram
 from genserve.observe.trace import is_step
 from genserve.wire.bounds import check_text
+
+_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+class Standstill:
+    """Whether generation stands still, and for how long. `lengths`: of the pauses that have ended, in seconds. `clock`
+    gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lengths = Histogram(_BOUNDS_S)
+        self._clock = clock
+        self._since_s: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether nothing is scheduled now."""
+        return self._since_s is not None
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has lasted, 0 if generation runs."""
+        return 0.0 if self._since_s is None else self._clock() - self._since_s
+
+    def set(self, *, on: bool) -> None:
+        """It begins or ends now, unless it has before."""
+        if on and self._since_s is None:
+            self._since_s = self._clock()
+        elif not on and self._since_s is not None:
+            self.lengths.add(self.seconds)
+            self._since_s = None
+
 
 _UNDO_TIMEOUT_S = 30.0
 _TELL_TIMEOUT_S = 1.0

@@ -7,17 +7,38 @@ Owns the conditions of the engine and of the daemon, the parts that are asleep, 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Self
 
 from genserve.aio.change import Change
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.control.membership import Membership
-from genserve.control.startup import Startup
 from genserve.control.waits import LastPause
 from genserve.engine.protocol import Engine
 from genserve.engine.types import Load
 from genserve.errors import EngineDeadError, EngineTaintedError
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """What the daemon does between its first answer and its first request. `step`: what it does now, for people,
+    since `step_begin_s`; the start began at `begin_s`. Unix times."""
+
+    step: str
+    step_begin_s: float
+    begin_s: float
+
+    def described(self, now_s: float) -> str:
+        """The step, and how long it and the steps before have taken, for people."""
+        step_s, all_s = (max(0.0, now_s - each) for each in (self.step_begin_s, self.begin_s))
+        since = f" ({all_s:.0f} s since the start)" if self.begin_s != self.step_begin_s else ""
+        return f"{self.step}, for {step_s:.0f} s{since}"
+
+    def then(self, step: str, now_s: float) -> Self:
+        """After `step` has begun. One that goes on, on another rank say, began when it first did."""
+        return self if step == self.step else replace(self, step=step, step_begin_s=now_s)
+
 
 _IDLE = Load(0, 0, 0.0, 0.0, 0.0)
 

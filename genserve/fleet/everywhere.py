@@ -1,4 +1,4 @@
-"""One call to many replicas at once."""
+"""One call to many replicas at once, and the record of the fleet, which all of them are told."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from genserve.errors import DrainingError, GenserveError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import ASK_S, Upstream
+from genserve.v1 import control_pb2
 
 T = TypeVar("T")
 
@@ -79,3 +80,31 @@ async def of_all(
 def leaves(upstream: Upstream, outcome: object) -> bool:
     """Whether a replica has failed because it leaves the fleet."""
     return isinstance(outcome, DrainingError) or (isinstance(outcome, GenserveError) and upstream.member.is_gone)
+
+
+def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
+    """Whether a replica that serves the version of the fleet is to be told what the fleet should be. The others are
+    told when they serve it: so a record says what its replica was brought to."""
+    member, committed = upstream.member, fleet.committed
+    if committed is None or member.version is None or not member.version.is_same(committed):
+        return False
+    if member.record is None or member.record.epoch < fleet.desired.epoch:
+        return True
+    # What a daemon has read from its disk says of an epoch which version that was, and no more.
+    return (member.is_forgetful or not member.is_written) and member.record != fleet.record()
+
+
+async def write_record(fleet: Fleet) -> None:
+    """Tells every replica that lacks it. One that does not answer is told later."""
+    await everywhere(
+        [each for each in fleet.answering if lacks_record(fleet, each)], lambda each: write_on(fleet, each)
+    )
+
+
+async def write_on(fleet: Fleet, upstream: Upstream) -> None:
+    """Tells a replica. Raises its error."""
+    record = fleet.record()
+    if record is not None:
+        request = control_pb2.SetFleetStateRequest(fleet=record)
+        await upstream.ask(upstream.control.SetFleetState, request, ASK_S)
+        upstream.member.keeps(record)

@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from genserve.errors import NoReplicaError
-from genserve.fleet.desired import Desired, FleetSleep
-from genserve.fleet.lease_turns import LeaseTurns
+from genserve.fleet.config import FleetSettings
+from genserve.fleet.desired import Desired, FleetSleep, Version, newest
 from genserve.fleet.leases import Leases
-from genserve.fleet.lora_turns import LoraTurns
 from genserve.fleet.member import Member
-from genserve.fleet.settings import FleetSettings
+from genserve.fleet.turns import LeaseTurns, LoraTurns
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version, newest
 from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.routing.chain import Chain, with_reasons
 from genserve.routing.replica import Replica, ReplicaState, Request

@@ -1,9 +1,14 @@
-"""Whether a replica may go without something of the fleet going with it. Pure."""
+"""Whether a replica may go without something of the fleet going with it."""
 
+import random
+
+from genserve.errors import NoReplicaError
+from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
+from genserve.fleet.upstream import ASK_S
 from genserve.routing.replica import ReplicaState
-from genserve.v1 import types_pb2
+from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
@@ -38,6 +43,21 @@ def may_end(fleet: Fleet, member: Member) -> bool:
     if not shuts_down or member.is_let_go or fleet.committed is None or member.version is None:
         return False
     return not only_there(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
+
+
+async def ask_other_holder(fleet: Fleet, leaving: Member) -> None:
+    """Asks another replica that has the version of the fleet, before one of them goes: the router learns late what is
+    lost. Returns when it has answered that it has the version and stays, or at once where none is known. Raises its
+    error, and NoReplicaError if it says something else."""
+    committed, keeping = fleet.committed, holders(fleet, leaving)
+    if committed is None or not keeping:
+        return
+    other = fleet.upstreams[random.choice(keeping).address]
+    state = (await other.ask(other.control.GetStatus, control_pb2.GetStatusRequest(), ASK_S)).state
+    if state.phase == types_pb2.PHASE_DRAINING:
+        raise NoReplicaError(f"{other.address}, which has version {committed.number}, shuts down as well")
+    if not is_sound(state) or not Version.of(state).is_same(committed):
+        raise NoReplicaError(f"{other.address} does not have version {committed.number} any more")
 
 
 def _has_version(fleet: Fleet, member: Member) -> bool:

@@ -11,11 +11,9 @@ from typing import Final
 from genserve.aio.cancellation import cancel_all
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import only_there
+from genserve.fleet.hand_over import ask_other_holder, only_there
 from genserve.fleet.member import Member
-from genserve.fleet.other_holder import ask_other_holder
 from genserve.fleet.push.pushes import FleetPushes
-from genserve.fleet.state import engine_state, fleet_load, fleet_pushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
@@ -30,6 +28,20 @@ log = logging.getLogger(__name__)
 _READING_S: Final = 1.0
 """In which a router reads what its replicas serve: they serve it meanwhile."""
 _ASK_AGAIN_S: Final = 0.5
+_MAX_PUSHES: Final = 16
+"""As of a daemon."""
+_ORDER = (
+    types_pb2.PHASE_RUNNING,
+    types_pb2.PHASE_APPLYING,
+    types_pb2.PHASE_PAUSED,
+    types_pb2.PHASE_SLEEPING,
+    types_pb2.PHASE_TAINTED,
+    types_pb2.PHASE_STARTING,
+    types_pb2.PHASE_DRAINING,
+    types_pb2.PHASE_DEAD,
+)
+_SERVING = (types_pb2.PHASE_RUNNING, types_pb2.PHASE_APPLYING, types_pb2.PHASE_PAUSED, types_pb2.PHASE_DRAINING)
+"""What a replica may do that gets no requests, and the fleet does not."""
 
 
 class Router:
@@ -58,15 +70,27 @@ class Router:
         return committed.number if committed is not None else 0
 
     def state(self) -> types_pb2.EngineState:
-        """The state of the fleet."""
-        return engine_state(
-            self._instance_id,
-            self.weight_version,
-            self._counting(),
-            [lease.message() for lease in self.fleet.leases.active],
-            is_draining=self.is_draining,
+        """The state of the fleet: the phase of the replica that is best off, sums of requests, the fleet's own leases.
+        The READY replicas count if there are any. While there are none the fleet does not serve, whatever they do."""
+        engines = [member.engine for member in self._counting() if member.engine is not None]
+        phases = {engine.phase for engine in engines}
+        phase = next((phase for phase in _ORDER if phase in phases), types_pb2.PHASE_STARTING)
+        none_ready = self._none_ready()
+        if none_ready is not None and phase in _SERVING:
+            phase = types_pb2.PHASE_STARTING
+        if self.is_draining:
+            phase = types_pb2.PHASE_DRAINING
+        return types_pb2.EngineState(
+            instance_id=self._instance_id,
+            weight_version=self.weight_version,
+            phase=phase,
+            pauses=[lease.message() for lease in self.fleet.leases.active],
             fleet_epoch=self.fleet.desired.epoch,
-            none_ready=self._none_ready(),
+            running_requests=sum(engine.running_requests for engine in engines),
+            waiting_requests=sum(engine.waiting_requests for engine in engines),
+            asleep_tags=sorted({tag for engine in engines for tag in engine.asleep_tags}),
+            weights_discarded=any(engine.weights_discarded for engine in engines),
+            startup=none_ready if phase == types_pb2.PHASE_STARTING else None,
         )
 
     def _none_ready(self) -> types_pb2.Startup | None:
@@ -85,12 +109,27 @@ class Router:
         return self.fleet.committed is not None and any(each.member.version is None for each in syncing)
 
     def load(self) -> control_pb2.Load:
-        """The load of the fleet."""
-        return fleet_load(self._counting())
+        """The load of the fleet: sums of sequences and tokens; means of shares."""
+        loads = [member.load for member in self._counting() if member.load is not None]
+        count = max(1, len(loads))
+        return control_pb2.Load(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            kv_usage=sum(load.kv_usage for load in loads) / count,
+            tokens_per_second=sum(load.tokens_per_second for load in loads),
+            prefix_cache_hit_rate=sum(load.prefix_cache_hit_rate for load in loads) / count,
+        )
 
     def pushes(self) -> list[weights_pb2.PushInFlight]:
-        """The pushes in flight on any replica."""
-        return fleet_pushes(self.fleet.members)
+        """The pushes in flight on any replica, in the order in which replicas tell them: each as it is on the first
+        replica of those that have received most of it."""
+        furthest: dict[str, weights_pb2.PushInFlight] = {}
+        for member in self.fleet.members:
+            for push in member.pushes:
+                known = furthest.get(push.push_id)
+                if known is None or push.received_bytes > known.received_bytes:
+                    furthest[push.push_id] = push
+        return list(furthest.values())[:_MAX_PUSHES]
 
     def _counting(self) -> list[Member]:
         return [each.member for each in self.fleet.ready] or self.fleet.members

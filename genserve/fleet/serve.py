@@ -18,10 +18,10 @@ from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
-from genserve.fleet.series import RouterSeries
 from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
+from genserve.fleet.services.series import RouterSeries
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.metrics.process import ProcessMetrics, access_of
 from genserve.net.listening import require_free

@@ -10,17 +10,15 @@ from typing import Final
 
 from genserve.aio.backoff import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
-from genserve.fleet.deadlines import ASK_S, FETCH_S, WAKE_S, apply_s, load_lora_s, pause_s
+from genserve.fleet.desired import Version
+from genserve.fleet.everywhere import lacks_record, write_on
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import may_end
+from genserve.fleet.hand_over import ask_other_holder, may_end
 from genserve.fleet.leases import FleetLease
 from genserve.fleet.member import Member
-from genserve.fleet.other_holder import ask_other_holder
 from genserve.fleet.pauses import leased_by, resume_on
 from genserve.fleet.push.adapters import ask_loras, bring_pushed_lora
-from genserve.fleet.records import lacks_record, write_on
-from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
+from genserve.fleet.upstream import ASK_S, FETCH_S, WAKE_S, Upstream, apply_s, load_lora_s, pause_s
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.wire.bounds import MAX_PEERS

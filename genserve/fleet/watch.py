@@ -12,10 +12,10 @@ import grpc.aio
 from genserve.aio.backoff import Backoff
 from genserve.aio.silence import silence
 from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
+from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Kind, Member
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
 from genserve.transport.errors import error_of
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.wire.conversions import duration_of

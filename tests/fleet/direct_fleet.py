@@ -8,7 +8,7 @@ from typing import Any
 from genserve.client import AsyncClient, Direct
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.tokens import DirectTokens
-from genserve.fleet.settings import FleetSettings
+from genserve.fleet.config import FleetSettings
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import QUICK, RoutedFleet, over, replica
 from tests.fleet.scripted_fleet import running

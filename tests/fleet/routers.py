@@ -8,9 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from genserve.client import AsyncClient
-from genserve.fleet.config import RouteConfig
+from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
-from genserve.fleet.settings import FleetSettings
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
 from genserve.settings.config import ServeConfig

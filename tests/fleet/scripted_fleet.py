@@ -20,11 +20,10 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
-from genserve.fleet.config import RouteConfig
+from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.services.generation import FleetGeneration, add_generation
-from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies

@@ -9,8 +9,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import FleetHeldError, LastReplicaError
+from genserve.fleet.desired import Version
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState
 from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2, fleet_pb2, types_pb2, weights_pb2

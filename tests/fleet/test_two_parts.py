@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.fleet import watch
-from genserve.fleet.settings import FleetSettings
+from genserve.fleet.config import FleetSettings
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, push, replica
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until

@@ -8,13 +8,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from genserve.control.membership import Membership
-from genserve.fleet.desired import Desired
+from genserve.fleet.desired import Desired, Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import Leases
+from genserve.fleet.member import ReplicaClock
 from genserve.fleet.pauses import FleetPauses
-from genserve.fleet.replica_clock import ReplicaClock
 from genserve.fleet.router import Router
-from genserve.fleet.version import Version
 from genserve.fleet.watch import Watch
 from tests.simulation.plan import Plan, plan_of
 

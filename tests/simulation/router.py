@@ -3,7 +3,7 @@
 import random
 import time
 
-from genserve.fleet.config import RouteConfig
+from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
@@ -11,7 +11,6 @@ from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
-from genserve.fleet.settings import FleetSettings
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.interceptor import StatusInterceptor

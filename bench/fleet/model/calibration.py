@@ -50,9 +50,9 @@ class Calibration:
     stall_s: float = 10.0
     """Read: STALL_TIMEOUT_S in rpc/frames/peer.py."""
     silence_s: float = 5.0
-    """Until the router misses a host. Read: fleet/settings.py."""
+    """Until the router misses a host. Read: fleet/config.py."""
     straggler_s: float = 10.0
-    """Read: fleet/settings.py."""
+    """Read: fleet/config.py."""
     kept_s: float = 54.0
     """That the first replica waits, prepared, for the others. Read: `prepared_ttl`, 60 s, of which fleet_push.py takes
     nine tenths."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from genserve.fleet.push.tree import sources
+from genserve.fleet.push.spread import sources
 
 TRAINER: Final = -1
 

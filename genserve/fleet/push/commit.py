@@ -4,15 +4,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+from google.protobuf.duration_pb2 import Duration
+
 from genserve.errors import GenserveError
-from genserve.fleet.deadlines import apply_s
-from genserve.fleet.everywhere import everywhere, leaves, told_by
+from genserve.fleet.desired import Version
+from genserve.fleet.everywhere import everywhere, leaves, told_by, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.adapters import ask_loras
-from genserve.fleet.push.applied import merged
-from genserve.fleet.records import write_record
-from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
+from genserve.fleet.upstream import Upstream, apply_s
 from genserve.forward.upstream import may_have_done
 from genserve.v1 import weights_pb2
 
@@ -146,3 +145,35 @@ async def _commit(
         else:
             fleet.confirm(version, answer.state.fleet_epoch)
     return answer
+
+
+def merged(each: Sequence[weights_pb2.Applied]) -> weights_pb2.Applied | None:
+    """What applying a push did on all replicas: times are the longest of any replica, step by step; requests and tokens
+    are the sums; versions are those of the first. None if nothing was applied."""
+    if not each:
+        return None
+    first = each[0]
+    answer = weights_pb2.Applied(
+        previous_version=first.previous_version,
+        active_version=first.active_version,
+        requests_kept=sum(applied.requests_kept for applied in each),
+        requests_aborted=sum(applied.requests_aborted for applied in each),
+    )
+    steps: dict[str, Duration] = {}
+    for applied in each:
+        for timing in applied.timings:
+            known = steps.get(timing.step)
+            steps[timing.step] = timing.duration if known is None else _longest((known, timing.duration))
+    answer.timings.extend(weights_pb2.StepTiming(step=step, duration=duration) for step, duration in steps.items())
+    told = [applied.recomputed_tokens for applied in each if applied.HasField("recomputed_tokens")]
+    if told:
+        answer.recomputed_tokens = sum(told)
+    for field in ("paused", "longest_wait", "discard"):
+        durations = [getattr(applied, field) for applied in each if applied.HasField(field)]
+        if durations:
+            getattr(answer, field).CopyFrom(_longest(durations))
+    return answer
+
+
+def _longest(durations: Iterable[Duration]) -> Duration:
+    return max(durations, key=Duration.ToNanoseconds)

@@ -3,19 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
-from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
-from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, prepared_ttl_s
+from genserve.errors import ApplyInProgressError, DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.header import applies, request_of
-from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
 from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import ASK_S, DISCARD_S, FETCH_S, Upstream, apply_s, prepared_ttl_s
 from genserve.forward.upstream import may_have_done
 from genserve.v1 import weights_pb2
 
@@ -23,7 +21,9 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", weights_pb2.PushHeader, weights_pb2.LoadWeightsRequest)
 
-_KEPT_SHARE = 0.9
+_KEPT_SHARE: Final = 0.9
+_HAS_ALL: Final = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
+_DISCARD_EVERY_S: Final = 0.05
 
 
 class FleetPush:
@@ -134,7 +134,7 @@ class FleetPush:
     ) -> weights_pb2.PushWeightsResponse:
         try:
             received = await self._limited(receiving, is_sent)
-            if received.push.state not in HAS_ALL:
+            if received.push.state not in _HAS_ALL:
                 return received  # VALIDATE, or an answer that tells of a fault
             if self._finishing is None:
                 self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
@@ -249,7 +249,7 @@ class FleetPush:
         known = [
             upstream
             for upstream, outcome in outcomes.items()
-            if not isinstance(outcome, GenserveError) and outcome.push.state in HAS_ALL
+            if not isinstance(outcome, GenserveError) and outcome.push.state in _HAS_ALL
         ]
         return known or [self.head]
 
@@ -317,7 +317,7 @@ def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> 
         own = task.result()
     except GenserveError as error:
         return error.message
-    if own.state not in HAS_ALL:
+    if own.state not in _HAS_ALL:
         return f"the push is {weights_pb2.PushState.Name(own.state)} there"
     if own.content_digest and push.content_digest and own.content_digest != push.content_digest:
         return "it has other bytes"
@@ -339,3 +339,48 @@ def _without_lease(apply: weights_pb2.ApplyOptions) -> weights_pb2.ApplyOptions:
 def _retrieved(task: "asyncio.Task[weights_pb2.PushWeightsResponse]") -> None:
     if not task.cancelled():
         task.exception()  # if no stream waits for it any more
+
+
+async def discard(push_id: str, replicas: Iterable[Upstream]) -> None:
+    """Frees the bytes of a push on these replicas, as far as they answer: what a failed one leaves would be in the way
+    of the next one."""
+    await everywhere(replicas, lambda upstream: _discard_on(upstream, push_id))
+
+
+async def discard_prepared(push_id: str, replicas: Iterable[Upstream]) -> None:
+    """The same where nobody has begun to apply it."""
+
+    async def discard_one(upstream: Upstream) -> None:
+        if await _state(upstream, push_id) == weights_pb2.PUSH_STATE_PREPARED:
+            await _discard_on(upstream, push_id)
+
+    await everywhere(replicas, discard_one)
+
+
+async def discard_refused(push_id: str, replicas: Sequence[Upstream]) -> None:
+    """What the first replica does not have is not kept by the others; it may have refused one stream of many."""
+    try:
+        if await _state(replicas[0], push_id) in _HAS_ALL:
+            return
+    except GenserveError:
+        pass  # it does not know it, or is lost
+    await discard(push_id, replicas[1:])
+
+
+async def _state(upstream: Upstream, push_id: str) -> "weights_pb2.PushState.ValueType":
+    request = weights_pb2.GetPushRequest(push_id=push_id)
+    return (await upstream.ask(upstream.weights.GetPush, request, ASK_S)).push.state
+
+
+async def _discard_on(upstream: Upstream, push_id: str) -> None:
+    request = weights_pb2.DiscardPushRequest(push_id=push_id, force=True)
+    until_s = time.monotonic() + DISCARD_S
+    while True:
+        try:
+            await upstream.ask(upstream.weights.DiscardPush, request, DISCARD_S)
+            return
+        except ApplyInProgressError:
+            # It is prepared there, and can be discarded when that is done.
+            if time.monotonic() >= until_s:
+                raise
+            await asyncio.sleep(_DISCARD_EVERY_S)

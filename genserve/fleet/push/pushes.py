@@ -8,15 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from genserve.errors import ApplyInProgressError, GenserveError, NoReplicaError, PushNotFoundError
-from genserve.fleet.deadlines import ASK_S, DISCARD_S, FETCH_S
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.push.applied import merged
-from genserve.fleet.push.commit import commit_everywhere
+from genserve.fleet.push.commit import commit_everywhere, merged
 from genserve.fleet.push.fleet_push import FleetPush
 from genserve.fleet.push.header import applies, header_of
-from genserve.fleet.push.previous import reader_of_previous
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import ASK_S, DISCARD_S, FETCH_S, Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire.bounds import MAX_PEERS
@@ -244,3 +241,27 @@ class FleetPushes:
             not_found = PushNotFoundError(f"no replica knows the push {push_id!r}", metadata={"push_id": push_id})
             raise not_found if failure is None else failure.again()
         return answers
+
+
+async def reader_of_previous(fleet: Fleet, request: weights_pb2.LoadWeightsRequest) -> Upstream | None:
+    """The replica to read the version before from: one that has the fleet's, and if this router has not seen that or
+    nobody has kept it, one that has what most of them have: their disks differ after canaries, and where one was away.
+    None if no replica is ready; raises the error of one if none has any."""
+    asked = weights_pb2.LoadWeightsRequest()
+    asked.CopyFrom(request)
+    asked.push_id, asked.action = uuid.uuid4().hex, weights_pb2.PUSH_ACTION_VALIDATE
+    asked.ClearField("apply")
+    outcomes = await everywhere(fleet.ready, lambda each: each.ask(each.weights.LoadWeights, asked, ASK_S))
+    found = {
+        upstream: outcome.push.weight_version
+        for upstream, outcome in outcomes.items()
+        if not isinstance(outcome, GenserveError)
+    }
+    if not found:
+        for outcome in outcomes.values():
+            if isinstance(outcome, GenserveError):
+                raise outcome.again()
+        return None
+    counts = Counter(found.values())
+    before = None if fleet.previous is None else fleet.previous.number
+    return max(found, key=lambda upstream: (found[upstream] == before, counts[found[upstream]]))

@@ -7,10 +7,9 @@ from typing import Final
 
 from genserve.aio.cancellation import cancel_all
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
-from genserve.fleet.deadlines import ASK_S, FETCH_S
-from genserve.fleet.push.tree import sources
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import ASK_S, FETCH_S, Upstream
 from genserve.v1 import weights_pb2
+from genserve.wire.bounds import MAX_PEERS
 
 _KNOWN_S: Final = 30.0
 _HOP_S: Final = 0.1
@@ -67,3 +66,22 @@ class Spread:
     async def end(self) -> None:
         """Ends what still runs."""
         await cancel_all([*self._asking, *self.tasks.values()])
+
+
+def sources(addresses: Sequence[str], fanout: int) -> dict[str, tuple[str, ...]]:
+    """Where each replica but the first one fetches a push that the first one receives: from its parent, and if that
+    fails from the parent's parent and so on.
+
+    Replica i has the children i * fanout + 1 ... i * fanout + fanout: a chain for a fanout of 1, in which every replica
+    sends one copy; a star if the fanout is the number of the others.
+    """
+    if fanout < 1:
+        raise ValueError(f"fanout must be at least 1, is {fanout}")
+    found: dict[str, tuple[str, ...]] = {}
+    for index, address in enumerate(addresses[1:], 1):
+        ancestors = []
+        while index > 0:
+            index = (index - 1) // fanout
+            ancestors.append(addresses[index])
+        found[address] = tuple(ancestors[: MAX_PEERS - 1]) + ((addresses[0],) if len(ancestors) >= MAX_PEERS else ())
+    return found

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genserve.errors import UnsupportedError
-from genserve.fleet.deadlines import ASK_S, RESET_S
 from genserve.fleet.everywhere import of_all
-from genserve.fleet.loras import FleetLoras
-from genserve.fleet.pauses import FleetPauses
+from genserve.fleet.pauses import FleetPauses, FleetSleeps
+from genserve.fleet.push.adapters import FleetLoras
 from genserve.fleet.router import Router
-from genserve.fleet.sleeps import FleetSleeps
+from genserve.fleet.upstream import ASK_S, RESET_S
 from genserve.fleet.watch import ROUTER_FEATURE
 from genserve.rpc.convert.control import (
     StatusT,

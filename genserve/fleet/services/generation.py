@@ -11,11 +11,9 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, UnavailableError
-from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
-from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.messages import parsed, read
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.services.callers import RemoteCaller, actions_of, parsed, read, remaining_s
+from genserve.fleet.upstream import TOKENIZE_S, Upstream
 from genserve.forward.caller import Waiting
 from genserve.forward.destinations import ANY_REQUEST
 from genserve.forward.forwarded import Forwarded

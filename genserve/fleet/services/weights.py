@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc.aio
 
 from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
-from genserve.fleet.callers import remaining_s
-from genserve.fleet.deadlines import DIGEST_S
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
+from genserve.fleet.services.callers import remaining_s
+from genserve.fleet.upstream import DIGEST_S
 from genserve.forward.upstream import frames_of
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer, add_WeightServiceServicer_to_server

@@ -8,8 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
-from genserve.control.startup import Startup
-from genserve.control.state import EngineState
+from genserve.control.state import EngineState, Startup
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2

@@ -7,8 +7,7 @@ import pytest
 
 from genserve.cli import main, make_parser
 from genserve.cli.route import make_config
-from genserve.fleet.config import RouteConfig
-from genserve.fleet.settings import FleetSettings
+from genserve.fleet.config import FleetSettings, RouteConfig
 
 REFUSED = {
     "--replica=replica": "--replica: must be HOST:PORT or unix:PATH, is 'replica'",

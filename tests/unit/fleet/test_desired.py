@@ -1,8 +1,7 @@
 """The epochs of a fleet."""
 
 from genserve.errors import InvalidFieldError
-from genserve.fleet.desired import MAX_LORAS_BYTES, Desired, FleetSleep
-from genserve.fleet.version import Version
+from genserve.fleet.desired import MAX_LORAS_BYTES, Desired, FleetSleep, Version
 from genserve.v1 import types_pb2
 from tests.support.refusals import refuses
 

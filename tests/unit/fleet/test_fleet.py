@@ -3,11 +3,11 @@
 import random
 import time
 
+from genserve.fleet.config import FleetSettings
+from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
-from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.version import Version
 from genserve.routing.names import make_chain, parse_policies
 from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2

@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from genserve.fleet.desired import Desired
+from genserve.fleet.config import FleetSettings
+from genserve.fleet.desired import Desired, Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
-from genserve.fleet.settings import FleetSettings
-from genserve.fleet.version import Version
 from genserve.routing.names import make_chain, parse_policies
 from genserve.v1 import control_pb2, types_pb2
 

@@ -1,10 +1,12 @@
-"""A client of a router as whoever asks for tokens, and what its messages say."""
+"""Clients of a router that ask for tokens, and their messages, which arrive as bytes."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from genserve.errors import GenserveError
-from genserve.fleet.messages import parsed
+from google.protobuf.message import DecodeError, Message
+
+from genserve.errors import GenserveError, InvalidFieldError
 from genserve.forward.caller import Action, Failure, action_of
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
@@ -13,6 +15,31 @@ from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext, UnaryStreamCall
+
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_SMALL_BYTES: Final = 1 << 15
+
+
+def read(kind: type[M], data: bytes) -> M:
+    """The message. Raises InvalidFieldError if the bytes are not such a message."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidFieldError.of("frame", "is not a message of this method") from None
+
+
+async def parsed(kind: type[M], data: bytes, convert: Callable[[M], T]) -> T:
+    """The result of `convert` for the message, in a thread if it is large, so that it does not stop other streams.
+    Raises what `read` raises."""
+
+    def converted() -> T:
+        return convert(read(kind, data))
+
+    return converted() if len(data) <= _SMALL_BYTES else await asyncio.to_thread(converted)
+
 
 _LONG_S: Final = 366 * 24 * 3600.0
 """A deadline beyond this is none."""

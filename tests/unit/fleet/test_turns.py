@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genserve.errors import DeadlineError
-from genserve.fleet.lease_turns import LeaseTurns
+from genserve.fleet.turns import LeaseTurns
 from tests.support import patience
 from tests.support.clocks import leaping_clock
 from tests.support.kept import kept

@@ -3,8 +3,8 @@
 import pytest
 
 from genserve.errors import InvalidFieldError
-from genserve.fleet import messages
-from genserve.fleet.messages import parsed
+from genserve.fleet.services import callers
+from genserve.fleet.services.callers import parsed
 from genserve.v1 import generation_pb2
 from tests.support.refusals import refuses
 
@@ -19,7 +19,7 @@ async def test_large_messages_are_parsed_beside_the_loop(monkeypatch: pytest.Mon
         threads.append(read)
         return read()  # type: ignore[operator]
 
-    monkeypatch.setattr(messages.asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(callers.asyncio, "to_thread", to_thread)
     small, large = Request(text="x").SerializeToString(), Request(text="x" * 100_000).SerializeToString()
     assert await parsed(Request, small, lambda message: message.text) == "x" and not threads
     assert len(await parsed(Request, large, lambda message: message.text)) == 100_000 and len(threads) == 1
