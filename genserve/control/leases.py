@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from genserve.engine.types import PauseMode
+from genserve.engine.types import PauseCounts, PauseMode
 from genserve.errors import InvalidFieldError, PauseLeaseLostError, QueueFullError
 
 MAX_TTL_S = 24 * 3600.0
@@ -18,12 +18,14 @@ MAX_TTL_S = 24 * 3600.0
 MAX_LEASES = 256
 _NUM_REMEMBERED = 1024
 _CLOCK_SET_S = 0.5
+NO_REQUESTS = PauseCounts(kept=0, aborted=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PauseLease:
     """A right to keep the engine paused. `ttl_s` is seconds, `expire_time_s` Unix seconds; None = it never expires.
-    `fleet_lease_id`: of the lease of the fleet that this one is a part of, "" = none."""
+    `fleet_lease_id`: of the lease of the fleet that this one is a part of, "" = none. `counts`: of requests that the
+    pause froze and ended."""
 
     lease_id: str
     holder: str
@@ -31,6 +33,7 @@ class PauseLease:
     ttl_s: float | None
     expire_time_s: float | None
     fleet_lease_id: str = ""
+    counts: PauseCounts = NO_REQUESTS
 
 
 @dataclass(slots=True)
@@ -68,7 +71,13 @@ class LeaseTable:
         self._ended: OrderedDict[str, bool] = OrderedDict()
 
     def grant(
-        self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "", fleet_lease_id: str = ""
+        self,
+        holder: str,
+        mode: PauseMode,
+        ttl_s: float | None,
+        request_id: str = "",
+        fleet_lease_id: str = "",
+        counts: PauseCounts = NO_REQUESTS,
     ) -> PauseLease:
         """Returns a new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
         QueueFullError."""
@@ -77,7 +86,7 @@ class LeaseTable:
             return repeated
         check_ttl(ttl_s)
         self.check_room()
-        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s), fleet_lease_id)
+        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s), fleet_lease_id, counts)
         self._held[lease.lease_id] = _Held(lease, request_id, self._due_s(ttl_s))
         return lease
 
@@ -88,8 +97,10 @@ class LeaseTable:
 
     def granted_for(self, request_id: str) -> PauseLease | None:
         """The live lease that was granted for a request id, or None."""
-        held = (h for h in self._held.values() if request_id and h.request_id == request_id and not self._is_due(h))
-        return next((h.lease for h in held), None)
+        for held in self._held.values():
+            if request_id and held.request_id == request_id and not self._is_due(held):
+                return held.lease
+        return None
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
         """Extends a lease to `ttl_s` from now; None = its own time to live.

@@ -62,15 +62,6 @@ _UNDO_TIMEOUT_S = 30.0
 _TELL_TIMEOUT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PauseGrant:
-    """A lease, and how many requests the pause froze (`kept`) and ended (`aborted`)."""
-
-    lease: PauseLease
-    kept: int
-    aborted: int
-
-
 @dataclass(slots=True)
 class Hold:
     """A pause for a push. `pause_s` and `resume_s` are the seconds that pausing and resuming took. After the hold,
@@ -105,7 +96,6 @@ class PauseController:
         self.standstill = Standstill()
         """Whether the engine is paused, and how long it was."""
         self._dropped = False  # the keys and values of the requests that a pause froze
-        self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
@@ -120,13 +110,13 @@ class PauseController:
         request_id: str = "",
         fleet_lease_id: str = "",
         timeout_s: float,
-    ) -> PauseGrant:
+    ) -> PauseLease:
         """Pauses the engine and returns a lease. With `ttl_s` None the lease never expires. `fleet_lease_id`: of the
         lease of the fleet that it is a part of.
 
         A repeated `request_id` of a live lease returns that lease. If the engine is paused already, WAIT behaves as
-        KEEP, because frozen requests cannot finish; ABORT ends them; RECOMPUTE drops the cache. `kept` then counts the
-        frozen sequences.
+        KEEP, because frozen requests cannot finish; ABORT ends them; RECOMPUTE drops the cache. `counts` of the
+        lease are then those of the frozen sequences.
 
         If the call fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease, and the engine is
         as before, at the latest when the next caller gets a turn. Raises InvalidFieldError ("holder", "request_id",
@@ -137,24 +127,21 @@ class PauseController:
         check_text(holder, "holder")
         check_text(request_id, "request_id")
         check_text(fleet_lease_id, "fleet_lease_id")
-        async with self.turn.take(timeout_s, by=_pause_of(holder)) as deadline_s:
+        async with self.turn.take(timeout_s, by=f"the pause of {holder}" if holder else "another pause") as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
-                counts = self._counts[repeated.lease_id]
-                return PauseGrant(repeated, counts.kept, counts.aborted)
+                return repeated
             self._leases.check_room()
             counts = await self.stand_still(mode, kv_policy, deadline_s)
-            lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id)
-            live = {active.lease_id for active in self._leases.active}
-            self._counts = {i: c for i, c in self._counts.items() if i in live} | {lease.lease_id: counts}
-            self._tell_change()
-            return PauseGrant(lease, counts.kept, counts.aborted)
+            lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id, counts)
+            self._notify()
+            return lease
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
         """Extends a lease to `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError and
         InvalidFieldError ("ttl")."""
         lease = self._leases.renew(lease_id, ttl_s)
-        self._tell_change()
+        self._notify()
         return lease
 
     def require(self, lease_id: str) -> PauseLease:
@@ -181,7 +168,7 @@ class PauseController:
                     raise
             if force:
                 self._leases.release_all()
-            self._tell_change()
+            self._notify()
             await self._run_if_free()
             return lease_expired
 
@@ -326,13 +313,9 @@ class PauseController:
         self._failure = error
         self._changed.set()
 
-    def _tell_change(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._board.notify()
-
-
-def _pause_of(holder: str) -> str:
-    return f"the pause of {holder}" if holder else "another pause"
 
 
 def _still_running(error: DeadlineError, mode: PauseMode, engine: Engine) -> DeadlineError:

@@ -64,7 +64,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     ) -> control_pb2.PauseResponse:
         """Pauses under a lease."""
         asked = pause_arguments(request)
-        grant = await self._pauses.pause(
+        lease = await self._pauses.pause(
             asked.mode,
             asked.kv_policy,
             holder=asked.holder,
@@ -75,9 +75,9 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         )
         return self._answer(
             control_pb2.PauseResponse,
-            lease=to_lease(grant.lease),
-            requests_kept=grant.kept,
-            requests_aborted=grant.aborted,
+            lease=to_lease(lease),
+            requests_kept=lease.counts.kept,
+            requests_aborted=lease.counts.aborted,
         )
 
     async def RenewPause(

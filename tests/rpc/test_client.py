@@ -218,7 +218,7 @@ async def test_a_cancelled_pause_leaves_no_lease_though_its_answer_was_on_the_wa
 ) -> None:
     """The lease of somebody else stays."""
     monkeypatch.setattr(control_calls, "_GIVE_UP_S", STEP_S)
-    theirs = (await daemon.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="other", ttl_s=60, timeout_s=5)).lease
+    theirs = await daemon.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="other", ttl_s=60, timeout_s=5)
     async with FaultProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
         await client.status()
         proxy.switch(Way.TO_CLIENT, delay_s=0.2)

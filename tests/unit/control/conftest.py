@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from genserve.control.leases import LeaseTable
-from genserve.control.pause import PauseController, PauseGrant
+from genserve.control.leases import LeaseTable, PauseLease
+from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.types import KvPolicy, PauseMode
@@ -62,7 +62,7 @@ class Rig:
     resident: Resident
     background: "asyncio.Task[None]"
 
-    async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
+    async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseLease:
         options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 60.0, "kv_policy": KvPolicy.REUSE} | options
         return await self.pauses.pause(mode, **options)
 

@@ -31,7 +31,7 @@ async def test_a_push_into_a_pause_drops_what_the_pause_has_kept(rig: Rig, befor
     assert (await held(rig, REUSE)).recomputed_tokens == 0
     assert (await held(rig, RECOMPUTE)).recomputed_tokens == count
     assert (await held(rig, RECOMPUTE)).recomputed_tokens == 0
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     assert (await held(rig, RECOMPUTE)).recomputed_tokens == 7
 
 
@@ -57,7 +57,7 @@ async def test_an_engine_that_woke_up_and_is_still_paused_has_none(rig: Rig) -> 
     await rig.sleeps.sleep(PauseMode.KEEP, KV_CACHE, 60.0)
     await rig.sleeps.wake_up()
     assert not (await held(rig, RECOMPUTE)).drops
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     assert (await held(rig, RECOMPUTE)).drops
 
 
@@ -78,7 +78,7 @@ async def test_a_push_that_leaves_the_engine_paused_waits_a_while_for_the_front_
     assert not holding.done()
     rig.engine.interruption.telling.set()
     assert (await holding).recomputed_tokens == 7
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     rig.engine.interruption.telling.clear()
     await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=60.0)
     assert (await held(rig, RECOMPUTE)).recomputed_tokens is None

@@ -26,12 +26,12 @@ from tests.unit.control.conftest import Rig
 async def test_engine_stands_still_from_the_first_lease_to_the_last(rig: Rig) -> None:
     """Two holders: the engine is paused once, and runs when both have given their leases back."""
     first, second = await rig.pause(), await rig.pause()
-    assert (first.kept, first.aborted) == (5, 0)
+    assert (first.counts.kept, first.counts.aborted) == (5, 0)
     assert not rig.engine.running
     assert rig.board.phase is Phase.PAUSED
-    assert await rig.pauses.resume(first.lease.lease_id) is False
+    assert await rig.pauses.resume(first.lease_id) is False
     assert not rig.engine.running
-    assert await rig.pauses.resume(second.lease.lease_id) is False
+    assert await rig.pauses.resume(second.lease_id) is False
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
     assert rig.engine.calls == ["pause keep reuse", "resume"]
@@ -59,14 +59,14 @@ async def test_nothing_reaches_the_engine_during_an_undisturbed_call(rig: Rig) -
 async def test_wait_joins_a_pause_at_once(rig: Rig) -> None:
     """Frozen requests cannot finish, so WAIT on a paused engine is KEEP: it would wait for ever."""
     await rig.pause()
-    assert (await rig.pause(PauseMode.WAIT)).kept == 5  # running and waiting, as the engine's load says
+    assert (await rig.pause(PauseMode.WAIT)).counts.kept == 5  # running and waiting, as the engine's load says
     assert rig.engine.calls == ["pause keep reuse"]
 
 
 async def test_abort_joining_a_pause_ends_the_frozen_requests(rig: Rig) -> None:
     """ABORT does what it says also when somebody has paused before."""
     await rig.pause()
-    assert (await rig.pause(PauseMode.ABORT)).aborted == 5
+    assert (await rig.pause(PauseMode.ABORT)).counts.aborted == 5
     assert rig.engine.calls == ["pause keep reuse", "pause abort reuse"]
 
 
@@ -154,17 +154,17 @@ async def test_expired_lease_resumes_the_engine(rig: Rig) -> None:
         await clock.advance(31.0)
         await until(lambda: rig.engine.running)
     assert rig.leases.active == ()
-    assert await rig.pauses.resume(grant.lease.lease_id) is True
+    assert await rig.pauses.resume(grant.lease_id) is True
 
 
 async def test_renewed_lease_outlives_its_first_time(rig: Rig) -> None:
     """The background task sleeps by the lease's new end, longer or shorter."""
     with advanced_clock() as clock:
         grant = await rig.pause(ttl_s=60.0)
-        rig.pauses.renew(grant.lease.lease_id, 600.0)
+        rig.pauses.renew(grant.lease_id, 600.0)
         await clock.advance(300.0)
         assert not rig.engine.running
-        rig.pauses.renew(grant.lease.lease_id, 60.0)
+        rig.pauses.renew(grant.lease_id, 60.0)
         await clock.advance(61.0)
         await until(lambda: rig.engine.running)
 
@@ -194,7 +194,7 @@ async def test_failed_resume_of_a_caller_ends_the_background_task_too(rig: Rig) 
     grant = await rig.pause()
     rig.engine.fails["resume"] = DeadlineError("late")
     with pytest.raises(DeadlineError):
-        await rig.pauses.resume(grant.lease.lease_id)
+        await rig.pauses.resume(grant.lease_id)
     with pytest.raises(DeadlineError):
         await asyncio.wait_for(asyncio.shield(rig.background), STEP_S)
 
@@ -212,9 +212,9 @@ async def test_resume_by_somebody_without_a_lease_is_refused(rig: Rig) -> None:
 async def test_double_resume_is_defined(rig: Rig) -> None:
     """The second answers as the first and touches nothing, even while another lease is held."""
     first = await rig.pause()
-    await rig.pauses.resume(first.lease.lease_id)
+    await rig.pauses.resume(first.lease_id)
     await rig.pause()
-    assert await rig.pauses.resume(first.lease.lease_id) is False
+    assert await rig.pauses.resume(first.lease_id) is False
     assert not rig.engine.running
 
 
@@ -225,7 +225,7 @@ async def test_force_ends_every_lease(rig: Rig) -> None:
     assert rig.engine.running
     assert rig.leases.active == ()
     for grant in (first, second):
-        assert await rig.pauses.resume(grant.lease.lease_id, force=True) is True
+        assert await rig.pauses.resume(grant.lease_id, force=True) is True
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ async def test_tainted_engine_may_be_paused_but_never_resumed(rig: Rig) -> None:
     """No token is sampled from weights that are not known, whoever resumes and however."""
     grant = await rig.pause()
     enter_phase(rig.board, Phase.TAINTED)
-    await rig.pauses.resume(grant.lease.lease_id)
-    await rig.pauses.resume((await rig.pause()).lease.lease_id, force=True)
+    await rig.pauses.resume(grant.lease_id)
+    await rig.pauses.resume((await rig.pause()).lease_id, force=True)
     assert not rig.engine.running
     assert "resume" not in rig.engine.calls
 
@@ -254,7 +254,7 @@ async def test_draining_lets_paused_requests_finish(rig: Rig) -> None:
     """A resume is not refused at a shutdown: the requests that it drains may be frozen."""
     grant = await rig.pause()
     enter_phase(rig.board, Phase.DRAINING)
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     assert rig.engine.running
 
 
@@ -268,7 +268,7 @@ async def test_force_waits_for_a_push_and_ends_the_leases_of_others(rig: Rig) ->
         assert not rig.engine.running
     await forcing
     assert rig.engine.running
-    assert await rig.pauses.resume(grant.lease.lease_id) is True
+    assert await rig.pauses.resume(grant.lease_id) is True
 
 
 async def test_lease_that_expires_during_a_push_resumes_after_it(rig: Rig) -> None:
@@ -303,9 +303,7 @@ async def test_hold_resumes_when_its_body_fails(rig: Rig) -> None:
 async def test_hold_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
     """The lease goes on, and generation has not run in between, so there is no pause to tell of."""
     grant = await rig.pause()
-    async with rig.pauses.hold(
-        PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=60.0, lease_id=grant.lease.lease_id
-    ) as hold:
+    async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.RECOMPUTE, timeout_s=60.0, lease_id=grant.lease_id) as hold:
         pass
     assert not rig.engine.running
     assert hold.paused_s is None
@@ -335,7 +333,7 @@ async def test_resume_on_a_dead_engine_says_so(rig: Rig) -> None:
     rig.engine.cause_of_death = "EngineCore was ended by SIGKILL"
     enter_phase(rig.board, Phase.DEAD)
     with refuses(EngineDeadError, says="SIGKILL"):
-        await rig.pauses.resume(grant.lease.lease_id)
+        await rig.pauses.resume(grant.lease_id)
     with refuses(EngineDeadError, says="SIGKILL"):
         await rig.pauses.resume("", force=True)
     with refuses(EngineDeadError, says="SIGKILL"):

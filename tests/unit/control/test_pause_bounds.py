@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from genserve.control.leases import PauseLease
 from genserve.control.pause import Hold, Standstill
-from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError, QueueFullError
 from genserve.rpc.convert.values import to_state
 from tests.support.clocks import advanced_clock
@@ -37,9 +38,9 @@ async def test_leases_are_bounded(rig: Rig) -> None:
         await rig.pause(PauseMode.ABORT)
     assert full.value.retry_after_s == 1.0
     assert rig.engine.calls == calls
-    assert (await rig.pause(request_id="r7")).lease == grants[7].lease
+    assert await rig.pause(request_id="r7") == grants[7]
     assert to_state(rig.board.state()).ByteSize() < 1 << 20
-    await rig.pauses.resume(grants[0].lease.lease_id)
+    await rig.pauses.resume(grants[0].lease_id)
     await rig.pause()
 
 
@@ -48,8 +49,8 @@ async def test_nothing_is_kept_of_leases_that_have_ended(rig: Rig) -> None:
     the lease."""
     for number in range(3):
         grant = await rig.pause(request_id=f"r{number}")
-        assert len(kept(rig.pauses, PauseCounts)) == 1
-        await rig.pauses.resume(grant.lease.lease_id)
+        assert len(kept(rig.pauses, PauseLease)) == 1
+        await rig.pauses.resume(grant.lease_id)
 
 
 async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
@@ -65,9 +66,9 @@ async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
         return result
 
     grant = await told(rig.pause)
-    lease = await told(lambda: rig.pauses.renew(grant.lease.lease_id, 30.0))
-    assert (lease.lease_id, lease.ttl_s) == (grant.lease.lease_id, 30.0)
-    assert await told(lambda: rig.pauses.resume(grant.lease.lease_id)) is False
+    lease = await told(lambda: rig.pauses.renew(grant.lease_id, 30.0))
+    assert (lease.lease_id, lease.ttl_s) == (grant.lease_id, 30.0)
+    assert await told(lambda: rig.pauses.resume(grant.lease_id)) is False
 
 
 async def test_the_time_that_resuming_takes_is_told(rig: Rig) -> None:
@@ -136,9 +137,9 @@ def test_a_pause_is_as_long_as_from_its_begin_to_its_end() -> None:
 async def test_leases_that_overlap_are_one_pause_and_a_push_is_another(rig: Rig) -> None:
     """What counts is when nothing is scheduled, not who asked for it."""
     first, second = await rig.pause(), await rig.pause()
-    await rig.pauses.resume(first.lease.lease_id)
+    await rig.pauses.resume(first.lease_id)
     assert rig.pauses.standstill.is_on
-    await rig.pauses.resume(second.lease.lease_id)
+    await rig.pauses.resume(second.lease_id)
     assert sum(rig.pauses.standstill.lengths.counts) == 1
     async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=30.0):
         assert rig.pauses.standstill.is_on

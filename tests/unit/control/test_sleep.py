@@ -83,7 +83,7 @@ async def test_lease_outlives_a_sleep(rig: Rig) -> None:
     await rig.sleeps.wake_up()
     assert rig.board.phase is Phase.PAUSED
     assert not rig.engine.running
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     assert rig.engine.running
 
 

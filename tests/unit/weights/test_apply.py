@@ -224,12 +224,12 @@ async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
 async def test_push_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
     """The trainer that paused goes on with its lease; generation was not paused by the push."""
     grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
-    outcome = await rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id)))
+    outcome = await rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease_id)))
     assert not rig.engine.running
     assert rig.board.phase is Phase.PAUSED
     assert outcome.applied is not None
     assert outcome.applied.paused_s is None
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     assert rig.engine.running
 
 
@@ -244,9 +244,9 @@ async def test_lease_lost_during_the_preparation_ends_the_push(rig: Rig) -> None
     """Requests have run in between, which is what the lease was to prevent."""
     grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
     gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id))))
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease_id))))
     await gate.reached.wait()
-    await rig.pauses.resume(grant.lease.lease_id)
+    await rig.pauses.resume(grant.lease_id)
     gate.open.set()
     with pytest.raises(PauseLeaseLostError):
         await pushing

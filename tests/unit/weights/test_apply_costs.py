@@ -63,7 +63,7 @@ async def test_a_push_without_sequences_has_no_longest_wait(rig: Rig) -> None:
 async def test_a_push_that_leaves_the_engine_paused_has_no_longest_wait(rig: Rig) -> None:
     """Others decide when generation goes on. What it drops itself is its own."""
     grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=None, timeout_s=60.0)
-    options = ApplyOptions(pause_lease_id=grant.lease.lease_id)
+    options = ApplyOptions(pause_lease_id=grant.lease_id)
     answer = (await rig.push(header(apply=options))).applied
     assert answer is not None and (answer.recomputed_tokens, answer.paused_s) == (7, None)
     await until(lambda: told(rig).discard_s is not None)

@@ -71,7 +71,7 @@ async def test_pushes_and_pauses_go_on_between_its_parts(rig: Rig, digests: Live
     task = asyncio.create_task(digests.read())
     await until(lambda: num_parts(rig) > 0)
     await rig.push(header("p1", 1))
-    lease = (await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="", ttl_s=60.0, timeout_s=STEP_S)).lease
+    lease = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="", ttl_s=60.0, timeout_s=STEP_S)
     await rig.pauses.resume(lease.lease_id)
     assert not task.done()
     rig.engine.num_unread_parts = 0

@@ -283,11 +283,11 @@ async def test_an_update_under_a_lease_leaves_the_engine_paused(updating: Rig) -
     with pytest.raises(PauseLeaseLostError):
         await updating.transfers.start(UpdateOptions(pause_lease_id="never was"))
     grant = await updating.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=60.0)
-    await updating.transfers.start(UpdateOptions(pause_lease_id=grant.lease.lease_id))
+    await updating.transfers.start(UpdateOptions(pause_lease_id=grant.lease_id))
     await updating.transfers.update("", HALF, 60.0)
     applied = await updating.transfers.finish("", None, 60.0)
     assert (applied.paused_s, updating.board.phase) == (None, Phase.PAUSED)
-    await updating.pauses.resume(grant.lease.lease_id)
+    await updating.pauses.resume(grant.lease_id)
     assert updating.engine.running
 
 

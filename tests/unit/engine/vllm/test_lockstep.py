@@ -68,7 +68,7 @@ async def pauses(cores: Cores) -> AsyncIterator[PauseController]:
 async def pause(pauses: PauseController, mode: PauseMode, timeout_s: float = 10.0) -> str:
     """A lease."""
     options = {"holder": "t", "ttl_s": 60.0, "timeout_s": timeout_s}
-    return (await pauses.pause(mode, KvPolicy.RECOMPUTE, **options)).lease.lease_id  # type: ignore[arg-type]
+    return (await pauses.pause(mode, KvPolicy.RECOMPUTE, **options)).lease_id  # type: ignore[arg-type]
 
 
 async def test_vllm_refuses_to_resume_while_a_pause_is_pending(cores: Cores) -> None:

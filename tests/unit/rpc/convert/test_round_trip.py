@@ -38,7 +38,7 @@ from genserve.v1 import weights_pb2
 from genserve.weights.push.types import Applied, PushReport
 from tests.unit.rpc.convert.distinct import distinct, said
 
-LEASE_NAMES = {"expire_time_s": "expire_time"}
+LEASE_NAMES = {"expire_time_s": "expire_time", "ttl_s": "", "counts": ""}
 STARTUP_NAMES = {"step_begin_s": "step_begin_time", "begin_s": "begin_time"}
 
 
@@ -55,12 +55,12 @@ def renamed(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 def test_a_lease_and_a_state() -> None:
     """Time to live is told as the time when it ends."""
     lease = distinct(PauseLease)
-    expected = renamed(said(lease), {**LEASE_NAMES, "ttl_s": ""})
+    expected = renamed(said(lease), LEASE_NAMES)
     assert said(told.PauseLease.of(sent(to_lease(lease)))) == expected
     state = distinct(EngineState)
     expected = {
         **said(state),
-        "pauses": [renamed(said(x), {**LEASE_NAMES, "ttl_s": ""}) for x in state.pauses],
+        "pauses": [renamed(said(x), LEASE_NAMES) for x in state.pauses],
         "startup": renamed(said(state.startup), STARTUP_NAMES),
     }
     assert said(told.EngineState.of(sent(to_state(state)))) == expected
