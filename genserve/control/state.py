@@ -103,6 +103,9 @@ class StateBoard:
         self._startup: Startup | None = None
         self._served: Callable[[], ServedWeights] = ServedWeights
         self._callbacks: list[Callable[[], None]] = []
+        # A value, because every request reads it. Each change of what it follows from ends with `notify`.
+        self.phase = phase_of(self.engine_condition, daemon)
+        """The phase that clients see."""
 
     @property
     def engine_condition(self) -> EngineCondition:
@@ -118,11 +121,6 @@ class StateBoard:
     def asleep(self) -> Asleep:
         """The parts of the engine that are asleep."""
         return self._asleep
-
-    @property
-    def phase(self) -> Phase:
-        """The phase that clients see."""
-        return phase_of(self.engine_condition, self._daemon)
 
     @property
     def is_serving(self) -> bool:
@@ -160,17 +158,17 @@ class StateBoard:
 
     def state(self) -> EngineState:
         """The state now."""
-        load, served = self.load(), self._served()
+        load, served, phase = self.load(), self._served(), self.phase
         return EngineState(
             instance_id=self._instance_id,
             weight_version=self.weight_version,
-            phase=self.phase,
+            phase=phase,
             pauses=tuple(self._active_leases()),
             running_requests=load.running,
             waiting_requests=load.waiting,
             asleep_tags=self._asleep.names,
             weights_discarded=self._asleep.weights_lost,
-            startup=self.startup,
+            startup=self._startup if phase is Phase.STARTING else None,
             push_id=served.push_id,
             content_digest=served.content_digest,
             base_digest=served.base_digest,
@@ -248,13 +246,14 @@ class StateBoard:
         self.notify()
 
     def notify(self) -> None:
-        """Wakes everyone who waits for a change."""
+        """Wakes all waiters for a change. To be called when leases have changed as well."""
+        self.phase = phase_of(self.engine_condition, self._daemon)
         for callback in self._callbacks:
             callback()
         self.changed.tell()
 
     def call_on_change(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at each change, before anybody who waits for it wakes up."""
+        """Calls `callback` at each change, before its waiters wake up."""
         self._callbacks.append(callback)
 
     async def wait_change(self) -> None:
