@@ -18,7 +18,7 @@ from genserve.wire.bounds import check_text
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RouterRun:
     """A run of a router. `address`: where it listens, for people."""
 
     router_id: str
@@ -63,7 +63,7 @@ class Membership:
         self._wall_clock = wall_clock
         self._left_at_s = -math.inf
         self._called_at_s = -math.inf
-        self._router: Router | None = None
+        self._router: RouterRun | None = None
         self._watches: Counter[str] = Counter()
         self.is_let_go = False
         """The router has told that nothing is lost with this daemon."""
@@ -88,7 +88,7 @@ class Membership:
         self._tell()
 
     @contextmanager
-    def looked_after(self, router: Router) -> Iterator[None]:
+    def looked_after(self, router: RouterRun) -> Iterator[None]:
         """While a router watches. Raises FleetHeldError if another one does, or did so just now, and
         InvalidFieldError."""
         check_text(router.router_id, "router.router_id")
@@ -111,7 +111,7 @@ class Membership:
                     self._left_at_s = self._clock()
             self._tell()
 
-    def _may_have_it(self, router: Router) -> bool:
+    def _may_have_it(self, router: RouterRun) -> bool:
         held = self._router
         if held is None or held.router_id == router.router_id:
             return True

@@ -26,7 +26,7 @@ class LastPause:
 
     @classmethod
     def of(cls, leases: Iterable[PauseLease]) -> "LastPause | None":
-        """None if nobody pauses the engine."""
+        """None if the engine is not paused."""
         held = tuple(leases)
         if not held:
             return None

@@ -1,4 +1,4 @@
-"""What a fleet should be besides its version and its leases, and the epoch of it. Pure.
+"""What a fleet should be, leases apart: its version, sleep and adapters, and the epoch of it. Pure.
 
 Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
 that starts takes what the replica with the highest epoch has. It numbers its own changes from the second on in which it
@@ -36,7 +36,7 @@ class Version:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether a replica that starts has it: nobody has pushed it."""
+        """Whether a replica that starts has it: it was never pushed."""
         return self.number == 0 and not self.push_id
 
     def is_same(self, other: "Version") -> bool:
@@ -49,7 +49,7 @@ class Version:
 
 
 def newest(versions: Iterable[Version]) -> Version | None:
-    """The version of a fleet that nobody has written down: the highest, and of two with this number that which more
+    """The version of a fleet of which no record is left: the highest, and of two with this number the one that more
     replicas serve."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (version.number, counts[version], version.push_id), default=None)
@@ -128,7 +128,7 @@ class Desired:
     @contextmanager
     def changing_lora(self, lora_name: str) -> Iterator[None]:
         """While replicas load another adapter of this name one by one: what was loaded before is still written down,
-        and is not brought to anybody. For who has the turn of the name."""
+        and is not brought to any replica. For the caller that has the turn of the name."""
         self._changing_loras.add(lora_name)
         try:
             yield

@@ -25,10 +25,10 @@ FoundAddresses: TypeAlias = AsyncGenerator[Collection[str], None]
 
 
 class Discovery:
-    """Keeps the replicas of a router those that are found. One whose address is gone is removed when it does not answer
-    any more either: a daemon that ends leaves DNS before it has finished its requests, and a name server that fails
-    must not empty the fleet. One that somebody else has removed, such as the end of a container, is added again when
-    another daemon answers at its address."""
+    """Keeps the router's replicas equal to the addresses that discovery returns. One whose address is gone is removed
+    when it does not answer any more either: a daemon that ends leaves DNS before it has finished its requests, and a
+    name server that fails must not empty the fleet. One that was removed otherwise, such as by the end of a container,
+    is added again when another daemon answers at its address."""
 
     def __init__(self, router: Router, name: str, found: FoundAddresses) -> None:
         """`name`: where it looks, for people."""

@@ -12,7 +12,7 @@ from genserve.v1 import control_pb2
 T = TypeVar("T")
 
 
-def told_by(upstream: Upstream, error: GenserveError, more: str = "", **metadata: str) -> GenserveError:
+def replica_error(upstream: Upstream, error: GenserveError, more: str = "", **metadata: str) -> GenserveError:
     """The error of a replica, which is named, for a client that has called all; with `more` of it."""
     return type(error)(
         f"replica {upstream.address}: {error.message}{more}",
@@ -38,8 +38,8 @@ async def everywhere(
 
 
 def not_asked(fleet: Fleet, asked: dict[Upstream, int]) -> list[Upstream]:
-    """Who answers and was not asked since it was lost last, and counts as asked from now on. What is asked of all
-    holds for who joins when all have answered, so those that are there by then are to be asked as well."""
+    """Replicas that answer and were not asked since they were lost last; from now on they count as asked. What is asked
+    of all also holds for replicas that join before all have answered, so these are to be asked as well."""
     more = [each for each in fleet.answering if asked.get(each) != each.member.num_losses]
     asked |= {each: each.member.num_losses for each in more}
     return more
@@ -73,7 +73,7 @@ async def of_all(
         if undo is not None:
             await asyncio.shield(everywhere(done, undo))
         upstream, error = failures[0]
-        raise told_by(upstream, error)
+        raise replica_error(upstream, error)
     return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
 
 

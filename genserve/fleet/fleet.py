@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Fleet(Destinations[Upstream]):
-    """The table of replicas. Whoever changes a member says so with `refresh`, which tells everybody who waits.
+    """The table of replicas. A caller that changes a member then calls `refresh`, which wakes waiters.
 
     `committed`: the version that the fleet serves, None until it is known; `previous`: the one before, if this router
     has seen it. `desired`: what else it should be. `router`: this one, as replicas know it. `states_changed`: the state
@@ -80,7 +80,7 @@ class Fleet(Destinations[Upstream]):
         self.refresh()
 
     def remove(self, upstream: Upstream) -> None:
-        """Removes a replica, and ends its calls. Its connection is to be closed by who opened it."""
+        """Removes a replica, and ends its calls. Its connection is to be closed by the caller that opened it."""
         if self._upstreams.get(upstream.address) is upstream:
             del self._upstreams[upstream.address]
             del self._where[upstream.address]
@@ -125,7 +125,7 @@ class Fleet(Destinations[Upstream]):
         self._deciding = frozenset(upstream.address for upstream in deciding)
 
     def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
-        """A replica has told what it serves. `beside`: who answered when it was asked."""
+        """A replica has told what it serves. `beside`: the replicas that answered when it was asked."""
         upstream.member.serves(version, frozenset(each.address for each in (*beside, *self.answering)))
         undecided = self._undecided
         if undecided is None or upstream.address not in self._deciding:
@@ -145,7 +145,7 @@ class Fleet(Destinations[Upstream]):
 
     async def until_known(self) -> None:
         """To be called before anything is changed: waits until it is known what the fleet should be, which takes
-        --settle at most. Raises NoReplicaError if nobody answers."""
+        --settle at most. Raises NoReplicaError if no replica answers."""
         while self.committed is None:
             changed = self.states_changed.next
             if not self.answering:
@@ -206,8 +206,8 @@ class Fleet(Destinations[Upstream]):
         self.refresh(upstream)
 
     def settle(self) -> None:
-        """Finds out what the fleet should be: what was written down last, or if nobody has written anything down, what
-        the replicas serve."""
+        """Finds out what the fleet should be: what was written down last, or if no record is left, what the
+        replicas serve."""
         if self.committed is not None:
             return
         members = [each for each in self.members if not each.joins] or self.members
@@ -228,7 +228,7 @@ class Fleet(Destinations[Upstream]):
             self.refresh()
 
     def follow(self, *, waits: bool = True) -> bool:
-        """If nobody has the version of the fleet any more, and all replicas serve the same one instead, that is the
+        """If no replica has the version of the fleet any more, and all replicas serve the same one instead, that is the
         version of the fleet: somebody has brought it to each of them, as vLLM's own weight transfer does. Those that
         were away when the last of them got it have no say; but it `waits` for them, and returns True."""
         answering = [each.member for each in self.answering]
@@ -252,8 +252,8 @@ class Fleet(Destinations[Upstream]):
         return False
 
     def refresh(self, upstream: Upstream | None = None) -> None:
-        """Tells who waits if the state of a replica has changed: of this one, None = of any, because the committed
-        version or the leases of the fleet have changed."""
+        """Wakes waiters if the state of a replica has changed. Without `upstream` checks all replicas, because the
+        committed version or the leases of the fleet have changed."""
         if self.committed is not None:
             self.newest_version = max(self.newest_version, self.committed.number)
         changed = False
@@ -291,7 +291,7 @@ class Fleet(Destinations[Upstream]):
         return {
             name: push_id
             for name, push_id in wanted.items()
-            # Another one under the name is better than none, if nobody has it any more.
+            # Another one under the name is better than none, if no replica has it any more.
             if member.pushed_loras.get(name) != push_id and (push_id in there or name not in member.lora_names)
         }
 

@@ -12,11 +12,11 @@ from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
-    """What somebody has pushed to the fleet, and nobody else has who stays, for people; "" = nothing."""
+    """What was pushed to the fleet and no other replica has that stays, for people; "" = nothing."""
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
-    if not committed.is_checkpoint and _has_version(fleet, member) and not holders(fleet, member):
+    if not committed.is_checkpoint and _has_version(fleet, member) and not others_with_version(fleet, member):
         return f"version {committed.number}"
     for name, push_id in fleet.desired.pushed_loras.items():
         has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]
@@ -25,7 +25,7 @@ def only_there(fleet: Fleet, member: Member) -> str:
     return ""
 
 
-def holders(fleet: Fleet, leaving: Member) -> list[Member]:
+def others_with_version(fleet: Fleet, leaving: Member) -> list[Member]:
     """The others that stay and have the version of the fleet."""
     staying = _staying(fleet, leaving)
     return [each for each in staying if _has_version(fleet, each) and each.engine is not None and is_sound(each.engine)]
@@ -38,18 +38,18 @@ def is_sound(engine: types_pb2.EngineState) -> bool:
 
 def may_end(fleet: Fleet, member: Member) -> bool:
     """Whether a daemon that shuts down, and waits until its version is handed over, is to be told that it need not wait
-    any more: others have it, or all of them shut down as well, so that nobody is there to take it."""
+    any more: others have it, or all of them shut down as well, so that none is there to take it."""
     shuts_down = member.engine is not None and member.engine.phase == types_pb2.PHASE_DRAINING
     if not shuts_down or member.is_let_go or fleet.committed is None or member.version is None:
         return False
     return not only_there(fleet, member) or (len(fleet.members) > 1 and not _staying(fleet, member))
 
 
-async def ask_other_holder(fleet: Fleet, leaving: Member) -> None:
+async def check_other_has_version(fleet: Fleet, leaving: Member) -> None:
     """Asks another replica that has the version of the fleet, before one of them goes: the router learns late what is
     lost. Returns when it has answered that it has the version and stays, or at once where none is known. Raises its
     error, and NoReplicaError if it says something else."""
-    committed, keeping = fleet.committed, holders(fleet, leaving)
+    committed, keeping = fleet.committed, others_with_version(fleet, leaving)
     if committed is None or not keeping:
         return
     other = fleet.upstreams[random.choice(keeping).address]

@@ -42,7 +42,7 @@ def new_lease_id(request_id: str) -> str:
 class FleetLease:
     """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `away`: those of replicas
     that do not answer, and have it still. `given_up`: replicas that had it, and where somebody else has
-    ended it. `renewed_on`: who knows that it was renewed, None = it was not."""
+    ended it. `renewed_on`: replicas that know that it was renewed, None = it was not."""
 
     lease_id: str
     holder: str
@@ -93,9 +93,9 @@ class Grant:
     """The leases that replicas have granted for one of the fleet."""
 
     def __init__(self, held: FleetLease | None) -> None:
-        """`held`: the lease of the fleet, if somebody holds it already."""
-        self._told: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.held
-        self._before = dict(self._told)
+        """`held`: the lease of the fleet, if it is held already."""
+        self._reported: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.held
+        self._before = dict(self._reported)
         self._now: dict[str, str] = {}
 
     def add(self, address: str, lease: types_pb2.PauseLease) -> None:
@@ -109,15 +109,15 @@ class Grant:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody held the lease of the fleet before, or it has expired. The router may not have been told that
+        """Whether the lease of the fleet was not held before, or it has expired. The router may not have been told that
         yet, but then all replicas that had it have granted another one, or its time is over: a call that was cancelled
         may have been granted another one without being told."""
         return not any(map(self._has_it_still, self._before))
 
     def _has_it_still(self, address: str) -> bool:
         before = self._before[address]
-        told = self._told.get(address, before)  # it may have been renewed
-        return self._now.get(address, told.lease_id) == before.lease_id and not _is_over(told)
+        reported = self._reported.get(address, before)  # it may have been renewed
+        return self._now.get(address, reported.lease_id) == before.lease_id and not _is_over(reported)
 
 
 class Leases:
@@ -140,7 +140,7 @@ class Leases:
             self._end_foreign(lease_id)
 
     def expect(self, written: Iterable[types_pb2.PauseLease]) -> None:
-        """These leases are written down. Each of them stays so until a replica has told it, which may come later."""
+        """These leases are written down. Each stays so until a replica has reported it, which may come later."""
         self._expected = {lease.lease_id: lease for lease in written}
 
     def to_write(self) -> list[types_pb2.PauseLease]:
@@ -176,13 +176,13 @@ class Leases:
 
     @property
     def active(self) -> list[FleetLease]:
-        """The leases that somebody holds, and nobody has ended. One that begins may still fail."""
+        """The leases that are held and were not ended. One that begins may still fail."""
         known = self._leases.values()
         held = [each for each in known if each.on_replicas or not all(map(_is_over, each.away.values()))]
         return [each for each in held if each.lease_id not in self._ended and each.lease_id not in self._beginning]
 
-    def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
-        """A replica has told its leases: all of them. Whether it has others than before, or was given more time."""
+    def reported(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
+        """A replica has reported all of its leases. Returns whether they are others than before, or have more time."""
         leases = self._leases.values()
         before = {lease.lease_id: lease.on_replicas[address] for lease in leases if address in lease.on_replicas}
         held: dict[str, types_pb2.PauseLease] = {}
@@ -192,7 +192,7 @@ class Leases:
                 self._end_foreign(lease_id)
                 if self._own is not None and lease_id in self._own:
                     self._own.move_to_end(lease_id)
-                self._told(lease_id, pause.holder, address, pause)
+                self._note(lease_id, pause.holder, address, pause)
         for lease_id in before.keys() - held.keys():
             # It had it, and somebody else has ended it there: an operator, or another router.
             if not self._leases[lease_id].is_behind_on(address):
@@ -208,7 +208,7 @@ class Leases:
         for lease in list(self._leases.values()):
             lease.given_up.discard(address)
             if lease.lease_id in active and address in lease.on_replicas:
-                # It is held still, and will be told again: whoever joins until then is paused.
+                # It is held still, and will be told again: replicas that join until then are paused.
                 lease.away[address] = lease.on_replicas.pop(address)
             elif address not in lease.away:
                 self.resumed(lease.lease_id, address)
@@ -233,7 +233,7 @@ class Leases:
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
-        known = self._told(lease_id, holder, address, lease)
+        known = self._note(lease_id, holder, address, lease)
         if known.renewed_on is not None:
             known.renewed_on.add(address)
 
@@ -242,7 +242,7 @@ class Leases:
         if (known := self._leases.get(lease_id)) is not None:
             known.renewed_on = set(addresses)
 
-    def _told(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> FleetLease:
+    def _note(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> FleetLease:
         self._expected.pop(lease_id, None)
         known = self._leases.setdefault(lease_id, FleetLease(lease_id, holder))
         known.on_replicas[address] = lease

@@ -21,10 +21,10 @@ class ReplicaClock:
     def __init__(self) -> None:
         self._ahead_s: float | None = None
 
-    def told(self, time: Timestamp, now_s: float) -> None:
-        """It has told its time, which has arrived here at `now_s`, Unix seconds.
+    def reported(self, time: Timestamp, now_s: float) -> None:
+        """It has reported its time, which has arrived here at `now_s`, Unix seconds.
 
-        Nobody knows how long that took: of several times the one is kept by which a lease ends last, so that none is
+        How long that took is not known: of several times the one is kept by which a lease ends last, so that none is
         taken to be over too early, until the clock of one of both is set."""
         ahead_s = time.ToNanoseconds() / 1e9 - now_s
         if self._ahead_s is None or not self._ahead_s <= ahead_s <= self._ahead_s + _JUMP_S:
@@ -128,7 +128,7 @@ class Member:
         return self.is_gone or self.num_losses != num_losses
 
     def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """It has told what it serves."""
+        """It has reported what it serves."""
         self.kind = Kind.of(info)
         record = info.fleet if info.HasField("fleet") else None
         self.is_forgetful = self.is_written and record != self.record
@@ -140,7 +140,7 @@ class Member:
         self._changed()
 
     def found_held(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """It has told what it serves, and that another router looks after it."""
+        """It has reported what it serves, and that another router looks after it."""
         self.instance_id = info.state.instance_id
         self.record = info.fleet if info.HasField("fleet") else None
 
@@ -163,7 +163,7 @@ class Member:
         load: control_pb2.Load,
         pushes: Sequence[weights_pb2.PushInFlight] = (),
     ) -> None:
-        """It has told its state, load and pushes. What it serves is not known any more if that has changed."""
+        """It has reported its state, load and pushes. What it serves is not known any more if that has changed."""
         before = self.engine
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
@@ -208,8 +208,8 @@ class Member:
         self.version = None
         self._changed()
 
-    def told_loras(self, loras: Iterable[control_pb2.Lora]) -> None:
-        """It has told its adapters: all of them."""
+    def reported_loras(self, loras: Iterable[control_pb2.Lora]) -> None:
+        """It has reported its adapters: all of them."""
         told = {lora.lora_name: lora.source for lora in loras}
         pushed = {name: source.removeprefix(_PUSHED) for name, source in told.items() if source.startswith(_PUSHED)}
         self.has_loras(told, pushed)

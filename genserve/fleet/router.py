@@ -11,7 +11,7 @@ from typing import Final
 from genserve.aio.cancellation import cancel_all
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import ask_other_holder, only_there
+from genserve.fleet.hand_over import check_other_has_version, only_there
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.sync import Sync
@@ -94,7 +94,7 @@ class Router:
         )
 
     def _none_ready(self) -> types_pb2.Startup | None:
-        """Why nobody serves, and since when; None while a replica is ready."""
+        """Why no replica serves, and since when; None while one is ready."""
         since_s = self.fleet.none_ready_since_s
         if since_s is None or (self._reads_versions() and time.time() < since_s + _READING_S):
             return None
@@ -169,7 +169,7 @@ class Router:
             raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
         upstream = self.connect(Member(address, joins=joins))
         self.fleet.add(upstream)
-        looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes.includes).run()
+        looking = Watch(self.fleet, upstream).run(), Sync(self.fleet, upstream, self._pushes).run()
         self._looking_after[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking]
         return upstream
 
@@ -204,13 +204,13 @@ class Router:
                 await self.remove(upstream.address)
 
     def _has_to_stay(self, member: Member) -> bool:
-        """Who else had the version when its drain began may be lost by now."""
+        """Whether it may not go yet. Replicas that had the version when its drain began may be lost by now."""
         return bool(member.inflight) or (not member.is_given_up and bool(only_there(self.fleet, member)))
 
     async def _is_not_needed(self, member: Member) -> bool:
-        """Whether another holder has said so. If not, returns when it can be asked again."""
+        """Whether another replica has said that it has the version. If not, returns when it can be asked again."""
         try:
-            await ask_other_holder(self.fleet, member)
+            await check_other_has_version(self.fleet, member)
         except GenserveError as error:
             log.warning("replica %s goes on draining: %s", member.address, error.message)
             with suppress(TimeoutError):
@@ -225,11 +225,11 @@ class Router:
         stood by gets one replica after the other."""
         fleet = self.fleet
         while fleet.committed is None:
-            await self._until_told(any, for_ever=True)
-            await self._until_told(all)  # in which this router may give way to another one, and have none again
+            await self._until_known(any, for_ever=True)
+            await self._until_known(all)  # in which this router may give way to another one, and have none again
             fleet.settle()
 
-    async def _until_told(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:
+    async def _until_known(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:
         fleet = self.fleet
         with suppress(TimeoutError):
             async with asyncio.timeout(None if for_ever else fleet.settings.settle_s):
@@ -239,7 +239,8 @@ class Router:
                     changed = fleet.states_changed.next
 
     async def follow(self) -> None:
-        """Never returns: tells the version of the fleet, and follows what somebody brings to every replica himself."""
+        """Finds out the version of the fleet, and follows versions that reach every replica without the router. Never
+        returns."""
         await self.settle()
         until_s = None
         while True:
@@ -254,7 +255,7 @@ class Router:
                     await changed.wait()
 
     def check_not_last(self, address: str) -> None:
-        """Raises LastReplicaError for the only replica that has what somebody has pushed to the fleet, and
+        """Raises LastReplicaError for the only replica that has a version or adapter that was pushed to the fleet, and
         ReplicaNotFoundError."""
         if what := only_there(self.fleet, self.find(address).member):
             raise LastReplicaError(

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -13,11 +13,11 @@ from genserve.errors import GenserveError, NoReplicaError, PushConflictError, Pu
 from genserve.fleet.desired import Version
 from genserve.fleet.everywhere import lacks_record, write_on
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import ask_other_holder, may_end
+from genserve.fleet.hand_over import check_other_has_version, may_end
 from genserve.fleet.leases import FleetLease
-from genserve.fleet.member import Member
 from genserve.fleet.pauses import leased_by, resume_on
 from genserve.fleet.push.adapters import ask_loras, bring_pushed_lora
+from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.upstream import ASK_S, FETCH_S, WAKE_S, Upstream, apply_s, load_lora_s, pause_s
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
@@ -32,16 +32,14 @@ _WAITING: Final = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARE
 
 
 class Sync:
-    """Looks after one replica. `is_busy`: whether it is about to get a push, which brings it a newer version."""
+    """Looks after one replica."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, is_busy: Callable[[Upstream], bool]) -> None:
+    def __init__(self, fleet: Fleet, upstream: Upstream, pushes: FleetPushes) -> None:
+        """`pushes`: those that are on their way, which may bring it a newer version."""
         self._fleet = fleet
         self._upstream = upstream
-        self._is_busy = is_busy
-
-    @property
-    def _member(self) -> Member:
-        return self._upstream.member
+        self._member = upstream.member
+        self._pushes = pushes
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -89,7 +87,7 @@ class Sync:
         if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):
-            return self._may_be_brought(committed) and not self._is_busy(self._upstream)
+            return self._may_be_brought(committed) and not self._pushes.includes(self._upstream)
         return bool(self._fleet.leases.to_give(member.address)) or self._sleeps_otherwise
 
     def _may_be_brought(self, committed: Version) -> bool:
@@ -166,7 +164,7 @@ class Sync:
     async def _let_go(self) -> None:
         """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered.
         Raises the error of either."""
-        await ask_other_holder(self._fleet, self._member)
+        await check_other_has_version(self._fleet, self._member)
         if not may_end(self._fleet, self._member):  # meanwhile it has started again, say: this would end it
             return
         await self._upstream.ask(self._upstream.control.Drain, control_pb2.DrainRequest(), ASK_S)
@@ -181,7 +179,7 @@ class Sync:
         tags = [] if "weights" in asleep.tags else sorted(asleep.tags)
         request = control_pb2.SleepRequest(level=asleep.level, tags=tags)
         answer = await upstream.ask(upstream.control.Sleep, request, pause_s(request))
-        self._tell_state(answer.state)
+        self._set_state(answer.state)
 
     async def _wake_up(self) -> None:
         """Wakes what sleeps there, and not in the fleet."""
@@ -190,7 +188,7 @@ class Sync:
             return
         request = control_pb2.WakeUpRequest(tags=sorted(too_much))
         answer = await upstream.ask(upstream.control.WakeUp, request, WAKE_S)
-        self._tell_state(answer.state)
+        self._set_state(answer.state)
 
     async def _load_lora(self, name: str, path: str) -> None:
         upstream = self._upstream
@@ -203,7 +201,7 @@ class Sync:
                 await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
                 await ask_loras(upstream)
 
-    def _tell_state(self, state: types_pb2.EngineState) -> None:
+    def _set_state(self, state: types_pb2.EngineState) -> None:
         if self._member.engine is not None:
             self._member.engine = state  # its next report comes later
         self._fleet.refresh(self._upstream)

@@ -14,7 +14,7 @@ from genserve.aio.silence import silence
 from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
 from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.member import Kind, Member
+from genserve.fleet.member import Kind
 from genserve.fleet.upstream import Upstream
 from genserve.transport.errors import error_of
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
@@ -42,12 +42,9 @@ class Watch:
     def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
         self._fleet = fleet
         self._upstream = upstream
+        self._member = upstream.member
         self._loras_at_s = 0.0
         self._asked_at_s = 0.0
-
-    @property
-    def _member(self) -> Member:
-        return self._upstream.member
 
     async def run(self) -> None:
         """Watches until it is cancelled, and calls again whenever the replica is lost."""
@@ -139,11 +136,11 @@ class Watch:
         self._check_free()
         member.reported(report.state, report.load, report.pushes)
         if report.HasField("time"):
-            member.clock.told(report.time, time.time())
-        leases_changed = self._fleet.leases.told(upstream.address, map(member.clock.lease, report.state.pauses))
+            member.clock.reported(report.time, time.time())
+        leases_changed = self._fleet.leases.reported(upstream.address, map(member.clock.lease, report.state.pauses))
         if member.version is None:
             beside = self._fleet.answering  # one of them may be lost before the version is told
-            # Who waits for its state has to see this one: it may be the same as before when the version is known.
+            # Waiters for its state have to see this one: it may be the same as before when the version is known.
             self._fleet.refresh(upstream)
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await self._ask(upstream.weights.GetWeights, omitting)
@@ -156,7 +153,7 @@ class Watch:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
             before = member.lora_names, member.lora_sources
             loras = await self._ask(upstream.control.ListLoras, control_pb2.ListLorasRequest())
-            member.told_loras(loras.loras)
+            member.reported_loras(loras.loras)
             loras_changed = (member.lora_names, member.lora_sources) != before
         self._fleet.refresh(None if leases_changed or loras_changed else upstream)
 

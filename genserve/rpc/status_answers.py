@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.membership import Router
+from genserve.control.membership import RouterRun
 from genserve.control.state import EngineState, StateBoard
 from genserve.engine.types import Load
 from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
@@ -48,7 +48,7 @@ class StatusAnswers:
         with ExitStack() as stack:
             stack.enter_context(self._watchers.joined())
             if request.HasField("router"):
-                router = Router(request.router.router_id, request.router.address)
+                router = RouterRun(request.router.router_id, request.router.address)
                 stack.enter_context(self._board.membership.looked_after(router))
             await self._watch(interval_s, heartbeat_s, context)
 

@@ -18,11 +18,11 @@ _BRING_S: Final = 300.0
 async def ask_loras(upstream: Upstream) -> None:
     """Reads which adapters a replica has loaded."""
     answer = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), ASK_S)
-    upstream.member.told_loras(answer.loras)
+    upstream.member.reported_loras(answer.loras)
 
 
 async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id: str) -> None:
-    """Loads an adapter on a replica from another one that has it. Raises NoReplicaError if nobody does, and the error
+    """Loads an adapter on a replica from another one that has it. Raises NoReplicaError if none does, and the error
     of either."""
     await ask_loras(upstream)  # what it told last may be older than what it was told to load
     if upstream.member.pushed_loras.get(name) == push_id:
@@ -38,7 +38,7 @@ async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id
         raise DeadlineError(f"adapter {name!r} was not loaded within {_BRING_S:g} s") from None
     await ask_loras(upstream)
     if upstream.member.pushed_loras.get(name) == push_id != fleet.desired.pushed_loras.get(name):
-        # It was unloaded, or replaced, meanwhile: nobody would take away what has come too late.
+        # It was unloaded, or replaced, meanwhile: nothing else would unload what has come too late.
         await upstream.ask(upstream.control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=name), ASK_S)
         await ask_loras(upstream)
 
@@ -107,7 +107,7 @@ class FleetLoras:
         return together([answer.lora for answer in answers])
 
     async def unload(self, request: control_pb2.UnloadLoraRequest) -> control_pb2.Lora:
-        """Removes one from all that have it. Raises LoraNotFoundError if nobody has."""
+        """Removes one from all that have it. Raises LoraNotFoundError if none has."""
         fleet = self._fleet
         await fleet.until_known()
         missing: list[LoraNotFoundError] = []
@@ -120,7 +120,7 @@ class FleetLoras:
                 return None
 
         async with fleet.lora_turns.taken(request.lora_name):
-            fleet.forget_lora(request.lora_name)  # first: who has done it must not load it again
+            fleet.forget_lora(request.lora_name)  # first: a replica that has unloaded it must not load it again
             try:
                 answers = await of_all(fleet, unload_one)
             finally:

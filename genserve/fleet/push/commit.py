@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from genserve.errors import GenserveError
 from genserve.fleet.desired import Version
-from genserve.fleet.everywhere import everywhere, leaves, told_by, write_record
+from genserve.fleet.everywhere import everywhere, leaves, replica_error, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.upstream import Upstream, apply_s
@@ -23,7 +23,7 @@ async def commit_everywhere(
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if no replica that gets requests
-    has succeeded, and of an adapter, which nobody catches up with, if one has failed."""
+    has succeeded, and for an adapter, with which no replica catches up, if one has failed."""
     request.ClearField("fleet")
     if push.lora_name:
         async with fleet.lora_turns.taken(push.lora_name):
@@ -61,7 +61,7 @@ async def _commit_lora(
             raise next((error for error in errors if may_have_done(error)), errors[0]).again()
         failed = {upstream: error for upstream, error in outcomes.failures.items() if not leaves(upstream, error)}
         await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
-    fleet.refresh()  # now it is brought to who lacks it
+    fleet.refresh()  # now it is brought to replicas that lack it
     _check_all_have(push.lora_name, failed, len(outcomes.answers))
     return outcomes.answer()
 
@@ -106,7 +106,7 @@ class _Outcomes:
 
 
 async def _took_lora(fleet: Fleet, push: weights_pb2.Push, replicas: Iterable[Upstream], *, by_all: bool) -> None:
-    """An adapter that was pushed has taken the place of another one: who joins gets this one, if all have it."""
+    """An adapter that was pushed has taken the place of another one. Replicas that join get it, if all have it."""
     desired = fleet.desired
     await everywhere(replicas, ask_loras)  # before they are taken to lack it
     desired.loras.pop(push.lora_name, None)
@@ -122,7 +122,7 @@ def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError], 
     itself, and may serve another one under this name. Its code alone may say that nothing was changed."""
     for upstream, error in failures.items():
         more = f"; other replicas have loaded adapter {lora_name!r}: push it again"
-        raise told_by(upstream, error, more, loaded_by=str(num_loaded))
+        raise replica_error(upstream, error, more, loaded_by=str(num_loaded))
 
 
 async def _commit(

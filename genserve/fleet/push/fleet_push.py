@@ -29,7 +29,7 @@ _DISCARD_EVERY_S: Final = 0.05
 class FleetPush:
     """A push that one replica receives and passes on, until all have it and have committed it.
 
-    `replicas`: who takes it; the first one receives it. Those that get no requests anyway may fail. Streams of the
+    `replicas`: those that take it; the first receives it. Those that get no requests anyway may fail. Streams of the
     trainer's ranks join it one by one. `is_lora`: it brings an adapter, and no version. `ended` is called when nothing
     is done for it any more, also if that is after the last stream has left.
     """
@@ -46,7 +46,7 @@ class FleetPush:
         ready = set(fleet.ready)
         self._required = tuple(upstream for upstream in replicas if upstream in ready) or self.replicas
         self._fleet = fleet
-        self._tell_ended = ended
+        self._on_ended = ended
         self._header = header
         self.is_lora = header.HasField("lora")
         self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
@@ -60,7 +60,7 @@ class FleetPush:
 
     @property
     def head(self) -> Upstream:
-        """Who receives it."""
+        """The replica that receives it."""
         return self.replicas[0]
 
     @property
@@ -184,7 +184,7 @@ class FleetPush:
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(message.apply))
         # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push. An
-        # adapter is in nobody's way, and another push may come while it waits for its commit.
+        # adapter is in the way of no push, and another push may come while it waits for its commit.
         own.preemptible |= own.action != self._asked and not self.is_lora
         return own
 
@@ -207,7 +207,7 @@ class FleetPush:
 
     def _end(self, _: object = None) -> None:
         self.closed.set()
-        self._tell_ended(self)
+        self._on_ended(self)
 
     async def _end_spread(self) -> None:
         if self._spread is not None:
@@ -238,11 +238,11 @@ class FleetPush:
         if self.is_lora:
             return list(self.replicas)
         if push.state == weights_pb2.PUSH_STATE_APPLIED and self._asked == weights_pb2.PUSH_ACTION_APPLY:
-            return await self._knowing()
+            return await self._replicas_with_push()
         return [self.head, *await self._others(push)]
 
-    async def _knowing(self) -> list[Upstream]:
-        """Who knows a push that was applied before: whoever has joined since does not."""
+    async def _replicas_with_push(self) -> list[Upstream]:
+        """Replicas that know a push that was applied before. Replicas that joined later do not."""
         await self._end_spread()
         request = weights_pb2.GetPushRequest(push_id=self.push_id)
         outcomes = await everywhere(self.replicas, lambda each: each.ask(each.weights.GetPush, request, ASK_S))
@@ -289,7 +289,7 @@ class FleetPush:
             needed = self._fleet.settings.min_replicas or len(self._required)
             raise FleetPushError(
                 f"nothing was changed, because {needed} of {len(self.replicas)} replicas have to take push "
-                f"{self.push_id!r}; {_told(failures)}",
+                f"{self.push_id!r}; {_listed(failures)}",
                 metadata={"push_id": self.push_id},
             )
         for task in waiting:
@@ -324,7 +324,7 @@ def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> 
     return ""
 
 
-def _told(failures: "dict[Upstream, str]") -> str:
+def _listed(failures: "dict[Upstream, str]") -> str:
     shown = [f"{upstream.address}: {failure}" for upstream, failure in list(failures.items())[:3]]
     return "; ".join([*shown, *([f"and {len(failures) - 3} more"] if len(failures) > 3 else [])])
 
@@ -348,7 +348,7 @@ async def discard(push_id: str, replicas: Iterable[Upstream]) -> None:
 
 
 async def discard_prepared(push_id: str, replicas: Iterable[Upstream]) -> None:
-    """The same where nobody has begun to apply it."""
+    """The same on replicas that have not begun to apply it."""
 
     async def discard_one(upstream: Upstream) -> None:
         if await _state(upstream, push_id) == weights_pb2.PUSH_STATE_PREPARED:

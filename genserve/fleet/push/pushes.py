@@ -34,8 +34,8 @@ class FleetPushes:
         self._abandoned: FleetPush | None = None
         self._clearing: set[asyncio.Task[None]] = set()
         self._committing: dict[str, asyncio.Task[weights_pb2.CommitPushResponse]] = {}
-        self._adapters: set[str] = set()  # of these; an adapter is in nobody's way, and may wait for its turn
-        # Who received a push, so that a stream that was cut off goes on where its bytes are.
+        self._adapters: set[str] = set()  # of these; an adapter is in the way of no push, and may wait for its turn
+        # The replica that received each push, so that a stream that was cut off goes on where its bytes are.
         self._heads: OrderedDict[str, str] = OrderedDict()
 
     @property
@@ -94,7 +94,7 @@ class FleetPushes:
             self.outcomes[push.outcome] += 1
             if push.is_abandoned:
                 self._abandoned = push
-            self._fleet.states_changed.tell()  # who waits to fetch a version may go on
+            self._fleet.states_changed.tell()  # replicas that wait to fetch a version may go on
 
     async def _clear(self, push_id: str) -> None:
         """What a trainer has left in the middle is kept for its repeat, but not in the way of another push."""
@@ -121,7 +121,7 @@ class FleetPushes:
         if header.apply.pause_lease_id:
             self._fleet.leases.get(header.apply.pause_lease_id)
         replicas = self._fleet.ready
-        if not header.manifest.partial:  # whoever has another version cannot take a part of one
+        if not header.manifest.partial:  # a replica with another version cannot take a part of one
             replicas = replicas + self._fleet.in_state(ReplicaState.SYNCING)
         if not replicas:
             raise NoReplicaError(f"no replica can take a push: {self._fleet.why_none()}", retry_after_s=1.0)
@@ -143,7 +143,7 @@ class FleetPushes:
         return weights_pb2.GetPushResponse(push=first.push, applied=merged(applied))
 
     async def commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
-        """Commits a push that is staged or prepared, on every replica. It goes on if nobody waits for it."""
+        """Commits a push that is staged or prepared, on every replica. It goes on if the caller is cancelled."""
         committing = self._committing.get(request.push_id)
         if committing is None:
             committing = asyncio.create_task(self._commit(request), name=f"commit push {request.push_id}")
@@ -179,7 +179,7 @@ class FleetPushes:
         return await commit_everywhere(self._fleet, have, request, push)
 
     async def _brought(self, push: weights_pb2.Push, have: list[Upstream], lacking: list[Upstream]) -> list[Upstream]:
-        """Who of those that have joined since it was staged has it now."""
+        """Brings it to replicas that have joined since it was staged, and returns those that have it now."""
         is_prepared = push.state == weights_pb2.PUSH_STATE_PREPARED
         request = weights_pb2.LoadWeightsRequest(
             push_id=push.push_id,
@@ -214,7 +214,7 @@ class FleetPushes:
             )
         return weights_pb2.DiscardPushResponse(push=answers[0].push)
 
-    async def holder(self, push_id: str) -> Upstream:
+    async def replica_with(self, push_id: str) -> Upstream:
         """A replica that knows a push: the one that receives it, if that one does. Raises PushNotFoundError."""
         answers = await self._ask_all(push_id)
         head = self._heads.get(push_id, "")
@@ -225,7 +225,7 @@ class FleetPushes:
 
     async def _ask_all(self, push_id: str) -> dict[str, weights_pb2.GetPushResponse]:
         """The answers of the replicas that know a push. Raises PushNotFoundError if none does, and the error of one
-        that does not answer if nobody else knows it."""
+        that does not answer if no other one knows it."""
         request = weights_pb2.GetPushRequest(push_id=push_id)
         answers: dict[str, weights_pb2.GetPushResponse] = {}
         failure: GenserveError | None = None

@@ -31,9 +31,9 @@ class Spread:
             upstream: asyncio.create_task(self._load(upstream), name=f"load at {upstream.address}")
             for upstream in replicas[1:]
         }
-        self._asking = [asyncio.create_task(self._tell_known(upstream), name="ask for a push") for upstream in replicas]
+        self._asking = [asyncio.create_task(self._mark_known(upstream), name="ask for a push") for upstream in replicas]
 
-    async def _tell_known(self, upstream: Upstream) -> None:
+    async def _mark_known(self, upstream: Upstream) -> None:
         """Waits until the replica knows the push: its children would find nothing before. They ask their other sources
         if it does not get the push, or not in time."""
         if parents := self._sources.get(upstream.address):

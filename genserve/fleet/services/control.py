@@ -19,7 +19,7 @@ from genserve.rpc.convert.control import (
     watch_heartbeat_s,
     watch_interval_s,
 )
-from genserve.rpc.convert.listening import ListeningFacts, tell_listening
+from genserve.rpc.convert.listening import ListeningFacts, set_listening
 from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
@@ -128,7 +128,7 @@ class FleetControl(ControlServiceServicer):
         if ready := self._fleet.ready:
             info.limits.max_num_seqs = sum(each.member.max_num_seqs for each in ready)
             info.limits.max_active_requests = sum(each.member.max_active_requests for each in ready)
-        tell_listening(info, self._listening)
+        set_listening(info, self._listening)
         return self._with_state(info)
 
     async def Sleep(

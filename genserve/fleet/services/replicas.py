@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 _TOLD_S: Final = 0.05
-"""Watchers who ask within so many seconds, with no change between, are told the same."""
+"""Watchers that ask within so many seconds, with no change between, get the same message."""
 _STATES = {
     ReplicaState.CONNECTING: fleet_pb2.REPLICA_STATE_CONNECTING,
     ReplicaState.SYNCING: fleet_pb2.REPLICA_STATE_SYNCING,
@@ -35,9 +35,9 @@ class FleetReplicas(FleetServiceServicer):
     def __init__(self, router: Router) -> None:
         self._router = router
         self._watchers = Watchers("the replicas", "end some that nobody reads, or ask ListReplicas from time to time")
-        self._told = fleet_pb2.WatchReplicasResponse()
-        self._told_before: asyncio.Event | None = None  # the change that would make it old
-        self._told_at_s = 0.0
+        self._message = fleet_pb2.WatchReplicasResponse()
+        self._change_before: asyncio.Event | None = None  # the change that would make it old
+        self._made_at_s = 0.0
 
     async def ListReplicas(
         self, request: fleet_pb2.ListReplicasRequest, context: "ServicerContext[Any, Any]"
@@ -104,12 +104,12 @@ class FleetReplicas(FleetServiceServicer):
     def _watched(self, changed: asyncio.Event) -> fleet_pb2.WatchReplicasResponse:
         """What watchers are told now: made once for all of them. `changed`: set by the next change."""
         now_s = time.monotonic()
-        if self._told_before is not changed or now_s > self._told_at_s + _TOLD_S:
-            self._told_before, self._told_at_s = changed, now_s
-            self._told = fleet_pb2.WatchReplicasResponse(
+        if self._change_before is not changed or now_s > self._made_at_s + _TOLD_S:
+            self._change_before, self._made_at_s = changed, now_s
+            self._message = fleet_pb2.WatchReplicasResponse(
                 replicas=self._replicas(), weight_version=self._router.weight_version
             )
-        return self._told
+        return self._message
 
     def _replicas(self) -> list[fleet_pb2.Replica]:
         upstreams = self._router.fleet.upstreams

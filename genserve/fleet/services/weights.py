@@ -93,7 +93,7 @@ class FleetWeights(WeightServiceServicer):
     ) -> None:
         """The bytes of the served version, or of a push, from one replica."""
         push_id = weights_pb2.PullWeightsRequest.FromString(request).push_id
-        upstream = await self._pushes.holder(push_id) if push_id else self._router.any_replica()
+        upstream = await self._pushes.replica_with(push_id) if push_id else self._router.any_replica()
         call = upstream.pull(request, timeout=remaining_s(context), metadata=upstream.metadata)
         with upstream.running(call):
             async for frame in frames_of(call, upstream):

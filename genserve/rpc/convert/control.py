@@ -15,7 +15,7 @@ from genserve.control.membership import FleetRecord
 from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, tell_listening
+from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, set_listening
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
@@ -226,5 +226,5 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         features=facts.features,
         versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
     )
-    tell_listening(answer, facts.listening)
+    set_listening(answer, facts.listening)
     return answer

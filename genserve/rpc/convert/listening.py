@@ -42,7 +42,7 @@ NOWHERE: Final = ListeningFacts()
 """Of a server without ports."""
 
 
-def tell_listening(info: control_pb2.GetServerInfoResponse, facts: ListeningFacts) -> None:
+def set_listening(info: control_pb2.GetServerInfoResponse, facts: ListeningFacts) -> None:
     """Writes the facts over those in `info`."""
     limits = info.limits
     limits.max_connections = facts.max_connections

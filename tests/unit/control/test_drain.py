@@ -7,7 +7,7 @@ import pytest
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
-from genserve.control.membership import Router
+from genserve.control.membership import RouterRun
 from genserve.control.state import ServedWeights
 from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
@@ -224,7 +224,7 @@ async def test_what_could_not_be_kept_is_handed_over(
     keeper = Weights(keeps_served=keeps_served)
     keeper.ended.set()
     drain = Drain(rig.engine, rig.board, rig.pauses, updates, pushes, keeper=keeper)
-    with rig.board.membership.looked_after(Router("router", "here")):
+    with rig.board.membership.looked_after(RouterRun("router", "here")):
         draining = asyncio.create_task(drain.run(Stopped(), 60.0))
         await turns()
         assert draining.done() is keeps_served

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from genserve.control.membership import CALL_S, NO_RECORD, RETURN_S, FleetCommit, FleetRecord, Membership, Router
+from genserve.control.membership import CALL_S, NO_RECORD, RETURN_S, FleetCommit, FleetRecord, Membership, RouterRun
 from genserve.errors import FleetHeldError, InvalidFieldError
 from tests.support.refusals import refuses
 
-A, B = Router("a", "host:1"), Router("b", "host:2")
+A, B = RouterRun("a", "host:1"), RouterRun("b", "host:2")
 
 
 def membership() -> tuple[Membership, list[str], list[float]]:
@@ -46,7 +46,7 @@ def test_a_router_whose_connection_breaks_gets_its_daemon_back() -> None:
     with made.looked_after(A):
         pass
     now_s[0] += RETURN_S - 0.1
-    with made.looked_after(Router("again", "host:1")):
+    with made.looked_after(RouterRun("again", "host:1")):
         assert made.router_address == "host:1"
     now_s[0] += RETURN_S
     with made.looked_after(B):
@@ -120,8 +120,8 @@ def test_weights_are_not_exchanged_for_a_router_that_has_gone() -> None:
         assert made.record == FleetRecord(7, b"seven")
 
 
-@pytest.mark.parametrize("router", [Router("", "host:1"), Router("x" * 300, ""), Router("a", "a\nb")])
-def test_a_router_has_to_be_named(router: Router) -> None:
+@pytest.mark.parametrize("router", [RouterRun("", "host:1"), RouterRun("x" * 300, ""), RouterRun("a", "a\nb")])
+def test_a_router_has_to_be_named(router: RouterRun) -> None:
     """By what others can read."""
     made, _, _ = membership()
     with refuses(InvalidFieldError), made.looked_after(router):

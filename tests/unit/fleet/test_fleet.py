@@ -23,7 +23,7 @@ async def replica_of(fleet: Fleet, address: str, *, joins: bool = False) -> Upst
     upstream.member.connected(control_pb2.GetServerInfoResponse())
     state = types_pb2.EngineState(instance_id=address, phase=types_pb2.PHASE_PAUSED, pauses=[PAUSED])
     upstream.member.reported(state, control_pb2.Load())
-    fleet.leases.told(address, [PAUSED])
+    fleet.leases.reported(address, [PAUSED])
     upstream.member.serves(Version(0))
     return upstream
 

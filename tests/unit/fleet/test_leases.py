@@ -31,25 +31,27 @@ def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
     """By its field; a lease that somebody took on a replica alone is not the fleet's."""
     leases = Leases()
     assert held(leases, "a:1") == []
-    assert leases.told("a:1", [pause(holder="my [trainer]\n"), types_pb2.PauseLease(lease_id="x", holder="operator")])
+    assert leases.reported(
+        "a:1", [pause(holder="my [trainer]\n"), types_pb2.PauseLease(lease_id="x", holder="operator")]
+    )
     (lease,) = leases.active
     assert (lease.lease_id, lease.holder, lease.mode) == (L, "my [trainer]\n", types_pb2.PAUSE_MODE_KEEP)
     assert (held(leases, "a:1"), held(leases, "b:2")) == ([], [L])
     assert leases.of_replica(L, "a:1") == f"own {L}"
     with refuses(PauseLeaseLostError, says="b:2"):
         leases.of_replica(L, "b:2")
-    assert not leases.told("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
-    assert leases.told("a:1", [pause(holder="my [trainer]\n", left_s=60)]), "it was renewed"
+    assert not leases.reported("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
+    assert leases.reported("a:1", [pause(holder="my [trainer]\n", left_s=60)]), "it was renewed"
 
 
 def test_a_lease_that_ended_on_a_replica_is_not_given_to_it_again() -> None:
     """Somebody has ended it there. It is over when it has ended on all."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause()])
-    assert leases.told("a:1", [])
+        leases.reported(address, [pause()])
+    assert leases.reported("a:1", [])
     assert (held(leases, "a:1"), held(leases, "c:3")) == ([], [L])
-    leases.told("b:2", [])
+    leases.reported("b:2", [])
     assert leases.active == [] and leases.known(L) is None
     with pytest.raises(PauseLeaseLostError) as caught:
         leases.get(L)
@@ -60,8 +62,8 @@ def test_a_replica_that_was_away_gets_the_lease_again() -> None:
     """It may have started anew."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause()])
-    leases.told("a:1", [])
+        leases.reported(address, [pause()])
+    leases.reported("a:1", [])
     leases.left("a:1")
     assert held(leases, "a:1") == [L]
     leases.left("b:2")
@@ -72,17 +74,17 @@ def test_a_replica_that_was_away_when_a_lease_was_renewed_lacks_it() -> None:
     """It would end there before its holder expects it to. Nobody has ended it where that happens."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause(left_s=5.0)])
+        leases.reported(address, [pause(left_s=5.0)])
     leases.left("a:1")
     leases.granted(L, "trainer", "b:2", pause(left_s=60.0))
     leases.renewed(L, ["b:2"])
-    leases.told("a:1", [pause(left_s=5.0)])
+    leases.reported("a:1", [pause(left_s=5.0)])
     assert held(leases, "a:1") == [L]
     assert held(leases, "b:2") == []
     remaining_s = leases.get(L).remaining_s()
     assert remaining_s is not None
     assert remaining_s > 50
-    leases.told("a:1", [])
+    leases.reported("a:1", [])
     assert held(leases, "a:1") == [L]
     leases.granted(L, "trainer", "a:1", pause(left_s=60.0))
     assert held(leases, "a:1") == []
@@ -91,10 +93,10 @@ def test_a_replica_that_was_away_when_a_lease_was_renewed_lacks_it() -> None:
 def test_a_lease_whose_last_replica_restarts_is_over() -> None:
     """Nobody has it any more. While that replica was away, it may have been there."""
     leases = Leases()
-    leases.told("a:1", [pause()])
+    leases.reported("a:1", [pause()])
     leases.left("a:1")
     assert [lease.lease_id for lease in leases.active] == [L]
-    leases.told("a:1", [])
+    leases.reported("a:1", [])
     assert leases.active == []
 
 
@@ -102,23 +104,23 @@ def test_a_lease_outlives_a_restart_while_another_replica_is_away_with_it() -> N
     """As long as that one was granted it, however long the other one had it."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause(left_s=5.0)])
+        leases.reported(address, [pause(left_s=5.0)])
     leases.granted(L, "trainer", "b:2", pause(left_s=60.0))
     leases.renewed(L, ["b:2"])
     leases.left("b:2")
     leases.left("a:1")
-    leases.told("a:1", [])
+    leases.reported("a:1", [])
     assert held(leases, "a:1") == [L]
     remaining_s = leases.get(L).remaining_s()
     assert remaining_s is not None and remaining_s > 50
-    leases.told("b:2", [])
+    leases.reported("b:2", [])
     assert leases.active == []
 
 
 def test_a_lease_whose_last_replica_is_away_ends_in_time() -> None:
     """No status says that it has expired."""
     leases = Leases()
-    leases.told("a:1", [pause(left_s=-1.0)])
+    leases.reported("a:1", [pause(left_s=-1.0)])
     leases.left("a:1")
     assert leases.active == []
 
@@ -127,7 +129,7 @@ def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> Non
     """And given to nobody, also not to those that never had it."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause(), pause(M)])
+        leases.reported(address, [pause(), pause(M)])
     leases.mark_ended(L)
     assert leases.was_ended(L) and not leases.was_ended(M)
     assert [lease.lease_id for lease in leases.active] == [M]
@@ -161,7 +163,7 @@ def test_a_lease_that_had_expired_is_a_new_one_when_all_that_had_it_have_granted
     """The router is not told at once that a lease has expired. A replica that did not answer still has the old one."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause()])
+        leases.reported(address, [pause()])
     with leases.being_granted(L) as grant:
         for address, is_new in (("c:3", False), ("a:1", False), ("b:2", True)):
             grant.add(address, types_pb2.PauseLease(lease_id=f"another on {address}"))
@@ -174,9 +176,9 @@ def test_a_lease_that_a_replica_has_after_all_is_not_given_up() -> None:
     """A status that was written before it was granted may be read later."""
     leases = Leases()
     for address in ("a:1", "b:2"):
-        leases.told(address, [pause()])
-    leases.told("a:1", [])
-    leases.told("a:1", [pause()])
+        leases.reported(address, [pause()])
+    leases.reported("a:1", [])
+    leases.reported("a:1", [pause()])
     assert leases.get(L).given_up == set()
 
 
@@ -187,7 +189,7 @@ def test_a_lease_that_expires_before_all_have_granted_it_is_given_up_by_nobody()
         for address in ("a:1", "b:2"):
             grant.add(address, pause())
             leases.granted(L, "trainer", address, pause())
-        leases.told("a:1", [])
+        leases.reported("a:1", [])
     assert held(leases, "a:1") == [L]
 
 
@@ -195,7 +197,7 @@ def test_who_has_ended_a_lease_is_remembered() -> None:
     """Its holder is told once more what he was told."""
     leases = Leases()
     for each in (L, M):
-        leases.told("a:1", [pause(each)])
+        leases.reported("a:1", [pause(each)])
     leases.mark_ended(L)
     leases.mark_ended(M, by_others=True)
     assert (leases.was_ended_by_others(L), leases.was_ended_by_others(M)) == (False, True)
@@ -226,7 +228,7 @@ def test_a_lease_that_is_about_to_end_is_not_given_to_others(
 ) -> None:
     """They lack it nevertheless. One without an end is given."""
     leases = Leases()
-    leases.told("a:1", [pause(left_s=left_s)])
+    leases.reported("a:1", [pause(left_s=left_s)])
     assert held(leases, "b:2") == missing
     assert [lease.lease_id for lease in leases.to_give("b:2")] == given
 
@@ -234,16 +236,16 @@ def test_a_lease_that_is_about_to_end_is_not_given_to_others(
 def test_a_lease_ends_when_the_first_replica_lets_go() -> None:
     """As its message says. Without an end it has none."""
     leases = Leases()
-    leases.told("a:1", [pause(left_s=50)])
-    leases.told("b:2", [pause(left_s=20)])
-    leases.told("c:3", [pause()])
+    leases.reported("a:1", [pause(left_s=50)])
+    leases.reported("b:2", [pause(left_s=20)])
+    leases.reported("c:3", [pause()])
     lease = leases.get(L)
     first_s = lease.on_replicas["b:2"].expire_time.ToNanoseconds() / 1e9
     assert lease.expire_time_s == first_s
     told = lease.message()
     assert (told.lease_id, told.holder, told.mode) == (L, "trainer", types_pb2.PAUSE_MODE_KEEP)
     assert told.expire_time.ToNanoseconds() / 1e9 == pytest.approx(first_s, abs=1e-6)
-    leases.told("d:4", [pause(M)])
+    leases.reported("d:4", [pause(M)])
     assert not leases.get(M).message().HasField("expire_time") and leases.get(M).remaining_s() is None
 
 
@@ -265,13 +267,13 @@ def test_a_lease_that_is_held_for_long_stays_the_fleets() -> None:
     """However many others are granted meanwhile."""
     leases = Leases()
     leases.adopt([L])
-    leases.told("a:1", [pause()])
+    leases.reported("a:1", [pause()])
     for number in range(_MAX_ENDED + 1):
         with leases.being_granted(f"{number:032x}"):
             pass
         if not number % 1000:
-            leases.told("a:1", [pause()])
-    leases.told("a:1", [pause()])
+            leases.reported("a:1", [pause()])
+    leases.reported("a:1", [pause()])
     assert [lease.lease_id for lease in leases.active] == [L]
 
 
@@ -279,7 +281,7 @@ def test_a_lease_of_another_fleet_is_told_from_one_that_has_ended() -> None:
     """Until the replica that has brought it along is resumed."""
     leases = Leases()
     leases.adopt([L])
-    leases.told("a:1", [pause(L), pause(M)])
+    leases.reported("a:1", [pause(L), pause(M)])
     leases.mark_ended(L)
     assert leases.left_over("a:1") == [(L, f"own {L}"), (M, f"own {M}")]
     assert leases.has_foreign("a:1") and not leases.has_foreign("b:2")

@@ -224,7 +224,7 @@ def test_a_lease_has_as_much_time_left_as_the_replica_says(ahead_s: float) -> No
     """Also if the clock of its host is minutes ahead, or behind."""
     clock = ReplicaClock()
     assert ends_s(clock, NOW_S + 10) == NOW_S + 10, "it has told no time"
-    clock.told(at(NOW_S + ahead_s), NOW_S)
+    clock.reported(at(NOW_S + ahead_s), NOW_S)
     assert ends_s(clock, NOW_S + ahead_s + 10) == pytest.approx(NOW_S + 10)
 
 
@@ -232,7 +232,7 @@ def test_a_lease_is_never_taken_to_end_before_it_does() -> None:
     """A report that was late says that the clock is behind; the next one does not take that back."""
     clock = ReplicaClock()
     for late_s in (0.1, 0.8, 0.0):
-        clock.told(at(NOW_S), NOW_S + late_s)
+        clock.reported(at(NOW_S), NOW_S + late_s)
     assert ends_s(clock, NOW_S + 10) == pytest.approx(NOW_S + 10.8)
 
 
@@ -240,12 +240,12 @@ def test_a_clock_that_is_set_counts_anew() -> None:
     """In either direction."""
     clock = ReplicaClock()
     for ahead_s in (0.0, 200.0, -50.0):
-        clock.told(at(NOW_S + ahead_s), NOW_S)
+        clock.reported(at(NOW_S + ahead_s), NOW_S)
         assert ends_s(clock, NOW_S + ahead_s + 10) == pytest.approx(NOW_S + 10)
 
 
 def test_a_lease_without_an_end_has_none() -> None:
     """Whatever the clocks say."""
     clock = ReplicaClock()
-    clock.told(at(NOW_S), NOW_S + 5)
+    clock.reported(at(NOW_S), NOW_S + 5)
     assert not clock.lease(types_pb2.PauseLease(lease_id="l")).HasField("expire_time")

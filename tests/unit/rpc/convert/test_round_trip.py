@@ -31,7 +31,7 @@ from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import to_response
-from genserve.rpc.convert.listening import ListeningFacts, tell_listening
+from genserve.rpc.convert.listening import ListeningFacts, set_listening
 from genserve.rpc.convert.values import to_lease, to_state
 from genserve.rpc.convert.weights import to_applied, to_push
 from genserve.v1 import weights_pb2
@@ -116,7 +116,7 @@ def test_the_ports_of_a_router_replace_those_of_the_replica_that_it_asked() -> N
     """Also what the replica has, and the router has not."""
     message = Answers(lambda: distinct(EngineState))(to_server_info, distinct(EngineInfo), distinct(ServerFacts))
     for facts in (distinct(ListeningFacts), ListeningFacts(max_streams=5)):
-        tell_listening(message, facts)
+        set_listening(message, facts)
         assert told_of_ports(told.ServerInfo.of(sent(message))) == facts
 
 

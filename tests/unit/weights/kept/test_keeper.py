@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.control.membership import FleetRecord, Router
+from genserve.control.membership import FleetRecord, RouterRun
 from genserve.control.state import StateBoard
 from genserve.errors import NotResidentError
 from genserve.weights.kept.checkpoint import digest_of, open_kept
@@ -119,7 +119,7 @@ async def test_each_version_that_is_served_is_kept_but_not_the_checkpoint(tmp_pa
 def board_of_fleet() -> StateBoard:
     """Of a daemon that a router looks after."""
     board = StateBoard(None, tuple, "daemon")
-    board.membership.looked_after(Router("r", "router")).__enter__()
+    board.membership.looked_after(RouterRun("r", "router")).__enter__()
     return board
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genserve.control.membership import NO_RECORD, FleetCommit, FleetRecord, Router
+from genserve.control.membership import NO_RECORD, FleetCommit, FleetRecord, RouterRun
 from genserve.errors import (
     ApplyInProgressError,
     ChecksumMismatchError,
@@ -108,7 +108,7 @@ async def test_the_record_of_the_fleet_is_kept_when_the_version_is_served(rig: R
     """Before its router is answered; and a repeat keeps that of now."""
     membership, source = rig.board.membership, ScriptedSource()
     gate = rig.engine.gates["resume"] = Gate()
-    with membership.looked_after(Router("a", "host:1")):
+    with membership.looked_after(RouterRun("a", "host:1")):
         loading = asyncio.create_task(loaded(rig, source, fleet=FleetCommit(membership, "a", FleetRecord(7, b"7"))))
         await gate.reached.wait()
         kept = membership.record
