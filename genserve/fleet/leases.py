@@ -90,22 +90,13 @@ def _is_over(lease: types_pb2.PauseLease) -> bool:
 
 
 class Grant:
-    """The leases that replicas have granted for one of the fleet."""
+    """The leases that replicas have granted for one of the fleet. `own_ids`: their ids on the replicas, by address."""
 
     def __init__(self, held: FleetLease | None) -> None:
         """`held`: the lease of the fleet, if it is held already."""
         self._reported: Mapping[str, types_pb2.PauseLease] = {} if held is None else held.held
         self._before = dict(self._reported)
-        self._now: dict[str, str] = {}
-
-    def add(self, address: str, lease: types_pb2.PauseLease) -> None:
-        """A replica has granted it."""
-        self._now[address] = lease.lease_id
-
-    @property
-    def addresses(self) -> Iterable[str]:
-        """The replicas that have granted it."""
-        return self._now.keys()
+        self.own_ids: dict[str, str] = {}
 
     @property
     def is_new(self) -> bool:
@@ -117,7 +108,7 @@ class Grant:
     def _has_it_still(self, address: str) -> bool:
         before = self._before[address]
         reported = self._reported.get(address, before)  # it may have been renewed
-        return self._now.get(address, reported.lease_id) == before.lease_id and not _is_over(reported)
+        return self.own_ids.get(address, reported.lease_id) == before.lease_id and not _is_over(reported)
 
 
 class Leases:
@@ -229,7 +220,7 @@ class Leases:
             self._beginning.discard(lease_id)
             if (lease := self._leases.get(lease_id)) is not None:
                 # What has expired on a replica before the others had granted it was ended by nobody.
-                lease.given_up.difference_update(grant.addresses)
+                lease.given_up.difference_update(grant.own_ids)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""

@@ -33,9 +33,10 @@ class FleetPauses:
         replicas, because nobody was told its id, and the turn ends after that.
         """
         check_text(request.holder, "holder")
-        leases, lease_id, deadline_s = self._fleet.leases, new_lease_id(request.request_id), _now_s() + pause_s(request)
+        leases, lease_id, timeout_s = self._fleet.leases, new_lease_id(request.request_id), pause_s(request)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
         leases.check_room(lease_id, request.holder)
-        turn = await self._fleet.lease_turns.take(lease_id, pause_s(request))
+        turn = await self._fleet.lease_turns.take(lease_id, timeout_s)
         try:
             with leases.being_granted(lease_id) as grant:
                 answer = await self._pause(request, lease_id, grant, deadline_s)
@@ -74,15 +75,15 @@ class FleetPauses:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.request_id = own.fleet_lease_id = lease_id
-        leases = self._fleet.leases
+        leases, loop = self._fleet.leases, asyncio.get_running_loop()
 
         async def pause_one(upstream: Upstream) -> control_pb2.PauseResponse | None:
-            call, timeout_s = upstream.control.Pause, max(0.0, deadline_s - _now_s())
+            call, timeout_s = upstream.control.Pause, max(0.0, deadline_s - loop.time())
             try:
                 got = await leased_by(upstream, leases, lease_id, request.holder, call, own, timeout_s)
             except DrainingError:
                 return None  # the next run at its address is paused when it is there
-            grant.add(upstream.address, upstream.member.clock.lease(got.lease))
+            grant.own_ids[upstream.address] = got.lease.lease_id
             return got
 
         asked: dict[Upstream, int] = {}
@@ -206,7 +207,7 @@ async def leased_by(
     got = await upstream.ask(call, request, timeout_s)
     if upstream.member.was_lost_since(num_losses):
         raise UnavailableError(f"replica {upstream.address} was lost when it had answered")
-    leases.granted(lease_id, holder, upstream.address, got.lease)
+    leases.granted(lease_id, holder, upstream.address, upstream.member.clock.lease(got.lease))
     return got
 
 
@@ -218,10 +219,6 @@ async def resume_on(upstream: Upstream, lease_id: str) -> bool:
     except PauseLeaseLostError:
         return True
     return bool(answer.lease_expired)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def _unless_lost(

@@ -1,5 +1,6 @@
 """One lease pauses all replicas, and outlives the router."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
 from genserve.fleet import leases
+from genserve.fleet.member import ReplicaClock
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import types_pb2
 from tests.fleet.reports import clock_of_leases
@@ -51,6 +53,25 @@ async def test_a_push_under_the_lease_leaves_all_paused() -> None:
         assert all(daemon.engine.live == content(1) for daemon in fleet.daemons)
         await fleet.client.resume(lease_id)
         assert running(fleet) == [True] * 2
+
+
+async def test_the_end_of_a_lease_is_by_the_clock_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the answers to a pause and to its renewal, which come before the next report."""
+    own_of = ReplicaClock.lease
+
+    def an_hour_ahead(clock: ReplicaClock, lease: types_pb2.PauseLease) -> types_pb2.PauseLease:
+        own = types_pb2.PauseLease()
+        own.CopyFrom(own_of(clock, lease))
+        own.expire_time.FromSeconds(own.expire_time.ToSeconds() - 3600)
+        return own
+
+    monkeypatch.setattr(ReplicaClock, "lease", an_hour_ahead)
+    async with routed(1) as fleet:
+        lease = (await fleet.client.pause(ttl_s=7200)).lease
+        renewed = await fleet.client.renew_pause(lease.lease_id, ttl_s=10800)
+        for each, left_s in ((lease, 3600), (renewed, 7200)):
+            assert each.expire_time is not None
+            assert each.expire_time.timestamp() == pytest.approx(time.time() + left_s, abs=60)
 
 
 async def test_another_router_knows_the_lease() -> None:

@@ -166,9 +166,9 @@ def test_a_lease_that_had_expired_is_a_new_one_when_all_that_had_it_have_granted
         leases.reported(address, [pause()])
     with leases.being_granted(L) as grant:
         for address, is_new in (("c:3", False), ("a:1", False), ("b:2", True)):
-            grant.add(address, types_pb2.PauseLease(lease_id=f"another on {address}"))
+            grant.own_ids[address] = f"another on {address}"
             assert grant.is_new is is_new
-        grant.add("a:1", pause())
+        grant.own_ids["a:1"] = pause().lease_id
         assert not grant.is_new
 
 
@@ -187,7 +187,7 @@ def test_a_lease_that_expires_before_all_have_granted_it_is_given_up_by_nobody()
     leases = Leases()
     with leases.being_granted(L) as grant:
         for address in ("a:1", "b:2"):
-            grant.add(address, pause())
+            grant.own_ids[address] = pause().lease_id
             leases.granted(L, "trainer", address, pause())
         leases.reported("a:1", [])
     assert held(leases, "a:1") == [L]
