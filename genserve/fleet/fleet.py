@@ -12,7 +12,7 @@ from genserve.fleet.config import FleetSettings
 from genserve.fleet.desired import Desired, FleetSleep, Version, newest
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
-from genserve.fleet.turns import LeaseTurns, LoraTurns
+from genserve.fleet.turns import Turns
 from genserve.fleet.upstream import Upstream
 from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.routing.chain import Chain, with_reasons
@@ -40,8 +40,8 @@ class Fleet(Destinations[Upstream]):
         self._undecided: types_pb2.FleetState | None = None
         self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
-        self.lease_turns = LeaseTurns()
-        self.lora_turns = LoraTurns()
+        self.lease_turns = Turns()
+        self.lora_turns = Turns()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
         self.none_ready_since_s: float | None = time.time()

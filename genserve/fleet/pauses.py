@@ -5,7 +5,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PauseLeaseLostError, UnavailableError
+from genserve.errors import (
+    DeadlineError,
+    DrainingError,
+    GenserveError,
+    InvalidFieldError,
+    PauseLeaseLostError,
+    UnavailableError,
+)
 from genserve.fleet.everywhere import everywhere, not_asked, of_all, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, Grant, Leases, is_lease_id, new_lease_id
@@ -36,7 +43,10 @@ class FleetPauses:
         leases, lease_id, timeout_s = self._fleet.leases, new_lease_id(request.request_id), pause_s(request)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         leases.check_room(lease_id, request.holder)
-        turn = await self._fleet.lease_turns.take(lease_id, timeout_s)
+        try:
+            turn = await self._fleet.lease_turns.take(lease_id, timeout_s)
+        except TimeoutError:
+            raise DeadlineError(f"other pauses and resumes took {timeout_s:g} s") from None
         try:
             with leases.being_granted(lease_id) as grant:
                 answer = await self._pause(request, lease_id, grant, deadline_s)
@@ -128,13 +138,13 @@ class FleetPauses:
         """Ends the lease on all replicas, or with `force` every lease on every replica. A replica that does not answer
         is resumed when it does, also if the call is cancelled."""
         if request.force:
-            with self._fleet.lease_turns.ending():
+            with self._fleet.lease_turns.holding_off():
                 await self._end_all()
             await write_record(self._fleet)
             return control_pb2.ResumeResponse()
         if not request.lease_id:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        with self._fleet.lease_turns.ending(request.lease_id):
+        with self._fleet.lease_turns.holding_off(request.lease_id):
             expired = await self._end(request.lease_id)
         await write_record(self._fleet)
         return control_pb2.ResumeResponse(lease_expired=expired)

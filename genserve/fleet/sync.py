@@ -196,7 +196,7 @@ class Sync:
         turns = self._fleet.lora_turns
         if turns.of(name).locked():
             return  # another replica may hang in it, and this one may need something else meanwhile
-        with turns.catching_up(name):
+        with turns.holding_off(name):
             if self._missing_loras().get(name) == path:  # it may have been unloaded meanwhile
                 await upstream.ask(upstream.control.LoadLora, request, load_lora_s(request))
                 await ask_loras(upstream)
@@ -231,7 +231,7 @@ class Sync:
         await leased_by(upstream, leases, lease.lease_id, lease.holder, call, request, ASK_S)
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
-        with self._fleet.lease_turns.ending(lease_id):
+        with self._fleet.lease_turns.holding_off(lease_id):
             await resume_on(self._upstream, own_id)
         self._fleet.leases.resumed(lease_id, self._member.address)
 

@@ -5,105 +5,65 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
-from genserve.errors import DeadlineError
 
+class Turns:
+    """Turns of leases, by their ids, or of adapters, by their names.
 
-class LeaseTurns:
-    """A lease is granted by one call at a time, and by none while the lease is being ended. Otherwise a replica that is
-    yet to be told of the end would answer with the old lease, which then ends.
+    All replicas are asked for a lease, or for an adapter, by one call at a time. Otherwise a replica that is yet to be
+    told of the end of a lease would answer with the old one, which then ends; and one that has just unloaded an adapter
+    would be told to load it, because others are still loading it for the call before.
 
-    A call that ends a lease waits for no other, because one replica that hangs would keep the others paused. A call
-    that was granting the lease finds out at its end, and undoes what it did.
-    """
-
-    def __init__(self) -> None:
-        self._granting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._ending: dict[str | None, set[asyncio.Future[None]]] = {}
-
-    async def take(self, lease_id: str, timeout_s: float) -> asyncio.Lock:
-        """The turn to grant a lease, which the caller is to release. Raises DeadlineError."""
-        turn = self._granting.setdefault(lease_id, asyncio.Lock())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await turn.acquire()
-                try:
-                    while ending := [*self._ending.get(lease_id, ()), *self._ending.get(None, ())]:
-                        await asyncio.wait(ending)
-                except BaseException:
-                    turn.release()
-                    raise
-        except TimeoutError:
-            raise DeadlineError(f"other pauses and resumes took {timeout_s:g} s") from None
-        return turn
-
-    async def over(self) -> None:
-        """Returns when all turns that were taken before have been released."""
-        for turn in tuple(self._granting.values()):
-            async with turn:
-                pass
-
-    @contextmanager
-    def ending(self, lease_id: str | None = None) -> Iterator[None]:
-        """While replicas are told to end a lease, no call can take the turn to grant it. None = all leases."""
-        ended = asyncio.get_running_loop().create_future()
-        ending = self._ending.setdefault(lease_id, set())
-        ending.add(ended)
-        try:
-            yield
-        finally:
-            ended.set_result(None)
-            ending.discard(ended)
-            if not ending:
-                del self._ending[lease_id]
-
-
-class LoraTurns:
-    """An adapter is loaded or unloaded by one call at a time: a replica that has just unloaded it would be told to load
-    it, because others are still loading it for the call before.
-
-    Replicas that lack it are told to load it side by side, because one that hangs would keep it from the others, and
-    while it is no call's turn.
+    What is done on one replica after the other takes no turn, because one that hangs would keep the others waiting: the
+    end of a lease, or the load of an adapter where it lacks. It holds off turns that are yet to begin. A call that was
+    granting a lease while it was ended finds out at its end, and undoes what it did.
     """
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._catching_up: dict[str, set[asyncio.Future[None]]] = {}
+        self._holding_off: dict[str | None, set[asyncio.Future[None]]] = {}
 
-    def of(self, lora_name: str) -> asyncio.Lock:
-        """The turn of an adapter, which is locked while a call has it, or is about to."""
-        return self._turns.setdefault(lora_name, asyncio.Lock())
+    def of(self, name: str) -> asyncio.Lock:
+        """The turn of a name, which is locked while a call has it, or is about to."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
-    async def take(self, lora_name: str) -> asyncio.Lock:
-        """The turn for a call, which is to release it."""
-        turn = self.of(lora_name)
-        await turn.acquire()
-        try:
-            while catching_up := self._catching_up.get(lora_name):
-                await asyncio.wait(catching_up)
-        except BaseException:
-            turn.release()
-            raise
+    async def take(self, name: str, timeout_s: float | None = None) -> asyncio.Lock:
+        """The turn of a name, which the caller is to release. Raises TimeoutError."""
+        turn = self.of(name)
+        async with asyncio.timeout(timeout_s):
+            await turn.acquire()
+            try:
+                while waits_for := [*self._holding_off.get(name, ()), *self._holding_off.get(None, ())]:
+                    await asyncio.wait(waits_for)
+            except BaseException:
+                turn.release()
+                raise
         return turn
 
     @asynccontextmanager
-    async def taken(self, lora_name: str) -> AsyncIterator[None]:
-        """The block is a call that has the turn."""
-        turn = await self.take(lora_name)
+    async def taken(self, name: str) -> AsyncIterator[None]:
+        """The block has the turn of a name."""
+        turn = await self.take(name)
         try:
             yield
         finally:
             turn.release()
 
     @contextmanager
-    def catching_up(self, lora_name: str) -> Iterator[None]:
-        """While one replica that lacks it loads it; to be begun while it is no call's turn. Calls wait for the end."""
+    def holding_off(self, name: str | None = None) -> Iterator[None]:
+        """While the block runs, no turn of this name begins; None = of any name."""
         done = asyncio.get_running_loop().create_future()
-        catching_up = self._catching_up.setdefault(lora_name, set())
-        catching_up.add(done)
+        holding_off = self._holding_off.setdefault(name, set())
+        holding_off.add(done)
         try:
             yield
         finally:
             done.set_result(None)
-            catching_up.discard(done)
-            if not catching_up:
-                del self._catching_up[lora_name]
+            holding_off.discard(done)
+            if not holding_off:
+                del self._holding_off[name]
+
+    async def over(self) -> None:
+        """Returns when all turns that have begun are released."""
+        for turn in tuple(self._turns.values()):
+            async with turn:
+                pass

@@ -3,14 +3,20 @@
 import random
 import time
 
+from genserve.errors import DeadlineError
 from genserve.fleet.config import FleetSettings
 from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.leases import new_lease_id
 from genserve.fleet.member import Member
+from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.upstream import Upstream
 from genserve.routing.names import make_chain, parse_policies
 from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2
+from genserve.wire.conversions import duration_of
+from tests.support.clocks import leaping_clock
+from tests.support.refusals import refuses
 
 LEASE = "1" * 32
 PAUSED = types_pb2.PauseLease(lease_id="own", holder="trainer", fleet_lease_id=LEASE)
@@ -85,3 +91,11 @@ async def test_a_repeated_commit_leaves_the_epoch_of_its_record() -> None:
     fleet.begin_commit(repeated, ())
     fleet.confirm(version, repeated.epoch)
     assert fleet.desired.epoch == repeated.epoch
+
+
+async def test_a_pause_does_not_wait_for_another_one_of_its_lease_for_ever() -> None:
+    """It has the time that its caller gives it, and that of an answer."""
+    fleet = fleet_of_nobody()
+    async with fleet.lease_turns.taken(new_lease_id("r")):
+        with leaping_clock(), refuses(DeadlineError, says="610 s"):
+            await FleetPauses(fleet).pause(control_pb2.PauseRequest(request_id="r", timeout=duration_of(600)))
