@@ -1,6 +1,7 @@
 """What clients of an engine, and their start, use of vLLM that is not public; as test_internals for all else."""
 
 import inspect
+import re
 
 from vllm.v1.engine import core
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,8 +29,8 @@ def test_an_engine_is_still_started_for_several_clients_by_these_names() -> None
 
 def test_a_client_that_joins_later_still_has_to_be_told_that_the_engine_is_ready() -> None:
     """engine.vllm.clients.join says so with an empty message of each engine's identity, which changes no setting, and
-    notes the ids that EngineCore gets. It knows what the engine would answer, because an answer to its predecessor must
-    not come; clients.seat ends those of a client that has died."""
+    stands before vLLM's client of EngineCore to note the ids that this gets. It knows what the engine would answer,
+    because an answer to its predecessor must not come; clients.seat ends those of a client that has died."""
     source = inspect.getsource(MPClient.__init__)
     assert "self.input_socket = self.resources.input_socket = make_zmq_socket(" in source
     assert 'rank.to_bytes(2, "little") for rank in self.engine_ranks_managed' in source
@@ -37,6 +38,8 @@ def test_a_client_that_joins_later_still_has_to_be_told_that_the_engine_is_ready
     assert "if payload\n            else None" in inspect.getsource(MPClient._apply_ready_response)
     assert "await self.engine_core.add_request_async(" in inspect.getsource(AsyncLLM._add_request)
     assert "await self.engine_core.add_request_async(" in inspect.getsource(AsyncLLM.add_request)
+    # What AsyncLLM set on its client would stay on the wrapper.
+    assert re.search(r"self\.engine_core\.\w+ = ", inspect.getsource(AsyncLLM)) is None
     assert 'if not hasattr(self, "_supported_tasks"):' in inspect.getsource(AsyncLLM.get_supported_tasks)
     assert parameters(core.EngineCore.abort_requests) == {"self", "request_ids"}
     assert "req_state = self.request_states.get(req_id)" in inspect.getsource(OutputProcessor.process_outputs)

@@ -8,7 +8,7 @@ takes the place of the one that has said so.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ async def join_at_seat(data: bytes, fds: Sequence[int], llm_class: type[AsyncLLM
     parallel._api_process_count, parallel._api_process_rank = place.count, place.index
     row = rows.row(place.index)
     loggers = stat_loggers(row, with_series=invitation.with_series)
-    llm = await join(invitation.config, invitation.tasks, place, loggers, rows.counters, ids.add, llm_class)
+    llm = await join(invitation.config, invitation.tasks, place, loggers, rows.counters, ids, llm_class)
     enable_envs_cache()  # vLLM asks the environment about something for every token
     return Joined(llm, invitation, row, rows.tally(place.index))
 
@@ -68,16 +68,15 @@ async def join(
     place: ClientPlace,
     stat_loggers: Sequence[Any],
     counters: Any,
-    note: Callable[[str, Any], None],
+    ids: IdTable,
     llm_class: type[AsyncLLM] = AsyncLLM,
 ) -> Any:
     """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start,
     and `tasks` are what this client was told of the engine. The engine is asked nothing: it may be amid a long step or
     a commit; and vLLM's client takes an answer that its predecessor waited for as the death of the engine.
 
-    `counters` is memory of all clients in which vLLM counts their unfinished requests.
-    `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
-    UnavailableError if an engine does not connect.
+    `counters` is memory of all clients in which vLLM counts their unfinished requests. `ids` has the id of each
+    sequence before EngineCore gets it. Raises UnavailableError if an engine does not connect.
     """
     llm = _client(config, place, stat_loggers, counters, llm_class)
     try:
@@ -86,16 +85,28 @@ async def join(
         llm.shutdown(0.0)
         raise
     llm._supported_tasks = tasks  # internal: AsyncLLM.get_supported_tasks asks the engine if this is not there
-    # internal: AsyncLLM gives a request its ids in the same call that sends it.
-    send = llm.engine_core.add_request_async
-    unfinished = llm.output_processor.request_states
-
-    async def noted(request: EngineCoreRequest) -> None:
-        note(request.request_id, unfinished)
-        await send(request)
-
-    llm.engine_core.add_request_async = noted
+    core: Any = NotedCore(llm.engine_core, ids, llm.output_processor.request_states)
+    llm.engine_core = core
     return llm
+
+
+class NotedCore:
+    """All of vLLM's client of EngineCore, which writes the id of each sequence into `ids` before EngineCore gets it.
+    `unfinished`: vLLM's, by id."""
+
+    # internal: AsyncLLM gives a request its ids in the same call that sends it.
+    def __init__(self, core: Any, ids: IdTable, unfinished: Container[str]) -> None:
+        self._core = core
+        self._ids = ids
+        self._unfinished = unfinished
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """As AsyncMPClient.add_request_async."""
+        self._ids.add(request.request_id, self._unfinished)
+        await self._core.add_request_async(request)
 
 
 def _client(
