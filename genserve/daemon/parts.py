@@ -1,5 +1,5 @@
-"""What a daemon is built of above its engine, and the processes that it starts beside the engine: those that receive
-pushes, and front ends."""
+"""The parts of a daemon above its engine, and the processes that it starts beside the engine: receivers of pushes, and
+front ends."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ from genserve.weights.vllm_transfer import TransferUpdates
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may call the daemon, how it calls others, and who is told of calls."""
+    """The callers that the daemon admits, the credentials of its own calls, and the observers of calls."""
 
     callers: AccessList | None
     peers: Caller
@@ -51,8 +51,8 @@ class Access:
 
 
 def observers_of(metrics: ProcessMetrics | None, *, traced: bool) -> Sequence[CallObserver]:
-    """Who observes the calls of a daemon or a front end: who counts them, and who traces them.
-    `traced`: spans are exported, which from now on steps have too."""
+    """The observers of calls in a daemon or a front end: its metrics, and spans if they are exported (`traced`). From
+    now on steps have spans too."""
     observers: list[CallObserver] = [] if metrics is None else [metrics.calls]
     if traced:
         spans = CallSpans()

@@ -33,7 +33,7 @@ class Seat(Protocol):
 
     @property
     def invitation(self) -> bytes:
-        """What the process needs to join."""
+        """The data that the process needs to join."""
 
     @property
     def num_requests(self) -> int:

@@ -45,9 +45,9 @@ IDLE_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits; an
-    OpenAI server has no state (-1). `port` 0 picks one. `metrics_directory`: where it counts what the daemon shows,
-    under its `name`; "" = nowhere."""
+    """The settings that a front end starts with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it
+    inherits; an OpenAI server has no state (-1). `port` 0 picks one. `metrics_directory`: where it counts what the
+    daemon shows, under its `name`; "" = nowhere."""
 
     daemon_pid: int
     link_fd: int
@@ -81,7 +81,7 @@ class FrontendSettings:
 
 
 def ids_to_values(request_ids: Any) -> Mapping[str, Any]:
-    """What ABORT says; None = all."""
+    """The values of ABORT; None = all."""
     return {"request_ids": None if request_ids is None else list(request_ids)}
 
 
@@ -109,7 +109,7 @@ class Client(Protocol):
 
 
 class Answers:
-    """What a process beside the daemon answers about its requests."""
+    """The answers of a process beside the daemon about its requests."""
 
     def __init__(self) -> None:
         self.joined: Client | None = None

@@ -116,6 +116,6 @@ def about(request_id: str) -> Iterator[None]:
 
 
 def noted() -> dict[str, str]:
-    """What is known, shortened: ids come from clients."""
+    """The fields that are known, shortened: ids come from clients."""
     known = {name: variable.get() for name, variable in _FIELDS.items()}
     return {name: value[:_MAX_CHARS] for name, value in known.items() if value}

@@ -1,4 +1,4 @@
-"""What daemons and routers tell people on stderr."""
+"""Lines that daemons and routers write to stderr for people."""
 
 import re
 import sys

@@ -46,7 +46,7 @@ def use_headers(headers: Mapping[str, str]) -> None:
 
 
 def headers() -> Mapping[str, str] | None:
-    """What to send along; None if the running call belongs to no trace."""
+    """The metadata to send along; None if the running call belongs to no trace."""
     return _headers.get()
 
 

@@ -1,5 +1,5 @@
-"""What daemons of this user have left behind because they were killed, or ended at once by a signal during the start:
-temporary directories, whose names tell whose they are, and shared memory of their engines.
+"""Removes what daemons of this user have left behind because they were killed, or ended at once by a signal during the
+start: temporary directories, whose names tell whose they are, and shared memory of their engines.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""What stops a process: signals while the engine starts and while the daemon runs, or a call; and how one has ended.
+"""The ways to stop a process: signals while the engine starts and while the daemon runs, or a call; and how one has
+ended.
 
 A terminal sends Ctrl-C to the whole process group. The engine's processes must not get it, because they would end
 before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there.

@@ -47,7 +47,7 @@ class Deaths:
 
 
 class Supervised(ABC):
-    """What is kept going. Its `str` is its name for people."""
+    """A process that is restarted when it ends. Its `str` is its name for people."""
 
     is_wanted = True
     """False: it is to end, and stays ended."""

@@ -68,7 +68,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What vLLM makes of the flags. `address` and `warnings` as in Launched."""
+    """The configuration that vLLM makes of the flags. `address` and `warnings` as in Launched."""
 
     config: VllmConfig
     address: str

@@ -27,7 +27,7 @@ _SYNCED_BYTES: Final = 256 << 20
 _CORES_PER_THREAD: Final = 8
 _MAX_THREADS: Final = 4
 _COPIED: Final = frozenset({".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"})
-"""What a configuration, a tokenizer, and the code of a model are in."""
+"""The suffixes of files with a configuration, a tokenizer, or the code of a model."""
 _INDEX: Final = ".index.json"
 
 

@@ -1,4 +1,4 @@
-"""What --keep-committed names: the served version and the one before it, as checkpoints.
+"""The directory of --keep-committed: the served version and the one before it, as checkpoints.
 
     current/     the version that was kept last: its files, and RECORD, which is written when all others are on disk
     previous/    the one that it has replaced
@@ -28,14 +28,14 @@ _EPOCHS: Final = range(1 << 63)  # a router numbers its changes above it, in 64 
 
 
 class KeptError(ValueError):
-    """What is in the directory cannot be used. The message names it, and says what to do."""
+    """The contents of the directory cannot be used. The message names it, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
-    """What a checkpoint's own files do not say. `push_id`: of the push that brought the version. `content_digest`: of
-    the tensors in the files. `fleet_epoch`: in which a router has written down that its fleet serves the version; 0 =
-    none has."""
+    """The facts that a checkpoint's own files do not have. `push_id`: of the push that brought the version.
+    `content_digest`: of the tensors in the files. `fleet_epoch`: in which a router has written down that its fleet
+    serves the version; 0 = none has."""
 
     weight_version: int
     push_id: str
@@ -48,7 +48,7 @@ class KeptRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `to_json` has made. Raises KeptError."""
+        """The record that `to_json` has written. Raises KeptError."""
         try:
             found: Any = json.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as error:
@@ -111,11 +111,11 @@ class KeptDirectory:
 
     @property
     def latest(self) -> KeptVersion | None:
-        """What was kept last; if somebody has moved it away, what was kept before. Raises KeptError."""
+        """The version that was kept last; if somebody has moved it away, the one before. Raises KeptError."""
         return self._kept("current") or self._kept("previous")
 
     def before(self, push_id: str) -> KeptVersion | None:
-        """What was kept last before what this push has brought. Raises KeptError."""
+        """The version that was kept last before the one that this push has brought. Raises KeptError."""
         latest = self.latest
         if latest is not None and latest.record.push_id == push_id:
             return self._kept("previous") if latest.path.name == "current" else None
@@ -143,7 +143,7 @@ class KeptDirectory:
         return self.writing
 
     def finish(self, record: KeptRecord) -> None:
-        """What was begun is the current version from now on; its files are on disk already."""
+        """Makes the version that was begun the current one; its files are on disk already."""
         _write_record(self.writing, record)
         self.settle()
 

@@ -137,7 +137,7 @@ class Keeper:
         self._handled = served
 
     def _on_disk(self) -> KeptRecord | None:
-        """What a start would serve: somebody may have removed it."""
+        """The version that a start would serve: somebody may have removed it."""
         with suppress(KeptError, OSError):
             latest = self.directory.latest
             return None if latest is None else latest.record

@@ -36,8 +36,8 @@ class Kept:
 
 
 def find_kept(path: str, opened: OpenedCheckpoint | None, say: Callable[[str], None]) -> Kept | None:
-    """What is at `path`, "" = nothing is kept; `opened`: the checkpoint, if it is known before the engine starts, which
-    takes long. `say` tells people what is served. Raises KeptError."""
+    """The versions at `path`, "" = nothing is kept; `opened`: the checkpoint, if it is known before the engine starts,
+    which takes long. `say` tells people what is served. Raises KeptError."""
     if not path:
         return None
     try:

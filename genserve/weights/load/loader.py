@@ -145,7 +145,7 @@ class _Loading:
         self._sources = sources
         report = self._report()
         self._attempt = "" if report is None else report.attempt
-        """Whose bytes count; "" = those of any source."""
+        """The attempt whose bytes count; "" = those of any source."""
         self._content_digest = load.content_digest
         """Of these bytes; "" = unknown."""
         self._failures: dict[str, str] = {}
@@ -251,7 +251,7 @@ class _Loading:
             return None
 
     def _missing(self) -> tuple[Range, ...] | None:
-        """What the attempt lacks; None = everything."""
+        """The byte ranges that the attempt lacks; None = everything."""
         report = self._report()
         return report.missing if report is not None and report.attempt == self._attempt != "" else None
 
@@ -296,7 +296,7 @@ class _Loading:
 
 
 def _header(load: Load, manifest: Manifest, *, weight_version: int) -> PushHeader:
-    """What the request says."""
+    """The header of a push that the request asks for."""
     return PushHeader(
         push_id=load.push_id,
         weight_version=weight_version,

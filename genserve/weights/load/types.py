@@ -1,4 +1,4 @@
-"""What is to be fetched, and where from."""
+"""Versions to fetch, and their sources."""
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -41,8 +41,8 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to fetch. The fields are those of a push's header, except for `source`; `weight_version` 0 = the one that
-    the peers have, or the previous one."""
+    """A version to fetch. The fields are those of a push's header, except for `source`; `weight_version` 0 = the one
+    that the peers have, or the previous one."""
 
     source: CheckpointPath | Peers | Previous
     push_id: str = ""
@@ -73,7 +73,7 @@ class Offer(Protocol):
 
     @property
     def identity(self) -> str:
-        """Whose bytes they are."""
+        """Equal for sources with the same bytes."""
 
     @property
     def origin(self) -> str:

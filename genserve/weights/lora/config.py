@@ -1,4 +1,4 @@
-"""What a LoRA adapter must be before a worker gets it. Pure.
+"""Checks of a LoRA adapter before a worker gets it. Pure.
 
 vLLM checks the rest when it loads the adapter: which modules can have an adapter, and which features of PEFT it
 supports.

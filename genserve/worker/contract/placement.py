@@ -35,11 +35,11 @@ _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the CPU, throug
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker knows when its model is loaded. `weight_bytes`: of the live model; `largest_bytes`: of its largest
-    tensor; `left_bytes`: of the device for keys, values and activations, without any reserve, None where the device is
-    the CPU; `cpu_bytes`: of CPU memory, available to this rank; `quantization`: of the weights, None for plain ones;
-    `is_online`: they are quantised as they are loaded; `kv_cache_bytes`: what --kv-cache-memory-bytes takes, which is
-    not in `left_bytes`, 0 where it is not given."""
+    """Facts that a worker has when its model is loaded. `weight_bytes`: of the live model; `largest_bytes`: of its
+    largest tensor; `left_bytes`: of the device for keys, values and activations, without any reserve, None where the
+    device is the CPU; `cpu_bytes`: of CPU memory, available to this rank; `quantization`: of the weights, None for
+    plain ones; `is_online`: they are quantised as they are loaded; `kv_cache_bytes`: what --kv-cache-memory-bytes
+    takes, which is not in `left_bytes`, 0 where it is not given."""
 
     weight_bytes: int
     largest_bytes: int

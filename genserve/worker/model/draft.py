@@ -37,7 +37,7 @@ def drafting_model(worker: Any) -> nn.Module | None:
 
 
 def draft_of(worker: Any) -> Draft | None:
-    """What drafts in a worker of vLLM, if a push of the served checkpoint has its weights.
+    """The model that drafts in a worker of vLLM, if a push of the served checkpoint has its weights.
 
     internal: how each of vLLM's two model runners makes the configuration of it."""
     speculative, runner = worker.vllm_config.speculative_config, worker.model_runner

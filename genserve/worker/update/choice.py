@@ -45,7 +45,7 @@ class Chosen:
 
 
 def make_update(worker: Any) -> tuple[Update, Chosen]:
-    """What takes new versions in a worker whose engine is about to serve, and what was chosen for it. Raises as
+    """The update of a worker whose engine is about to serve, and the choice that it follows. Raises as
     `choose`."""
     # A worker class of the user's own does not choose before vLLM sizes the KV cache: then there is what vLLM has left.
     chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
@@ -89,7 +89,7 @@ def choose(worker: Any) -> Chosen:
 
 
 def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> WorkerFacts:
-    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: free
+    """The facts of a worker of a GPU; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: free
     memory of the device."""
     config = worker.vllm_config
     return WorkerFacts(
@@ -104,7 +104,7 @@ def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> WorkerFacts
 
 
 def _left(worker: Any, free_bytes: int) -> int:
-    """What vLLM has left of the device for keys, values and activations, in bytes.
+    """Memory that vLLM has left of the device for keys, values and activations, in bytes.
 
     internal: `requested_memory` and `init_snapshot` of its GPU worker. Once the KV cache is there, what is free."""
     fixed_bytes = worker.cache_config.kv_cache_memory_bytes

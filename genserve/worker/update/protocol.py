@@ -1,4 +1,4 @@
-"""What `Versions` asks of a way to take new versions. Owns no behaviour."""
+"""The interface of a way to take new versions, as `Versions` calls it. Owns no behaviour."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

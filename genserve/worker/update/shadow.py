@@ -56,7 +56,7 @@ class Shadow:
         self._bare: dict[int, Attributes] = {}  # attributes as `strip` left them, by id of the module or part
         self._counters: dict[int, int] = {}  # torch's write counters of the parts' tensors then, by id of the tensor
         self.constants: Constants | None = None
-        """What loading must not write; None until a live model was audited."""
+        """The tensors that loading must not write; None until a live model was audited."""
         self.untouched: frozenset[str] = frozenset()
         """Names of what the last load found, and did not write."""
         self.strip()

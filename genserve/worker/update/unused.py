@@ -27,7 +27,7 @@ _LOOKS: Final = frozenset(
     | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.element_size, torch.Tensor.__len__}
     | {torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.__hash__}
 )
-"""What a loader may ask of a tensor before it leaves it alone."""
+"""Questions that a loader may ask of a tensor before it leaves it alone."""
 
 
 def unused_tensors(worker: Any, tensors: Descriptions) -> list[str]:

@@ -40,7 +40,7 @@ class FrontendEngine:
         self.submit, self.wait_idle = self._intake.submit, self._intake.wait_idle
         self.pausing, self.paused = self._intake.pausing, self._intake.paused
         self.info = invitation.info
-        """What is served."""
+        """The model, and the limits of requests."""
         assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
         llm.output_handler.add_done_callback(lambda _: self.declare_dead("EngineCore reported an error"))
 

@@ -1,4 +1,5 @@
-"""What a pause costs the sequences that it interrupts: tokens that they have computed, and the time without output.
+"""The cost of a pause for the sequences that it interrupts: tokens that they have computed, and the time without
+output.
 
 Each client of the engine watches its own sequences. The daemon puts together what all of them tell.
 """
@@ -43,7 +44,7 @@ class OtherClients(Protocol):
 
 
 class Heard(NamedTuple):
-    """What is known of one unfinished sequence: when its last output came, on the monotonic clock, 0.0 before the first
+    """The progress of one unfinished sequence: when its last output came, on the monotonic clock, 0.0 before the first
     one, and its tokens, those of the prompt too."""
 
     last_output_s: float

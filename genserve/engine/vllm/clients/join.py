@@ -143,7 +143,7 @@ def _client(
 
 
 def _say_ready(address: str, identities: list[bytes], done: threading.Event) -> None:
-    """What EngineCore sends when it has started, from each engine."""
+    """Sends the messages with which EngineCore says that it has started, one for each engine."""
     with zmq.Context() as context:
         sockets = []
         for identity in identities:

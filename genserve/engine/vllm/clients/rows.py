@@ -185,7 +185,7 @@ class ClientRows:
         return self._rows[index]
 
     def tally(self, index: int) -> "RowTally":
-        """What client `index` has to know of the others to admit requests."""
+        """The numbers of the other clients that client `index` needs to admit requests."""
         return RowTally(self.row(index), self.rows(but=index))
 
     def rows(self, *, but: int = -1) -> list[ClientRow]:
@@ -203,8 +203,8 @@ class ClientRows:
 
 
 class RowTally:
-    """What all clients have admitted, for one of them. Two clients may admit requests at the same moment, so the limit
-    of all may be exceeded by what they admit then."""
+    """The requests that all clients have admitted, for one of them. Two clients may admit requests at the same moment,
+    so the limit of all may be exceeded by what they admit then."""
 
     def __init__(self, own: ClientRow, others: Sequence[ClientRow]) -> None:
         self._own = own

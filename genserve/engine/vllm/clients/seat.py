@@ -27,8 +27,8 @@ _ON_ITS_WAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a process needs to join, beside the descriptors of the seat. `config` is the engine's after its start, and
-    `tasks` are what it says that it can do. `with_series`: it counts vLLM's series."""
+    """The data that a process needs to join, beside the descriptors of the seat. `config` is the engine's after its
+    start, and `tasks` are what it says that it can do. `with_series`: it counts vLLM's series."""
 
     config: VllmConfig
     tasks: tuple[str, ...]
@@ -92,7 +92,7 @@ class Seat:
 
     @property
     def invitation(self) -> bytes:
-        """What the process needs to join."""
+        """The data that the process needs to join."""
         return Invitation(
             self._llm.vllm_config,
             self._tasks,

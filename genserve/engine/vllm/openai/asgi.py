@@ -1,5 +1,5 @@
-"""What stands around vLLM's application, as ASGI has it: a header with the versions of the weights that sampled an
-answer, and limits of what is read of a request, its size and how long its next part takes."""
+"""ASGI applications around vLLM's: a header with the versions of the weights that sampled an answer, and limits of a
+request's body, in size and in the time that its next part takes."""
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar

@@ -37,8 +37,8 @@ ALLOWED: Final = frozenset(
         "notify_kv_transfer_request_rejected",
     }
 )
-"""What a server may ask of vLLM's client besides `generate` and `encode`: requests of its own, and what changes
-nothing."""
+"""Methods of vLLM's client that a server may call besides `generate` and `encode`: they concern its own requests, or
+change nothing."""
 
 MAX_ID_BYTES: Final = 1024
 """Of a request's id, which a client may send in X-Request-Id. vLLM adds a few characters, and the table of ids that are

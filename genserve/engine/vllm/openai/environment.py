@@ -41,7 +41,7 @@ def of_server(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _MAX_FILES: Final = 65_535
-"""What `vllm serve` allows itself."""
+"""The limit that `vllm serve` sets itself."""
 
 
 def allow_connections() -> None:

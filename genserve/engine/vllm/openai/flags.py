@@ -44,7 +44,7 @@ class OpenAISetup:
         return "http" if self.config.certificate is None else "https"
 
     def pickled_flags(self, args: AsyncEngineArgs) -> bytes:
-        """What `vllm serve` would have parsed, in front of an engine that was started with `args`."""
+        """The flags that `vllm serve` would have parsed, in front of an engine that was started with `args`."""
         return pickle.dumps(server_flags(self.flags, args, self.config))
 
 
@@ -118,7 +118,7 @@ def _check_parsers(flags: argparse.Namespace) -> None:
 def server_flags(
     flags: argparse.Namespace, args: AsyncEngineArgs, config: ServeConfig, environment: Mapping[str, str] = os.environ
 ) -> argparse.Namespace:
-    """What `vllm serve` would have parsed. `flags`: of the daemon; `args`: of the engine that runs."""
+    """The flags that `vllm serve` would have parsed. `flags`: of the daemon; `args`: of the engine that runs."""
     parsed = _with(flags, _defaults())
     for each in fields(args):
         if each.name != "profiler_config":  # it would open routes that start and stop a profiler
@@ -139,7 +139,7 @@ def server_flags(
 
 
 def _defaults() -> argparse.Namespace:
-    """What `vllm serve` parses without a flag."""
+    """The defaults of `vllm serve`."""
     parsed: argparse.Namespace = moved("make_arg_parser")(FlexibleArgumentParser()).parse_args([])
     return parsed
 

@@ -178,6 +178,6 @@ class BoundedSeries(PrometheusStatLogger):
 
 
 def stat_loggers(row: Any, *, with_series: bool) -> list[Any]:
-    """What vLLM tells its statistics to: a client's row, and what counts vLLM's series (`vllm:*`) of its requests, if
-    they are wanted."""
+    """The loggers that get vLLM's statistics: a client's row, and a counter of vLLM's series (`vllm:*`), which counts
+    nothing unless they are wanted."""
     return [row, BoundedSeries if with_series else NoSeries]

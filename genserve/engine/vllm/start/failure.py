@@ -85,7 +85,7 @@ class ReportHandler(logging.Handler):
 
 
 class Report:
-    """What the engine's processes have written of their ends, until `close`."""
+    """The reasons that the engine's processes have written down at their ends, until `close`."""
 
     def __init__(self) -> None:
         self._directory = TemporaryDirectory(prefix=prefix("start"))
@@ -105,7 +105,7 @@ class Report:
         return self.cause() or _root_of(found, self._read()[1]) or found
 
     def _read(self) -> tuple[list[str], list[str]]:
-        """What processes said at their ends, and what others said that lived on."""
+        """The reasons of processes that ended, and the messages of those that lived on."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except OSError:  # whoever cleans up temporary files has removed it

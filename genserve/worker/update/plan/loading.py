@@ -182,7 +182,7 @@ class Attributes:
         self._before = [(owner, self._noted_of(owner)) for owner in owners]
 
     def traces(self) -> list[Trace]:
-        """What has changed since. Raises ValueError naming an attribute whose value is not plain, or is gone."""
+        """The changes since. Raises ValueError naming an attribute whose value is not plain, or is gone."""
         found: list[Trace] = []
         for owner, before in self._before:
             now = self._noted_of(owner)

@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """What this thread does in the block is recorded."""
+        """Records the operations of this thread in the block."""
         with ExitStack() as stack:
             stack.enter_context(_Looks(self))
             stack.enter_context(self)
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):
             yield arrived
 
     def plan(self) -> Plan:
-        """What was recorded, when the loader has returned. Raises ValueError with the refusal."""
+        """The plan that was recorded, when the loader has returned. Raises ValueError with the refusal."""
         self._end()
         if self.refusal:
             raise ValueError(self.refusal)
