@@ -175,14 +175,14 @@ class ChecksumMismatchError(GenserveError):
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push, or workers hold another one that is prepared. The metadata names
-    those."""
+    """There is not enough memory to stage the push, or workers hold another prepared push. The metadata names
+    the pushes in the way."""
 
     reason = "STAGING_FULL"
 
 
 class QueueFullError(GenserveError):
-    """Too many requests wait, or too many streams watch."""
+    """Too many requests wait, or too many watch streams are open."""
 
     reason = "QUEUE_FULL"
 
@@ -224,25 +224,25 @@ class UnavailableError(GenserveError):
 
 
 class PeersFailedError(GenserveError):
-    """No peer sends the version that is to be loaded. The message says why, by the address of each."""
+    """No peer sent the requested version. The message gives the reason for each address."""
 
     reason = "PEERS_FAILED"
 
 
 class NoReplicaError(GenserveError):
-    """No replica of the fleet may serve the request. The message says what they do instead."""
+    """No replica of the fleet may serve the request. The message says why."""
 
     reason = "NO_REPLICA"
 
 
 class FleetHeldError(GenserveError):
-    """Another router looks after the replica, which the metadata names as `router_address`; or none does."""
+    """Another router, which the metadata names as `router_address`, manages the replica; or none does."""
 
     reason = "FLEET_HELD"
 
 
 class LastReplicaError(GenserveError):
-    """No other replica has the version, or an adapter, that was pushed to the fleet: it would be lost."""
+    """No other replica has a version or adapter that was pushed to the fleet. It would be lost."""
 
     reason = "LAST_REPLICA"
 
@@ -266,7 +266,7 @@ class FleetPushError(GenserveError):
 
 
 class DeadlineError(GenserveError):
-    """The call did not finish within its timeout. After a push, `GetPush` tells its outcome."""
+    """The call did not finish within its timeout. After a push, `GetPush` reports its outcome."""
 
     reason = "DEADLINE_EXCEEDED"
 

@@ -155,14 +155,14 @@ export class ChecksumMismatchError extends GenserveError {
 }
 
 /**
- * There is not enough memory to stage the push, or workers hold another one that is prepared. The metadata names
- * those.
+ * There is not enough memory to stage the push, or workers hold another prepared push. The metadata names
+ * the pushes in the way.
  */
 export class StagingFullError extends GenserveError {
   static override readonly reason = "STAGING_FULL";
 }
 
-/** Too many requests wait, or too many streams watch. */
+/** Too many requests wait, or too many watch streams are open. */
 export class QueueFullError extends GenserveError {
   static override readonly reason = "QUEUE_FULL";
 }
@@ -197,12 +197,12 @@ export class UnavailableError extends GenserveError {
   static override readonly reason = "UNAVAILABLE";
 }
 
-/** No peer sends the version that is to be loaded. The message says why, by the address of each. */
+/** No peer sent the requested version. The message gives the reason for each address. */
 export class PeersFailedError extends GenserveError {
   static override readonly reason = "PEERS_FAILED";
 }
 
-/** No replica of the fleet may serve the request. The message says what they do instead. */
+/** No replica of the fleet may serve the request. The message says why. */
 export class NoReplicaError extends GenserveError {
   static override readonly reason = "NO_REPLICA";
 }
@@ -212,12 +212,12 @@ export class ReplicaNotFoundError extends GenserveError {
   static override readonly reason = "REPLICA_NOT_FOUND";
 }
 
-/** Another router looks after the replica, which the metadata names as ``router_address``; or none does. */
+/** Another router, which the metadata names as ``router_address``, manages the replica; or none does. */
 export class FleetHeldError extends GenserveError {
   static override readonly reason = "FLEET_HELD";
 }
 
-/** No other replica has the version, or an adapter, that was pushed to the fleet: it would be lost. */
+/** No other replica has a version or adapter that was pushed to the fleet. It would be lost. */
 export class LastReplicaError extends GenserveError {
   static override readonly reason = "LAST_REPLICA";
 }
@@ -232,7 +232,7 @@ export class FleetPushError extends GenserveError {
   static override readonly reason = "FLEET_PUSH_FAILED";
 }
 
-/** The call did not finish within its timeout. After a push, ``getPush`` tells its outcome. */
+/** The call did not finish within its timeout. After a push, ``getPush`` reports its outcome. */
 export class DeadlineError extends GenserveError {
   static override readonly reason = "DEADLINE_EXCEEDED";
 }
