@@ -173,7 +173,7 @@ def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.
         serve.check_flags(["--bogus"], "genserve serve")
 
 
-def test_a_check_refuses_an_unknown_flag_before_it_imports_vllm_or_prepares_a_model(
+def test_check_refuses_unknown_flag_before_vllm_import_or_model_setup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The built-in model is 269 MB, and takes 20 s to build."""

@@ -114,7 +114,7 @@ async def test_without_settings_a_call_has_half_a_minute_and_what_moves_data_ten
     await assert_told(dict(expected), UNSET, Timeouts())
 
 
-async def test_without_settings_every_call_has_the_deadline_of_the_service_config() -> None:
+async def test_default_deadline_of_every_call_is_in_the_service_config() -> None:
     """Whose watches have none. The streams of a push are open a little longer."""
     names = public_calls(AsyncClient) - {"close", "wait_ready"}
     expected = {}

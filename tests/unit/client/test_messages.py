@@ -259,7 +259,7 @@ def test_the_time_of_a_status_is_no_difference() -> None:
     assert Status.of(later) == Status.of(STATUS)
 
 
-def test_results_are_compared_by_what_they_say_and_shown_without_their_messages() -> None:
+def test_results_compare_by_content_and_print_without_their_messages() -> None:
     """Whichever call has told it."""
     watched = control_pb2.WatchStatusResponse(
         state=STATUS.state, load=STATUS.load, pushes=STATUS.pushes, time=STATUS.time

@@ -246,7 +246,7 @@ async def test_calls_in_a_forked_process_say_so(silent: SilentDaemon) -> None:
     assert {name: each.ended for name, each in closed.items()} == {"close": "result", "close_async": "result"}
 
 
-async def test_a_program_ends_with_begun_streams_left_and_calls_after_its_end_say_so(silent: SilentDaemon) -> None:
+async def test_program_ends_with_open_streams_and_later_calls_raise(silent: SilentDaemon) -> None:
     """Threads wait, streams lie in globals, and a finaliser calls on while the interpreter is taken apart."""
     (outcomes,) = await run_program("leave", silent.target)
     assert_all_end(outcomes, CALLS, "ClientClosedError")

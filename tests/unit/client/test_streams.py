@@ -249,7 +249,7 @@ async def test_a_batch_that_is_closed_gives_nothing_of_what_has_come() -> None:
         assert [item async for item in many] == []
 
 
-async def test_what_has_not_ended_is_aborted_by_the_stream_or_by_a_call_after_its_end() -> None:
+async def test_unfinished_request_is_aborted_by_its_stream_or_a_later_call() -> None:
     """What has ended, or was never begun, is not: its id may be another's."""
     async with (
         running_daemon(daemon=PairingDaemon()) as daemon,

@@ -196,7 +196,7 @@ class Blocking(dict[str, Any]):
         return super().items()
 
 
-async def test_a_caller_that_blocks_the_loop_does_not_hold_up_other_threads_for_ever(
+async def test_caller_that_blocks_the_loop_does_not_block_threads_for_ever(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other calls end a little after their deadline, and so does closing."""

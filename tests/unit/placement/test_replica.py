@@ -208,7 +208,7 @@ async def test_a_daemon_that_hangs_is_started_again_later_each_time(
     assert not router.fleet.upstreams
 
 
-async def test_a_replica_that_cannot_be_started_for_a_while_does_not_end_the_others(
+async def test_replica_that_cannot_start_for_a_while_does_not_end_the_others(
     router: Router, replica: Makes, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left open by the starts that failed."""

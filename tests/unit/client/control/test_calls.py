@@ -252,9 +252,7 @@ async def waited_in_vain(client: AsyncClient) -> str:
     return raised.value.message
 
 
-async def test_wait_ready_that_gives_up_says_nothing_of_a_state_that_nobody_tells(
-    daemon: ScriptedDaemon, client: AsyncClient
-) -> None:
+async def test_wait_ready_error_without_known_state_names_no_state(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """It is the same error."""
     daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, "QUEUE_FULL", "full")
     await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)

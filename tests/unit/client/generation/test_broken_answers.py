@@ -17,7 +17,7 @@ async def test_a_generation_that_ends_without_its_last_message_is_an_error() -> 
             await client.generate("a")
 
 
-def test_a_sequence_that_no_request_can_have_is_an_error_and_takes_no_memory() -> None:
+def test_impossible_sequence_index_is_an_error_and_takes_no_memory() -> None:
     outputs = [generation_pb2.SequenceDelta(index=2**32 - 1)]
     with refuses(GenserveError, says="4294967295"):
         Generation().add(Delta(generation_pb2.GenerateResponse(outputs=outputs)))

@@ -150,7 +150,7 @@ async def test_a_stream_that_always_breaks_is_given_up(breaks: bool, error: type
         assert len(puller.requests) == 1 + RESUMES
 
 
-async def test_a_pull_waits_for_a_daemon_that_is_starting_again_and_no_longer_than_it_may(tmp_path: Path) -> None:
+async def test_pull_waits_for_a_restarting_daemon_until_its_deadline(tmp_path: Path) -> None:
     """One that was never there is not waited for."""
     address = f"unix:{tmp_path}/s"
     puller = Puller()

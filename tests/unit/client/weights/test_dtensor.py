@@ -93,7 +93,7 @@ def test_tied_tensors_are_one_on_every_rank(play: Play) -> None:
         assert num_ranks(sources) == 4
 
 
-def test_what_lies_beside_dtensors_is_sent_by_the_first_rank_wherever_it_stands(play: Play) -> None:
+def test_plain_tensors_beside_dtensors_are_sent_by_the_first_rank(play: Play) -> None:
     """All of them have the same."""
     for rank in range(2):
         sharded = distribute_tensor(torch.ones(4), play(rank, (2,)), [Shard(0)], src_data_rank=None)

@@ -46,7 +46,7 @@ async def test_parts_of_several_callers_make_the_whole(chunk_bytes: int) -> None
     assert bytes(found[i] for i in range(len(WHOLE))) == WHOLE
 
 
-async def test_pieces_of_a_tensor_are_read_one_after_the_other_and_sent_to_their_places() -> None:
+async def test_tensor_pieces_are_read_in_turn_and_sent_to_their_places() -> None:
     """As of a rank that has some columns: its bytes lie side by side here, and apart in the whole."""
     data = memoryview(b"abcdefghi")
     share = Share(((1, 3), (6, 10), (12, 15)), (0, 1), 0)

@@ -120,7 +120,7 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
         tensor_sources(peft(Model(), merged=False))
 
 
-def test_a_layer_that_was_trained_as_a_whole_comes_from_where_it_was_trained() -> None:
+def test_wholly_trained_layer_comes_from_its_trained_copy() -> None:
     """Unless it is switched off."""
     model = Model()
     trained = torch.nn.Linear(2, 3)

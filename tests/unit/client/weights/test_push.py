@@ -177,7 +177,7 @@ async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "reconnect_s"), [(None, 0.2), (3600.0, 0.2), (0.3, 3600.0)])
-async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_for_ever(
+async def test_push_waits_for_a_lost_daemon_until_its_deadline(
     daemon: ScriptedDaemon,
     client: AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -305,7 +305,7 @@ async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
     assert notes == (["what was missing is not known"] if knows == "nothing" else [])
 
 
-async def test_a_value_under_several_names_is_each_ones_in_a_part_of_a_checkpoint(
+async def test_shared_value_counts_for_each_name_in_a_partial_checkpoint(
     daemon: ScriptedDaemon, client: AsyncClient
 ) -> None:
     """A whole model brings tied tensors once; whoever names some tensors means each of them."""

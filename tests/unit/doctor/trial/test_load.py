@@ -61,7 +61,7 @@ async def test_what_waits_for_tokens_that_do_not_come_can_be_given_up(
     await asyncio.wait_for(daemon.cancelled.wait(), 10)
 
 
-def test_labels_must_cover_all_tokens_in_order_up_to_the_version_that_is_served() -> None:
+def test_labels_must_cover_all_tokens_in_order_up_to_served_version() -> None:
     """Of every slot."""
     load = Load(AsyncClient("127.0.0.1:1"), LIMITS)
     for slot in load.slots:

@@ -13,7 +13,7 @@ from genserve.errors import InvalidFieldError
 from tests.support.refusals import refuses
 
 
-def test_the_built_in_model_is_small_and_its_two_versions_differ_in_every_tensor() -> None:
+def test_built_in_model_is_small_and_its_versions_differ_everywhere() -> None:
     """A tensor that a push leaves alone must be seen."""
     a, b = tiny_model.checkpoints(1).values()
     assert a.keys() == b.keys()
@@ -57,9 +57,7 @@ def own(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_second_version_of_the_users_model_has_a_norm_of_a_layer_doubled(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_second_version_of_the_users_model_doubles_the_norm_of_a_layer(tmp_path: Path, dtype: torch.dtype) -> None:
     """The last norm would only scale the logits. Everything else is the same memory."""
     versions = own_model.checkpoints(own(tmp_path, dtype))
     name = "model.layers.0.input_layernorm.weight"

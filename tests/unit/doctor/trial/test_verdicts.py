@@ -59,7 +59,7 @@ def test_every_check_is_seen_to_fail(cold: dict[str, Snapshot]) -> None:
     assert checks == {check for check, *_ in BAD}
 
 
-def test_two_pushes_of_a_version_must_say_the_same_also_without_a_cold_start(cold: dict[str, Snapshot]) -> None:
+def test_pushes_of_one_version_must_agree_even_without_a_cold_start(cold: dict[str, Snapshot]) -> None:
     """A model of the user's own has no cold start of b."""
     found = way(pushed=[B, snapshot("a"), replace(B, tokens=OTHER_TOKENS)])
     told = verdicts(found, {"a": cold["a"]}, expect_cold=False)["greedy tokens"]
