@@ -303,7 +303,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("packages")
-def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+def test_unwritable_results_directory_is_refused_before_measuring(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A measurement takes hours."""

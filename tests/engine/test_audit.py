@@ -61,7 +61,7 @@ def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: Audits, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_third_version_is_loaded_without_vllms_loader_and_is_what_that_would_load(audits: Audits, kind: str) -> None:
+def test_third_version_needs_no_loader_and_equals_what_it_would_load(audits: Audits, kind: str) -> None:
     """Every kind's loader is recorded at the first version, and the recording is proven at the second one."""
     found = audits(kind)
     assert found["loader calls a"] > 0
@@ -89,7 +89,7 @@ def test_a_daemon_whose_model_hides_a_weight_does_not_start(checkpoints: dict[st
 
 
 @pytest.mark.parametrize("weight_update", ["beside", "inplace"])
-async def test_a_copy_of_a_weight_that_a_step_has_made_is_never_served_with_another_version(
+async def test_weight_copy_made_by_a_step_is_never_served_with_another_version(
     checkpoints: dict[str, Path], reference: Callable[..., Reference], tmp_path: Path, weight_update: str
 ) -> None:
     """The push is refused, and the version that is served goes on."""

@@ -27,7 +27,7 @@ def test_an_engine_is_still_started_for_several_clients_by_these_names() -> None
     assert "self.start_engine_core_monitor()" in source
 
 
-def test_a_client_that_joins_later_still_has_to_be_told_that_the_engine_is_ready() -> None:
+def test_late_client_still_needs_a_message_that_the_engine_is_ready() -> None:
     """engine.vllm.clients.join says so with an empty message of each engine's identity, which changes no setting, and
     stands before vLLM's client of EngineCore to note the ids that this gets. It knows what the engine would answer,
     because an answer to its predecessor must not come; clients.seat ends those of a client that has died."""

@@ -147,7 +147,7 @@ async def test_a_chat_is_rendered_with_the_models_template(client: AsyncClient) 
     assert "hi" in await client.detokenize(ids)
 
 
-async def test_a_repeated_prompt_is_found_in_the_prefix_cache_unless_the_salt_differs(client: AsyncClient) -> None:
+async def test_repeated_prompt_hits_the_prefix_cache_unless_the_salt_differs(client: AsyncClient) -> None:
     """Cached tokens are counted, and a salt separates caches."""
     prompt = [i % 500 for i in range(7, 300)]
     await client.generate(prompt, max_tokens=1)

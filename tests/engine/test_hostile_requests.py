@@ -83,7 +83,7 @@ async def test_every_eos_token_of_the_checkpoint_ends_a_sequence_as_eos(client: 
         ({"watermarking": []}, "watermarking"),
     ],
 )
-async def test_an_engine_parameter_of_a_wrong_type_is_refused_and_the_engine_lives(
+async def test_engine_parameter_of_wrong_type_is_refused_and_engine_lives(
     client: AsyncClient, params: dict[str, object], field: str
 ) -> None:
     """EngineCore ends the thread that takes requests, for everybody, when it cannot decode one."""

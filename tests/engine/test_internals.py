@@ -104,7 +104,7 @@ def test_the_kv_cache_alone_is_still_given_back_by_this_name() -> None:
     assert "raise RuntimeError" in inspect.getsource(CPUWorker.discard)
 
 
-def test_a_sleep_of_level_2_still_keeps_buffers_and_leaves_the_rest_of_the_pool() -> None:
+def test_level_2_sleep_still_keeps_buffers_and_the_rest_of_the_pool() -> None:
     """worker.model.slept keeps that rest, found by its tag; vLLM copies buffers and, by name, parameters of drafts."""
     source = inspect.getsource(Worker.sleep)
     assert "self._sleep_saved_buffers" in source
@@ -214,7 +214,7 @@ def test_a_request_that_the_input_processor_made_is_still_taken() -> None:
     assert "add_request_decoder = MsgpackDecoder(\n            EngineCoreRequest" in decoding
 
 
-def test_a_stop_token_of_the_generation_config_is_still_added_to_the_requests() -> None:
+def test_generation_config_stop_token_is_still_added_to_requests() -> None:
     """engine.vllm.requests.stream tells those that the request did not name as EOS."""
     source = inspect.getsource(SamplingParams.update_from_generation_config)
     assert "eos_ids.update(self.stop_token_ids)" in source
@@ -244,7 +244,7 @@ def test_layers_still_register_in_the_context_that_the_shadow_replaces() -> None
     assert {"static_forward_context", "static_all_moe_layers"} <= set(CompilationConfig.__dataclass_fields__)
 
 
-def test_the_gpu_worker_still_loads_the_model_before_it_counts_what_is_left() -> None:
+def test_gpu_worker_still_loads_the_model_before_counting_free_memory() -> None:
     """`ReservingWorker` takes memory in between, and reads how much vLLM may take."""
     assert parameters(Worker.load_model) == parameters(ReservingWorker.load_model)
     sizing = inspect.getsource(Worker.determine_available_memory)
@@ -262,7 +262,7 @@ def test_the_rank_still_has_a_name() -> None:
     assert "dp{dp}:pp{pp}:pcp{pcp}:tp{tp}:" in inspect.getsource(Worker._weight_checksum_prefix)
 
 
-def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms() -> None:
+def test_extension_offers_every_contract_call_and_hides_none_of_vllms() -> None:
     """vLLM refuses an extension whose names it has itself, at the start of every worker."""
     calls = {name for name in vars(WeightWorker) if name.startswith("genserve_")}
     ours = {name for name in dir(WeightExchangeExtension) if not name.startswith("__")}

@@ -80,7 +80,7 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     assert "Traceback" not in own_daemon.stderr
 
 
-async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_with_an_error(
+async def test_killed_engine_ends_every_call_and_the_daemon_exits_with_error(
     own_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     """Streams and a pending pause are UNAVAILABLE within two seconds; no process is left. The first stream is one of

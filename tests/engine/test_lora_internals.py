@@ -61,7 +61,7 @@ def test_features_that_vllm_refuses_are_refused_before_the_tensors_come() -> Non
             LoraConfig.parse(json.dumps(CONFIG | {name: "x"}), 8, "config")
 
 
-def test_lora_kernels_for_the_cpu_of_the_oldest_vllm_still_need_help_with_tokens_without_an_adapter(
+def test_oldest_vllm_cpu_lora_kernels_still_need_help_without_adapter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """worker.cpu_lora replaces two functions of theirs, which the others call by their names. It goes when the oldest

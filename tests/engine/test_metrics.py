@@ -47,9 +47,7 @@ async def client(measured: DaemonProcess) -> AsyncIterator[AsyncClient]:
         yield connected
 
 
-def test_the_first_step_of_a_daemon_that_nobody_has_asked_for_anything_is_not_counted(
-    measured: DaemonProcess, url: str
-) -> None:
+def test_first_step_of_an_idle_daemon_is_not_counted(measured: DaemonProcess, url: str) -> None:
     """It is taken before the daemon serves. The first test of this daemon."""
     counted = ("generation_tokens", "prompt_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits")
     found = scrape(url)

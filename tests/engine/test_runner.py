@@ -40,7 +40,7 @@ async def test_a_request_without_a_limit_worth_the_name_is_served(client: AsyncC
     await serves(client)
 
 
-async def test_more_stop_tokens_than_v2_holds_are_refused_there_and_the_engine_lives(client: AsyncClient) -> None:
+async def test_more_stop_tokens_than_v2_holds_are_refused_and_engine_lives(client: AsyncClient) -> None:
     """V1 has no limit."""
     options = {"max_tokens": 2, "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [*range(200, 329)]}
     if on_runner_v2.IS_ON:

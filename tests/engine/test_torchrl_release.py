@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long(
 )
 
 
-async def test_the_engine_and_the_balancer_have_every_method_of_the_released_ones() -> None:
+async def test_engine_and_balancer_have_every_method_of_the_released_ones() -> None:
     """With their parameters, in their order, with their defaults; but not what starts or addresses Ray's actors."""
     done = await asyncio.to_thread(TORCHRL.run, TORCHRL.program("signatures.py"), 240)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -87,7 +87,7 @@ def test_a_warm_process_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> 
     assert alive == []
 
 
-def test_a_program_that_is_to_read_other_variables_when_it_is_imported_starts_cold(tmp_path: Path) -> None:
+def test_program_that_reads_other_variables_at_import_starts_cold(tmp_path: Path) -> None:
     """The modules of a forked process have been imported already."""
     process = probe(tmp_path / "stderr", {"VLLM_LOGGING_LEVEL": "ERROR"})
     said = json.loads(process.communicate(timeout=120)[0])

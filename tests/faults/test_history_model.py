@@ -112,7 +112,7 @@ def test_a_refused_push_that_is_seen_is_found() -> None:
     assert kinds([*operations, ok(FIVE, 0, 2.0, 4.0)], stream(0.1, (2.5, 5))) == []
 
 
-def test_a_push_of_unknown_outcome_may_be_seen_late_or_never_but_not_come_and_go() -> None:
+def test_unknown_outcome_push_may_appear_late_or_never_but_not_vanish() -> None:
     """Its client went away at 1.1; the daemon may carry it out much later."""
     operations = [attempt(FIVE, 1.0)]
     assert kinds(operations, stream(0.1, (1.5, 0), (9.0, 0))) == []
@@ -121,7 +121,7 @@ def test_a_push_of_unknown_outcome_may_be_seen_late_or_never_but_not_come_and_go
     assert kinds([*operations, *reads]) == ["not linearizable"]
 
 
-def test_a_token_of_a_version_that_was_replaced_before_its_request_is_found() -> None:
+def test_token_of_a_version_replaced_before_its_request_is_found() -> None:
     assert kinds(PUSHES, stream(4.1, (4.5, 5))) == ["not linearizable"]
     assert kinds(PUSHES, stream(3.9, (4.5, 5))) == []
 

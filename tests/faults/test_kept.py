@@ -132,7 +132,7 @@ def check_transformers(directory: Path, tokens: list[int]) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_a_daemon_that_is_killed_while_it_writes_comes_back_with_a_whole_version(
+async def test_daemon_killed_while_writing_comes_back_with_a_whole_version(
     stack: AsyncExitStack, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """The one before, of which nothing was touched; what was begun is gone."""

@@ -174,7 +174,7 @@ async def test_a_rank_that_is_killed_is_the_end_of_the_engine(doomed: Subject) -
     await nothing_is_left(remains)
 
 
-async def test_the_last_line_names_the_exception_of_the_rank_that_could_not_take_a_step(doomed: Subject) -> None:
+async def test_last_line_names_the_exception_of_the_rank_whose_step_failed(doomed: Subject) -> None:
     """Nothing of the engine is written after it, and the client is told that the engine is dead."""
     doomed.order(Fault("run", "escape", rank="tp0"))
     with pytest.raises((EngineDeadError, UnavailableError)):
@@ -187,7 +187,7 @@ async def test_the_last_line_names_the_exception_of_the_rank_that_could_not_take
 
 @LONG  # tests/unit/engine/vllm/test_dead_engine.py has each call alone
 @pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("commit", 2)])
-async def test_a_push_that_a_rank_does_not_survive_is_not_told_as_one_that_changed_nothing(
+async def test_push_that_kills_a_rank_is_not_reported_as_changing_nothing(
     doomed: Subject, step: str, after: int
 ) -> None:
     """Whatever the trainer is told, it is told by somebody who has died; and the last line says how."""

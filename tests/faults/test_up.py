@@ -63,7 +63,7 @@ def test_replicas_serve_through_the_router(fleet: tuple[UpProcess, Client]) -> N
         up.until_said(rf"^\[{number}\] genserve: serving ")
 
 
-def test_a_replica_that_is_killed_is_started_again_with_the_weights_of_the_others(
+def test_killed_replica_restarts_with_the_weights_of_the_others(
     fleet: tuple[UpProcess, Client], checkpoints: dict[str, Path]
 ) -> None:
     """It has loaded the checkpoint, and gets requests when it has what was pushed. The others serve meanwhile."""

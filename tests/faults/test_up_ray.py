@@ -117,7 +117,7 @@ def test_replicas_on_ray_have_their_cores_and_their_lines(fleet: tuple[RayUpProc
 
 @LONG
 @pytest.mark.parametrize("how", ["by Ray", "by a signal"])
-def test_a_replica_whose_actor_is_killed_comes_back_with_the_weights_of_the_others(
+def test_replica_with_killed_actor_restarts_with_weights_of_the_others(
     fleet: tuple[RayUpProcess, Client], finder: Client, cluster: RayCluster, how: str
 ) -> None:
     """Ray starts an actor again that has crashed, and `up` makes one anew that somebody has killed for good. Meanwhile
