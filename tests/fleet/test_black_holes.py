@@ -26,7 +26,7 @@ WAYS = pytest.mark.parametrize("ways", [(Way.TO_SERVER,), (Way.TO_CLIENT,), BOTH
 
 
 @WAYS
-async def test_a_replica_behind_a_black_hole_gets_no_requests_until_it_is_reached_again(ways: tuple[Way, ...]) -> None:
+async def test_unreachable_replica_gets_no_requests_until_it_is_reachable(ways: tuple[Way, ...]) -> None:
     """The router has a deadline of its own. The replica fetches what was pushed meanwhile before it serves."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]

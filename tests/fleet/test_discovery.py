@@ -12,7 +12,7 @@ from tests.support.patience import until
 from tests.support.ports import free_port
 
 
-async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_there(
+async def test_drained_replica_is_added_again_when_a_new_daemon_has_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when a container is restarted in place: its address stays in DNS all the time."""

@@ -26,7 +26,7 @@ async def one_may_be_away() -> AsyncIterator[tuple[RoutedFleet, list[Daemon], Br
             yield fleet, daemons, link
 
 
-async def test_a_replica_that_is_away_does_not_hold_up_what_all_others_were_brought_to() -> None:
+async def test_absent_replica_does_not_hold_up_the_version_of_all_others() -> None:
     """It is brought to it when it is back."""
     async with one_may_be_away() as (fleet, daemons, link):
         link.kill()

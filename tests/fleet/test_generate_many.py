@@ -88,7 +88,7 @@ async def test_messages_pass_as_they_came(router: ScriptedFleet) -> None:
     assert answers[0] == answers[1]
 
 
-async def test_a_lost_replica_ends_what_was_delivered_and_the_rest_goes_elsewhere(router: ScriptedFleet) -> None:
+async def test_lost_replica_ends_delivered_requests_and_the_rest_goes_elsewhere(router: ScriptedFleet) -> None:
     """The stream goes on, and so do the requests of the others."""
     call, where = await opened(router, "a", "b", "c", "d", "e", "f")
     victim, begun = where["a"]

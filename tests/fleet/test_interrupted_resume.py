@@ -102,7 +102,7 @@ async def test_after_a_push_back_to_older_weights_it_is_lost_at_once(router: Scr
     assert sum(router.num_submitted) == 1
 
 
-async def test_a_client_that_calls_replicas_itself_is_told_of_the_push_back_as_well() -> None:
+async def test_direct_client_gets_the_retry_pushback_as_well() -> None:
     """At once, as by a router."""
     async with direct_fleet(2) as fleet, asyncio.timeout(STEP_S):
         await fleet.client.push_weights(weights(2), version=2)

@@ -18,7 +18,7 @@ async def comes_back(daemon: Daemon, version: int, fleet_epoch: int) -> None:
     daemon.board.membership.record = kept_fleet_record(kept, "")
 
 
-async def test_the_version_of_the_highest_epoch_comes_back_and_not_the_highest_number() -> None:
+async def test_version_of_highest_epoch_comes_back_not_of_highest_number() -> None:
     """The replica that missed the rollback has version 10 on its disk."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(3)]

@@ -160,7 +160,7 @@ async def test_a_pause_that_breaks_before_the_watch_does_is_no_failure(monkeypat
             await until(lambda: not any(each.engine.running for each in daemons))
 
 
-async def test_a_repeat_of_an_expired_pause_that_was_granted_anew_and_told_to_nobody_ends(
+async def test_repeat_of_expired_pause_ends_its_unreported_new_grant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replicas had granted it before they were told that nobody waits for it, and the router knew the old lease."""

@@ -114,7 +114,7 @@ async def test_a_lease_that_is_granted_again_while_another_is_made_up_for_lasts(
         await until(lambda: running(fleet) == [True, True])
 
 
-async def test_a_lease_that_ends_before_its_turn_on_a_replica_that_joins_is_passed_over() -> None:
+async def test_lease_that_ends_before_its_turn_on_a_new_replica_is_skipped() -> None:
     """The sync of the replica goes on: it does not fail, which would cost half a minute."""
     async with routed(2) as fleet, replica() as late:
         lease_ids = [(await fleet.client.pause(request_id=each, no_expiry=True)).lease.lease_id for each in ("a", "b")]

@@ -272,7 +272,7 @@ async def test_a_router_that_must_end_undoes_what_it_can(monkeypatch: pytest.Mon
         gate.open.set()
 
 
-async def test_a_router_that_drains_ends_the_lease_of_a_resume_that_nobody_waits_for() -> None:
+async def test_draining_router_ends_the_lease_of_an_abandoned_resume() -> None:
     """Its holder may have gone for good."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]

@@ -196,7 +196,7 @@ async def test_a_repeat_with_force_brings_an_adapter_back(fleet: RoutedFleet) ->
     assert (result.push.state, lora.source, lora.version) == ("applied", "push p", 1)
 
 
-async def test_the_commit_of_an_adapter_that_waits_for_its_turn_is_in_the_way_of_no_weights(fleet: RoutedFleet) -> None:
+async def test_adapter_commit_waiting_for_its_turn_blocks_no_weights(fleet: RoutedFleet) -> None:
     """Somebody may be loading another one under its name, which takes long."""
     await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
     turn = fleet.running.router.fleet.lora_turns.of(NAME)

@@ -102,7 +102,7 @@ async def test_a_daemon_that_joins_a_paused_fleet_is_paused_first() -> None:
         await until(lambda: late.engine.running)
 
 
-async def test_a_daemon_that_joins_in_the_last_second_of_a_lease_gets_no_requests(
+async def test_daemon_joining_in_the_last_second_of_a_lease_gets_no_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not worth a pause of its own, and its tokens would come while the others are paused."""
@@ -120,7 +120,7 @@ async def test_a_daemon_that_joins_in_the_last_second_of_a_lease_gets_no_request
         assert running(fleet) == [True] * 2
 
 
-async def test_a_daemon_that_waits_for_the_end_of_a_lease_is_paused_if_that_is_renewed(
+async def test_daemon_waiting_for_a_lease_to_end_is_paused_if_it_is_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also on the replicas alone, as they tell it."""

@@ -126,7 +126,7 @@ async def test_with_min_replicas_the_others_go_on_without_it() -> None:
         assert hold(1, fleet.daemons[1])
 
 
-async def test_a_replica_that_fails_to_commit_is_out_of_rotation_until_it_has_caught_up() -> None:
+async def test_replica_that_fails_to_commit_gets_no_requests_until_caught_up() -> None:
     """The others serve the version: it is decided."""
     async with routed(3) as fleet:
         failing = fleet.daemons[2]
@@ -158,7 +158,7 @@ async def test_a_daemon_that_joins_fetches_the_version_of_the_fleet() -> None:
             assert hold(3, late)
 
 
-async def test_a_replica_that_somebody_has_pushed_to_alone_waits_for_a_newer_version() -> None:
+async def test_replica_pushed_to_alone_waits_for_a_newer_version() -> None:
     """It is not set back, and it serves nothing that was not pushed to all."""
     async with routed(3) as fleet:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)

@@ -32,7 +32,7 @@ async def test_a_version_that_was_fetched_outlives_its_router_and_its_source() -
             assert hold(2, late) and hold(2, behind)
 
 
-async def test_a_record_that_came_with_a_version_counts_as_written_by_this_router() -> None:
+async def test_record_fetched_with_a_version_counts_as_written_by_this_router() -> None:
     """It is not told again, and a later one that another router has left there is believed."""
     async with routed(1) as fleet, replica() as late:
         await push(fleet.running.address, 1)

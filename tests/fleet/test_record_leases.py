@@ -76,7 +76,7 @@ async def test_a_pause_before_the_fleet_is_known_lasts() -> None:
                 assert len((await again.client.status()).state.pauses) == 1
 
 
-async def test_a_lease_that_ended_without_a_replica_ends_there_when_the_router_learns_of_it() -> None:
+async def test_lease_that_ended_without_a_replica_ends_there_once_known() -> None:
     """The router has started with that replica alone, which had the lease written down."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]

@@ -74,7 +74,7 @@ async def test_a_pushed_adapter_is_brought_to_who_joins() -> None:
             await until(lambda: all(each.as_replica(ReplicaState.READY).lora_names for each in members(fleet)))
 
 
-async def test_a_replica_with_another_adapter_of_the_name_gets_no_requests_for_it() -> None:
+async def test_replica_with_another_adapter_of_that_name_gets_no_requests() -> None:
     """Until it has that of the fleet: it was away when that was pushed. Other requests reach it."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
@@ -132,7 +132,7 @@ async def test_an_adapter_that_nobody_has_any_more_keeps_no_other_one_away() -> 
             await until(lambda: "poet" in daemons[1].engine.loras.files)
 
 
-async def test_what_is_written_down_has_an_adapter_until_another_one_took_its_place() -> None:
+async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:
     """The record of an epoch says one thing, also while replicas load."""
     async with AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(adapting())
@@ -312,7 +312,7 @@ async def test_a_pushed_adapter_that_is_unloaded_while_it_is_brought_is_not_left
             assert not first.engine.loras.files and not second.engine.loras.files
 
 
-async def test_a_replica_that_waits_for_an_adapter_is_brought_to_the_version_of_the_fleet(tmp_path: Path) -> None:
+async def test_replica_waiting_for_an_adapter_gets_the_fleets_version(tmp_path: Path) -> None:
     """Somebody loads another one under its name, which hangs on another replica."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
@@ -371,7 +371,7 @@ async def adapting() -> AsyncIterator[Daemon]:
         yield daemon
 
 
-async def test_an_adapter_that_was_unloaded_before_is_not_left_where_others_fail_to_load_it(tmp_path: Path) -> None:
+async def test_unloaded_adapter_is_not_left_behind_when_loading_fails_elsewhere(tmp_path: Path) -> None:
     """A replica tells a while after an unload that it does not have the adapter any more."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]

@@ -72,7 +72,7 @@ async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
         await fleet.until_ready(2)
 
 
-async def test_a_replica_that_started_anew_is_followed_when_somebody_brings_all_a_version() -> None:
+async def test_restarted_replica_is_followed_when_all_get_one_version() -> None:
     """Nothing was written down there, because the version of the fleet came by vLLM's own transfer."""
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(replica())
@@ -202,7 +202,7 @@ async def test_a_replica_that_is_drained_as_well_is_no_other_copy() -> None:
         await draining
 
 
-async def test_a_router_that_stands_by_does_not_even_ask_for_a_replica_that_was_drained() -> None:
+async def test_standby_router_does_not_ask_for_a_drained_replica() -> None:
     """Its own router would have to wait for it when somebody adds it again."""
     async with routed(2) as fleet, over(fleet.daemons) as standby:
         members = standby.running.router.fleet.members
@@ -239,7 +239,7 @@ async def test_a_router_that_stands_by_does_not_ask_for_a_replica_that_starts() 
         await opened.stop(0)
 
 
-async def test_a_router_that_stands_by_takes_no_replica_from_a_fleet_that_has_others() -> None:
+async def test_standby_router_takes_no_replica_from_a_fleet_that_has_others() -> None:
     """As soon as it is reached again, it belongs to its fleet."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]

@@ -75,7 +75,7 @@ async def test_an_update_is_one_push_to_all_replicas() -> None:
             assert served == [(version, content(version))] * 3
 
 
-async def test_an_update_that_lacks_tensors_changes_nothing_unless_parts_are_allowed() -> None:
+async def test_update_lacking_tensors_changes_nothing_unless_parts_are_allowed() -> None:
     """As `push_weights_from_transformers_optimized` brings them."""
     async with routed(2) as fleet, engine_of(fleet.running.address) as engine:
         await in_thread(engine.update_weights, tensors(1))

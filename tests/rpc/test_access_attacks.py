@@ -44,7 +44,7 @@ def broken(key_file: Path, other: Path) -> Iterator[None]:
     yield
 
 
-async def test_files_that_a_client_finds_half_written_neither_stop_nor_end_its_calls(
+async def test_half_written_credential_files_do_not_end_a_clients_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It calls with the certificate of before, until both files are there."""

@@ -123,7 +123,7 @@ async def test_a_second_attempt_with_other_bytes_is_refused_whole(daemon: Daemon
     assert (await push(daemon, [await header(daemon), part(OTHER, 0, 32), END])).push.state == APPLIED
 
 
-async def test_a_second_attempt_with_other_bytes_over_several_streams_is_refused_whole(daemon: Daemon) -> None:
+async def test_second_attempt_with_other_bytes_on_many_streams_is_refused_whole(daemon: Daemon) -> None:
     """The same with one caller: one of its streams meets old bytes, the others do not."""
     first = await header(daemon, num_streams=3)
     dead = Rank(daemon, first, part(DATA, 0, 10))

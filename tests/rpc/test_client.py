@@ -213,7 +213,7 @@ async def test_commands_stage_commit_discard_and_pull(
     assert (status, errors.startswith("genserve: PUSH_NOT_FOUND: ")) == (1, True)
 
 
-async def test_a_cancelled_pause_leaves_no_lease_though_its_answer_was_on_the_way(
+async def test_pause_cancelled_as_its_answer_arrives_leaves_no_lease(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of somebody else stays."""

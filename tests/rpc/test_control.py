@@ -226,7 +226,7 @@ async def test_a_sleep_has_the_mode_that_was_asked_for(daemon: Daemon, mode: typ
     assert daemon.engine.calls == [f"pause {says} reuse", "sleep 1 scheduling+weights+kv_cache"]
 
 
-async def test_digests_that_a_client_gave_up_keep_pauses_away_until_the_engine_has_ended(daemon: Daemon) -> None:
+async def test_abandoned_digests_block_pauses_until_the_engine_ends_them(daemon: Daemon) -> None:
     """EngineCore reads on: a pause behind it would time out, its undoing too, and the daemon would exit."""
     digests = daemon.engine.gates["weight_digests"] = Gate()
     asking = daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True), timeout=60)

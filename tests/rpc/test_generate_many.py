@@ -54,7 +54,7 @@ async def test_what_comes_in_one_step_is_one_message(daemon: Daemon) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_the_stream_ends_with_the_last_request_after_the_client_has_closed_its_side(daemon: Daemon) -> None:
+async def test_half_closed_stream_ends_with_its_last_request(daemon: Daemon) -> None:
     """And not before: further requests may come while none runs."""
     call, (stream,) = await opened(daemon, "a")
     stream.put(update(1, first=True, last=True))
@@ -198,7 +198,7 @@ async def test_cancelling_ends_every_request(daemon: Daemon) -> None:
         await until(stream.closed.is_set)
 
 
-async def test_a_request_that_is_being_admitted_when_the_client_goes_is_ended_too(daemon: Daemon) -> None:
+async def test_request_under_admission_ends_when_the_client_disconnects(daemon: Daemon) -> None:
     """Nothing is left running."""
     call, (stream,) = await opened(daemon, "a")
     daemon.engine.admission.clear()

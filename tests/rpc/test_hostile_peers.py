@@ -202,7 +202,7 @@ async def _origin(daemon: Daemon, push_id: str) -> str:
     raise AssertionError
 
 
-async def test_a_pull_that_broke_does_not_go_on_with_another_version_under_the_number() -> None:
+async def test_broken_pull_does_not_resume_with_other_weights_of_its_version() -> None:
     """`force` allows the number of the served one."""
 
     for origin, is_other in (("p", False), ("another", True)):

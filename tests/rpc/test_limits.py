@@ -28,7 +28,7 @@ async def test_a_call_without_a_timeout_has_that_of_the_contract(daemon: Daemon)
     assert [given_s[f"transfer_{call}"] for call in ("init", "update", "finish")] == [300.0] * 3
 
 
-async def test_a_header_may_have_four_times_the_bytes_of_the_manifest_and_256_kib(daemon: Daemon) -> None:
+async def test_header_limit_is_four_times_the_manifest_and_256_kib(daemon: Daemon) -> None:
     """One byte more is not parsed."""
     served = (await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())).manifest
     limit_bytes = MIN_HEADER_BYTES + 4 * served.ByteSize()

@@ -40,7 +40,7 @@ async def lost_answer(daemon: Daemon, **options: Any) -> AsyncIterator["asyncio.
         await asyncio.wait({push})
 
 
-async def test_the_answer_that_was_lost_is_told_and_not_what_became_known_after_it(daemon: Daemon) -> None:
+async def test_repeat_returns_the_lost_answer_and_not_later_knowledge(daemon: Daemon) -> None:
     """So a trainer gets the same answer as whoever repeats the push."""
     async with lost_answer(daemon, timeout_s=30.0) as push:
         pass

@@ -99,7 +99,7 @@ async def test_a_push_that_is_cut_off_counts_by_the_reason_of_its_error(shown: S
 
 
 @pytest.mark.parametrize("shown", [True], indirect=True)
-async def test_a_push_through_a_receiving_process_counts_as_the_call_that_its_trainer_made(shown: Shown) -> None:
+async def test_push_through_a_receiving_process_counts_as_the_trainers_call(shown: Shown) -> None:
     """With its status, which the daemon passes on in a message."""
     assert shown.daemon.parts.ingest is not None
     (port,) = shown.daemon.parts.ingest.ports
