@@ -30,8 +30,11 @@ _headers: ContextVar[Mapping[str, str] | None] = ContextVar("trace headers", def
 _begin: Callable[[str], End] | None = None
 
 
-def keep_headers(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """The task of the caller belongs to the trace that these metadata name, if they name one."""
+def keep_headers(metadata: Iterable[tuple[str, str | bytes]], *, unless_known: bool = False) -> None:
+    """The task of the caller belongs to the trace that these metadata name, if they name one. `unless_known`: not if it
+    belongs to one already."""
+    if unless_known and _headers.get() is not None:
+        return
     found = {
         key: value
         for key, value in metadata

@@ -18,8 +18,8 @@ from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.last_look import last_look
-from genserve.rpc.streams.parts import parts_of
-from genserve.rpc.streams.turns import Turns, Writer
+from genserve.rpc.streams.parts import MAX_PART_VALUES, num_values, parts_of
+from genserve.rpc.streams.turns import Turns
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
@@ -87,19 +87,24 @@ class GenerationServicer(GenerationServiceServicer):
         goes away, or does not read."""
         check_generation(self._board)
         info, minted_id = self._engine.info, uuid.uuid4().hex
-        asked = await request.read(lambda m: generation_request(m, info, minted_id))
+        asked = await request.read(generation_request, info, minted_id)
         note(request_id=asked.request_id)
         async with last_look(self._board, context.time_remaining()):
             stream = await self._engine.submit(asked)
             try:
                 # Admitted: from here on a client must not replay the call, and these metadata tell it so.
                 await context.send_initial_metadata(self._initial_metadata)
-                writer = Writer(stream, self._turns)
+                may_write, is_first = asyncio.Semaphore(0), True
+                stream.call_when_ready(may_write.release)  # the first tokens wait for no turn
                 while not stream.is_finished:
-                    await writer.turn()
-                    if (update := stream.take()) is not None:
-                        for part in parts_of(update):
-                            await self._deadline.write(context.write, to_response(part, stream.request_id))
+                    await may_write.acquire()
+                    if (update := stream.take()) is None:
+                        continue
+                    if is_first:
+                        is_first = False
+                        stream.call_when_ready(partial(self._turns.enter, may_write))
+                    for part in (update,) if num_values(update) <= MAX_PART_VALUES else parts_of(update):
+                        await self._deadline.write(context.write, to_response(part, asked.request_id))
             finally:
                 # Shielded, because a second cancellation would leave the request running.
                 await asyncio.shield(stream.close())
@@ -134,7 +139,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         """Text of token ids."""
         info = self._engine.info
-        text = await self._engine.detokenize(*await request.read(lambda m: detokenize_input(m, info)))
+        text = await self._engine.detokenize(*await request.read(detokenize_input, info))
         return generation_pb2.DetokenizeResponse(text=text)
 
     @property

@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from genserve.observe.log_lines import note
-from genserve.observe.trace import headers, keep_headers
+from genserve.observe.trace import keep_headers
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
 from genserve.rpc.status import known_error, to_status
 
@@ -62,8 +62,7 @@ def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], An
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     async def guarded(request: Any, context: Context) -> Any:
         note(method=method)
-        if headers() is None:  # otherwise whoever traces calls has set them
-            keep_headers(context.invocation_metadata() or ())
+        keep_headers(context.invocation_metadata() or (), unless_known=True)  # whoever traces calls has set them
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:

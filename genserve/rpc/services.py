@@ -14,7 +14,8 @@ class ServiceTable:
     used, and generic handlers come after all others."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, Handler] = {}
+        """Those that are no generic ones, by method."""
         self._generic: list[grpc.GenericRpcHandler] = []
 
     @property
@@ -24,7 +25,7 @@ class ServiceTable:
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
         """As grpc.aio.Server has it."""
-        self._handlers.update({f"/{service_name}/{name}": handler for name, handler in method_handlers.items()})
+        self.handlers.update({f"/{service_name}/{name}": handler for name, handler in method_handlers.items()})
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """As grpc.aio.Server has it."""
@@ -32,7 +33,7 @@ class ServiceTable:
 
     def service(self, details: grpc.HandlerCallDetails) -> "Handler | None":
         """The handler of a method, if there is one."""
-        if (handler := self._handlers.get(details.method)) is not None:
+        if (handler := self.handlers.get(details.method)) is not None:
             return handler
         found = (each.service(details) for each in self._generic)
         return next((handler for handler in found if handler is not None), None)
@@ -58,4 +59,4 @@ class Services(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
         """gRPC asks this for each call."""
-        return self._table.service(handler_call_details)
+        return self._table.handlers.get(handler_call_details.method) or self._table.service(handler_call_details)

@@ -5,7 +5,7 @@ be refused. Ranges that depend on the model, or that vLLM checks, are the engine
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
@@ -26,7 +26,7 @@ from genserve.engine.generation import (
 )
 from genserve.engine.types import EngineInfo
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import seconds_or
+from genserve.rpc.convert.values import seconds
 from genserve.v1 import generation_pb2
 from genserve.wire.bounds import check_text
 
@@ -37,13 +37,16 @@ MAX_CONSTRAINT_CHARACTERS = 1 << 18
 MAX_LOGIT_BIAS = 100.0
 _MAX_PARAMS_BYTES = 1 << 16
 
-_FLOATS = (
+_NUMBERS = (
     "temperature",
     "top_p",
     "min_p",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "top_k",
+    "seed",
+    "n",
 )
 _TEXT_CONSTRAINTS = {
     "json_schema": ConstraintKind.JSON,
@@ -56,22 +59,19 @@ _TEXT_CONSTRAINTS = {
 def generation_request(message: generation_pb2.GenerateRequest, info: EngineInfo, minted_id: str) -> GenerationRequest:
     """The request. `minted_id` is its id if it has none. Raises InvalidFieldError with the path of the field, and
     PromptTooLongError."""
-    params_bytes = message.engine_params.ByteSize()
-    max_params_bytes = _MAX_PARAMS_BYTES + 16 * info.max_model_len  # some are lists with one number per token
-    _refuse_unless(params_bytes <= max_params_bytes, "engine_params", f"has {params_bytes} of {max_params_bytes} bytes")
     return GenerationRequest(
-        request_id=request_id(message.request_id) or minted_id,
+        request_id=request_id(message.request_id) if message.request_id else minted_id,
         prompt=_prompt(message, info),
         sampling=_sampling(message.sampling, info) if message.HasField("sampling") else Sampling(),
         stop=_stop(message.stop, info) if message.HasField("stop") else Stop(),
         output=_output(message.output) if message.HasField("output") else Output(),
-        constraint=_constraint(message),
+        constraint=None if (kind := message.WhichOneof("constraint")) is None else _constraint(message, kind),
         lora_name=message.lora_name,
         priority=message.priority,
-        data_parallel_rank=_given(message, "data_parallel_rank"),
+        data_parallel_rank=message.data_parallel_rank if message.HasField("data_parallel_rank") else None,
         cache_salt=message.cache.salt,
-        min_weight_version=_given(message, "min_weight_version"),
-        engine_params=plain_dict(message.engine_params),
+        min_weight_version=message.min_weight_version if message.HasField("min_weight_version") else None,
+        engine_params=_engine_params(message.engine_params, info) if message.HasField("engine_params") else {},
     )
 
 
@@ -94,6 +94,13 @@ def detokenize_input(message: generation_pb2.DetokenizeRequest, info: EngineInfo
     """The ids to convert to text, and whether special tokens are left out."""
     _refuse_many(message.token_ids, "token_ids", info.max_model_len)
     return list(message.token_ids), message.skip_special_tokens
+
+
+def _engine_params(struct: Struct, info: EngineInfo) -> dict[str, object]:
+    size_bytes = struct.ByteSize()
+    most = _MAX_PARAMS_BYTES + 16 * info.max_model_len  # some are lists with one number per token
+    _refuse_unless(size_bytes <= most, "engine_params", f"has {size_bytes} of {most} bytes")
+    return plain_dict(struct)
 
 
 def plain_dict(struct: Struct) -> dict[str, object]:
@@ -149,42 +156,51 @@ def _chat(message: generation_pb2.Chat) -> ChatPrompt:
 
 
 def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
-    floats = {name: _given(message, name) for name in _FLOATS}
-    for name, value in floats.items():
-        _refuse_unless(value is None or math.isfinite(value), f"sampling.{name}", f"must be a number, is {value}")
-    n = _given(message, "n")
-    _refuse_unless(n is None or n >= 1, "sampling.n", f"must be at least 1, is {n}")
-    _refuse_many(message.logit_bias, "sampling.logit_bias", info.vocab_size)
-    bias = dict(message.logit_bias)
+    given = _given(message, _NUMBERS)
+    for name, value in given.items():
+        if not math.isfinite(value):
+            raise InvalidFieldError.of(f"sampling.{name}", f"must be a number, is {value}")
+    if given.get("n", 1) < 1:
+        raise InvalidFieldError.of("sampling.n", f"must be at least 1, is {given['n']}")
+    if message.logit_bias:
+        given["logit_bias"] = _logit_bias(message.logit_bias, info)
+    if message.allowed_token_ids:
+        given["allowed_token_ids"] = _token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", info)
+    if message.bad_words:
+        _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
+        given["bad_words"] = list(message.bad_words)
+    return Sampling(**given)
+
+
+def _given(message: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _logit_bias(given: Mapping[int, float], info: EngineInfo) -> dict[int, float]:
+    _refuse_many(given, "sampling.logit_bias", info.vocab_size)
+    bias = dict(given)
     _refuse_unless(
         all(abs(value) <= MAX_LOGIT_BIAS for value in bias.values()),  # NaN is not
         "sampling.logit_bias",
         f"must be in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
     )
-    _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
-    return Sampling(
-        **floats,
-        top_k=_given(message, "top_k"),
-        seed=_given(message, "seed"),
-        n=n,
-        logit_bias=dict(zip(_token_ids(bias, "sampling.logit_bias", info), bias.values(), strict=True)) or None,
-        allowed_token_ids=_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", info) or None,
-        bad_words=list(message.bad_words) or None,
-    )
+    _token_ids(bias, "sampling.logit_bias", info)
+    return bias
 
 
 def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
-    _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
-    _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)
-    _refuse_unless(all(message.strings), "stop.strings", "contains an empty string")
+    if message.strings:
+        _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
+        _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)
+        _refuse_unless(all(message.strings), "stop.strings", "contains an empty string")
     return Stop(
-        max_tokens=_given(message, "max_tokens"),
-        min_tokens=_given(message, "min_tokens"),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
         strings=tuple(message.strings),
-        token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids", info)),
+        token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids", info)) if message.token_ids else (),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
-        time_budget_s=seconds_or(message, "time_budget", None, within="stop"),
+        time_budget_s=seconds(message.time_budget, "stop.time_budget") if message.HasField("time_budget") else None,
     )
 
 
@@ -195,10 +211,7 @@ def _output(message: generation_pb2.Output) -> Output:
     return Output(**chosen)
 
 
-def _constraint(message: generation_pb2.GenerateRequest) -> Constraint | None:
-    kind = message.WhichOneof("constraint")
-    if kind is None:
-        return None
+def _constraint(message: generation_pb2.GenerateRequest, kind: str) -> Constraint:
     if kind == "json_object":
         return Constraint(ConstraintKind.JSON_OBJECT, True)
     if kind == "choice":
@@ -226,10 +239,6 @@ def _refuse_many(values: Collection[object], field: str, limit: int) -> None:
 def _refuse_long(texts: Collection[str], field: str, limit: int) -> None:
     size = len(texts) + sum(map(len, texts))
     _refuse_unless(size <= limit, field, f"has {size} characters, of {limit} at most")
-
-
-def _given(message: Any, name: str) -> Any:
-    return getattr(message, name) if message.HasField(name) else None
 
 
 def _refuse_unless(good: bool, field: str, description: str) -> None:

@@ -9,7 +9,6 @@ from genserve.engine.generation import (
     GenerationUpdate,
     LogprobColumns,
     PromptInfo,
-    SequenceDelta,
     WeightSpan,
 )
 from genserve.v1 import generation_pb2, types_pb2
@@ -20,17 +19,25 @@ if TYPE_CHECKING:
 _REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
-def to_response(update: GenerationUpdate, request_id: str) -> generation_pb2.GenerateResponse:
-    """The message for one update; the first one contains `request_id`."""
-    response = generation_pb2.GenerateResponse()
-    fill_response(response, update, request_id)
-    return response
-
-
-def fill_response(response: generation_pb2.GenerateResponse, update: GenerationUpdate, request_id: str) -> None:
-    """`to_response` into a part of another message."""
+def to_response(
+    update: GenerationUpdate, request_id: str, into: generation_pb2.GenerateResponse | None = None
+) -> generation_pb2.GenerateResponse:
+    """The message for one update; the first one of a request contains `request_id`. `into`: an empty message, a part of
+    another one."""
+    response = generation_pb2.GenerateResponse() if into is None else into
+    # Fields are set one by one: arguments of a message's constructor cost twice as much.
     for delta in update.outputs:
-        _fill(response.outputs.add(), delta)
+        message = response.outputs.add()
+        if delta.index:
+            message.index = delta.index
+        if delta.text:
+            message.text = delta.text
+        message.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            _fill_logprobs(message.logprobs, delta.logprobs)
+        _fill_spans(message.weight_spans, delta.weight_spans)
+        if delta.finish is not None:
+            _fill_finish(message.finish, delta.finish)
     if update.prompt is not None:
         response.request_id = request_id
         _fill_prompt(response.prompt, update.prompt)
@@ -40,20 +47,7 @@ def fill_response(response: generation_pb2.GenerateResponse, update: GenerationU
         response.usage.num_cached_tokens = usage.num_cached_tokens
         response.usage.num_output_tokens = usage.num_output_tokens
         response.usage.SetInParent()
-
-
-# Fields are set one by one: arguments of a message's constructor cost twice as much.
-def _fill(message: generation_pb2.SequenceDelta, delta: SequenceDelta) -> None:
-    if delta.index:
-        message.index = delta.index
-    if delta.text:
-        message.text = delta.text
-    message.token_ids.extend(delta.token_ids)
-    if delta.logprobs is not None:
-        _fill_logprobs(message.logprobs, delta.logprobs)
-    _fill_spans(message.weight_spans, delta.weight_spans)
-    if delta.finish is not None:
-        _fill_finish(message.finish, delta.finish)
+    return response
 
 
 def _fill_logprobs(message: types_pb2.Logprobs, columns: LogprobColumns) -> None:

@@ -12,7 +12,7 @@ from genserve.engine.generation import GenerationUpdate
 from genserve.engine.protocol import GenerationStream
 from genserve.errors import GenserveError
 from genserve.observe.log_lines import about
-from genserve.rpc.convert.generation_response import fill_response
+from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
 from genserve.rpc.status import known_error, to_message
 from genserve.rpc.streams.parts import BYTES_PER_VALUE, MAX_PART_VALUES, num_values, parts_of
@@ -102,7 +102,7 @@ class NextMessage:
         request_id = running.stream.request_id
         item = self._response.items.add(request_id=request_id)
         try:
-            fill_response(item.response, update, request_id)
+            to_response(update, request_id, into=item.response)
         except BaseException:
             del self._response.items[-1]
             raise

@@ -1,7 +1,7 @@
 """Splits an update that is too large for one message: clients of gRPC take 4 MiB unless they ask for more, and one
 message that is larger ends their call. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
@@ -24,19 +24,17 @@ _VALUES_PER_FINISH: Final = 4
 def num_values(update: GenerationUpdate) -> int:
     """The approximate size of an update: its tokens, characters and log-probabilities."""
     count = 0 if update.prompt is None else _values_of_prompt(update.prompt)
-    for delta in update.outputs:
-        count += _values_of_delta(delta)
+    for delta in update.outputs:  # as _values_of_delta, without a call for each token: what is rare is asked for last
+        count += len(delta.token_ids) + len(delta.text)
+        if delta.logprobs is not None or delta.finish is not None:
+            count += _values_of_rare(delta)
     return count
 
 
-def parts_of(update: GenerationUpdate) -> Iterable[GenerationUpdate]:
+def parts_of(update: GenerationUpdate) -> Iterator[GenerationUpdate]:
     """The update as strict deltas of at most MAX_PART_VALUES each, one row of log-probabilities at least. Each is an
     update of the same request. A prompt goes on until it is whole, before any output; the finish of a sequence is on
     the last of its deltas, and the usage on the last part."""
-    return (update,) if num_values(update) <= MAX_PART_VALUES else _split(update)
-
-
-def _split(update: GenerationUpdate) -> Iterator[GenerationUpdate]:
     prompt: PromptInfo | None = None
     deltas: list[SequenceDelta] = []
     room = MAX_PART_VALUES
@@ -61,9 +59,12 @@ def _values_of_prompt(prompt: PromptInfo) -> int:
     return count if prompt.logprobs is None else count + len(prompt.logprobs.values) + len(prompt.logprobs.sampled)
 
 
-# Once for each token of GenerateMany: what is rare is asked for last.
 def _values_of_delta(delta: SequenceDelta) -> int:
-    count = len(delta.token_ids) + len(delta.text)
+    return len(delta.token_ids) + len(delta.text) + _values_of_rare(delta)
+
+
+def _values_of_rare(delta: SequenceDelta) -> int:
+    count = 0
     if delta.logprobs is not None:
         count += len(delta.logprobs.values) + len(delta.logprobs.sampled)
     if delta.finish is not None:

@@ -100,7 +100,7 @@ class ClientRow:
     def engines(self) -> Iterator[EngineStats]:
         """The statistics of each data-parallel engine."""
         for index in range(self._num_engines):
-            at = self._engine(index)
+            at = self._start + _FIRST_ENGINE + _ENGINE_WORDS * index
             ints = self._ints
             yield EngineStats(ints[at + _AT], ints[at + _WAITING], self._floats[at + _KV_USAGE], ints[at + _STEPS])
 
@@ -113,7 +113,7 @@ class ClientRow:
     ) -> None:
         """vLLM's hook: outputs of one engine came, or statistics, or both."""
         if scheduler_stats is not None:
-            at, ints = self._engine(engine_idx), self._ints
+            at, ints = self._start + _FIRST_ENGINE + _ENGINE_WORDS * engine_idx, self._ints
             ints[at + _WAITING] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self._floats[at + _KV_USAGE] = scheduler_stats.kv_cache_usage
             ints[at + _STEPS] += 1
@@ -147,9 +147,6 @@ class ClientRow:
             self._ints[at + 1] = 0
             self._ints[at] = quarter
         self._ints[at + 1] += count
-
-    def _engine(self, index: int) -> int:
-        return self._start + _FIRST_ENGINE + _ENGINE_WORDS * index
 
 
 class ClientRows:
@@ -207,21 +204,16 @@ class RowTally:
     so the limit of all may be exceeded by what they admit then."""
 
     def __init__(self, own: ClientRow, others: Sequence[ClientRow]) -> None:
-        self._own = own
         self._others = others
+        self.publish, self.served = own.publish, own.served
 
     @property
     def num_elsewhere(self) -> int:
         """Unfinished sequences of the other clients."""
-        return sum(each.num_sequences for each in self._others)
-
-    def publish(self, num_sequences: int, num_requests: int) -> None:
-        """Tells the others."""
-        self._own.publish(num_sequences, num_requests)
-
-    def served(self, num_versions: int, num_tokens: int) -> None:
-        """Counts tokens of a sequence that has ended."""
-        self._own.served(num_versions, num_tokens)
+        num_sequences = 0
+        for each in self._others:
+            num_sequences += each.num_sequences
+        return num_sequences
 
 
 class LoadMeter:

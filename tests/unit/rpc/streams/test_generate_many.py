@@ -51,7 +51,7 @@ class Caller:
             self.num_read += 1
             request = generation_pb2.GenerateRequest(request_id=str(number), text="x")
             data = generation_pb2.GenerateManyRequest(generate=request).SerializeToString()
-            yield Received(generation_pb2.GenerateManyRequest, data, 1 << 20)
+            yield Received(generation_pb2.GenerateManyRequest, 1 << 20, data)
 
     async def write(self, response: generation_pb2.GenerateManyResponse) -> None:
         """As gRPC does, which has room for a message when the one before is taken."""
@@ -95,7 +95,7 @@ async def test_a_request_that_is_too_long_to_be_read_is_refused_by_its_id(reques
     refused: list[str] = []
 
     async def requests() -> AsyncIterator[Received[generation_pb2.GenerateManyRequest]]:
-        yield Received(generation_pb2.GenerateManyRequest, data, 5000)
+        yield Received(generation_pb2.GenerateManyRequest, 5000, data)
 
     async def write(response: generation_pb2.GenerateManyResponse) -> None:
         refused.extend(item.request_id for item in response.items)
@@ -121,7 +121,7 @@ async def test_a_request_is_named_only_where_its_id_is_surely_one(data: bytes, n
     refused: list[str] = []
 
     async def requests() -> AsyncIterator[Received[generation_pb2.GenerateManyRequest]]:
-        yield Received(generation_pb2.GenerateManyRequest, data, 0)
+        yield Received(generation_pb2.GenerateManyRequest, 0, data)
 
     async def write(response: generation_pb2.GenerateManyResponse) -> None:
         refused.extend(item.request_id for item in response.items)

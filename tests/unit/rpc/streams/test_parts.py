@@ -141,4 +141,4 @@ def test_what_fits_is_one_part() -> None:
     update = GenerationUpdate(None, [delta(0, MAX_PART_VALUES // 2, None)], None)
     assert num_values(update) <= MAX_PART_VALUES
     (part,) = parts_of(update)
-    assert part is update
+    assert part == update

@@ -1,14 +1,11 @@
 """When calls write, on a loop whose time passes as the test says."""
 
-import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from genserve.engine.generation import GenerationUpdate
-from genserve.rpc.streams.turns import LONGEST_REST_S, REST, Turns, Writer
-from tests.support.patience import STEP_S
+from genserve.rpc.streams.turns import LONGEST_REST_S, REST, Turns
 
 
 class Loop:
@@ -43,70 +40,52 @@ class Loop:
         self.now_s = max(self.now_s, until_s)
 
 
-class Stream:
-    """A stream that always has something new when its engine says so."""
+class Call:
+    """What a turn releases: a call that writes, when the loop comes to it, for `write_s`. It notes when, and how many
+    tokens."""
 
-    request_id = "r"
-    is_finished = False
+    def __init__(self, loop: Loop, write_s: float) -> None:
+        self._loop = loop
+        self._write_s = write_s
+        self.num_unread = 0
+        self.written_s: list[float] = []
+        self.messages: list[int] = []
 
-    def __init__(self) -> None:
-        self.gains: Callable[[], None] = lambda: None
+    def release(self) -> None:
+        self._loop.call_soon(self._write)
 
-    def take(self) -> GenerationUpdate | None:
-        raise NotImplementedError
-
-    def call_when_ready(self, callback: Callable[[], None]) -> None:
-        self.gains = callback
-
-    def abort(self) -> None:
-        """Does nothing."""
-
-    async def close(self) -> None:
-        """Does nothing."""
+    def _write(self) -> None:
+        self._loop.now_s += self._write_s
+        self.written_s.append(self._loop.now_s)
+        self.messages.append(self.num_unread)
+        self.num_unread = 0
 
 
 class Calls:
-    """Calls of Generate that write for `write_s` each, one after the other, and note when, and how many tokens."""
+    """Calls of Generate that write one after the other. None of them has written yet: first tokens wait for no turn."""
 
     def __init__(self, count: int, write_s: float) -> None:
         self.loop: Any = Loop()
-        self.written_s: list[list[float]] = [[] for _ in range(count)]
-        self.num_unread = [0] * count
-        self.messages: list[list[int]] = [[] for _ in range(count)]
-        turns = Turns(self.loop)
-        self.streams = [Stream() for _ in range(count)]
-        self.writers = [Writer(stream, turns) for stream in self.streams]
-        for number, writer in enumerate(self.writers):
-            writer.release = self._released(number, write_s)  # type: ignore[method-assign]
+        self._turns = Turns(self.loop)
+        self._calls: list[Any] = [Call(self.loop, write_s) for _ in range(count)]
 
-    def _released(self, number: int, write_s: float) -> Callable[[], None]:
-        def write() -> None:
-            self.loop.now_s += write_s
-            self.written_s[number].append(self.loop.now_s)
-            self.messages[number].append(self.num_unread[number])
-            self.num_unread[number] = 0
-            self.writers[number]._has_written = True
+    @property
+    def written_s(self) -> list[list[float]]:
+        return [call.written_s for call in self._calls]
 
-        return lambda: self.loop.call_soon(write)
+    @property
+    def messages(self) -> list[list[int]]:
+        return [call.messages for call in self._calls]
 
     def step(self, *numbers: int) -> None:
         """A step of the engine in which these requests gain a token."""
         for number in numbers:
-            self.num_unread[number] += 1
-            if self.num_unread[number] == 1:
-                self.streams[number].gains()
-
-
-def test_first_tokens_do_not_wait_for_a_turn() -> None:
-    """Whoever writes, and however long."""
-    calls = Calls(3, write_s=0.01)
-    calls.step(0, 1)
-    calls.loop.run(0.02)
-    calls.step(0, 1)
-    calls.loop.run(0.0)  # a turn of 0.02 s
-    calls.step(2)
-    calls.loop.run(0.0)
-    assert calls.written_s[2] == [calls.loop.now_s], "at once, and not when the rest is over"
+            call = self._calls[number]
+            call.num_unread += 1
+            if not call.messages:
+                call.release()
+            elif call.num_unread == 1:
+                self._turns.enter(call)
 
 
 def test_a_step_is_a_message_of_each_call_while_there_is_time() -> None:
@@ -158,17 +137,3 @@ def test_a_rest_has_an_end() -> None:
     calls.step(0)
     calls.loop.run(ended_s + 2 * LONGEST_REST_S)
     assert len(calls.written_s[0]) == 3
-
-
-async def test_a_call_is_let_go_as_often_as_its_stream_says() -> None:
-    """On a real loop: each time it may take what is new, and not once more."""
-    stream = Stream()
-    writer = Writer(stream, Turns(asyncio.get_running_loop()))
-    for _ in range(3):
-        stream.gains()
-        await asyncio.wait_for(writer.turn(), STEP_S)
-    waiting = asyncio.ensure_future(writer.turn())
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
