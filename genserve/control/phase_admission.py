@@ -32,7 +32,8 @@ def check_weights(board: StateBoard) -> None:
 
 def check_generation(board: HasPhase) -> None:
     """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
-    _check(RULES[board.phase].generation, board)
+    if (refusal := RULES[board.phase].generation) is not None:
+        _check(refusal, board)
 
 
 def check_alive(board: StateBoard) -> None:
