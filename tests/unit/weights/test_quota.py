@@ -35,7 +35,7 @@ def push(
         is_held=is_held,
         is_to_wait=is_to_wait,
         lifecycle=SimpleNamespace(state=state),
-        arena=SimpleNamespace(size_bytes=arena_bytes or size_bytes),
+        staging=SimpleNamespace(arena=SimpleNamespace(size_bytes=arena_bytes or size_bytes)),
         in_progress=lambda: ApplyInProgressError("another one"),
     )
 
