@@ -24,7 +24,10 @@ def test_ranges_are_a_set_of_bytes(added: list[tuple[int, int]], asked: tuple[in
     assert ranges.total == len(naive)
     assert ranges.missing(SIZE) == _runs(set(range(SIZE)) - naive)
     assert ranges.gaps(*asked) == _runs(set(range(*asked)) - naive)
-    assert ranges.num_ranges == len(_runs(naive))
+    runs = _runs(naive)
+    assert ranges.num_ranges == len(runs)
+    assert ranges.prefix == (runs[0][1] if 0 in naive else 0)
+    assert ranges.end == max(naive, default=-1) + 1
 
 
 def _runs(numbers: set[int]) -> list[tuple[int, int]]:

@@ -71,6 +71,21 @@ async def test_bytes_that_a_thread_has_written_count_as_those_of_a_message(
     assert push.staging.num_counted == (8 if written else 0)
 
 
+@pytest.mark.parametrize(("name", "num_counted"), [("a", 8), ("b", 0), ("", 0)])
+async def test_bytes_claimed_before_a_break_count_for_the_same_attempt(
+    push: LivePush, name: str, num_counted: int
+) -> None:
+    """A thread writes them while the next stream begins; another attempt has to send them again."""
+    stream = stream_to(push)
+    claim, before = stream.claim(0, 8), push.attempt
+    assert claim is not None
+    assert push.join(header(attempt=name)) is not before
+    claim.target[:] = DATA[:8]
+    stream.settle(claim, written=True)
+    assert push.staging.num_counted == num_counted
+    assert push.staging.num_there == 8
+
+
 async def test_a_further_attempt_begins_anew_with_its_own_time(push: LivePush, clock: Clock) -> None:
     """Its header says how long; what is there counts for the attempt of the same name alone."""
     stream_to(push).write(0, DATA[:8], None)
