@@ -8,7 +8,7 @@ from genserve.control.conditions import Phase
 from genserve.engine.staleness import CLASSES
 from genserve.engine.types import Load
 from genserve.errors import REASONS
-from genserve.metrics.families import Family, counter, counters, gauge, gauges, histogram, histograms
+from genserve.metrics.exposition import Family, counter, counters, gauge, gauges, histogram, histograms
 from genserve.rpc.server import ServerParts
 from genserve.weights.push.types import PushKind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from genserve.errors import REASONS
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
-from genserve.metrics.families import Family, counters, gauge, gauges
+from genserve.metrics.exposition import Family, counters, gauge, gauges
 from genserve.routing.replica import ReplicaState
 
 _NO_PUSHES = dict.fromkeys(("OK", "UNFINISHED", *REASONS), 0)

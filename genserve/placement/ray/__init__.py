@@ -6,5 +6,5 @@ that hangs, and a Ray that ends its process because the cluster is lost, must no
 The router's process: `up`, and `process`, which starts the other one. They import no Ray.
 The process that talks to Ray: `__main__`, which runs `fleet` on `cluster`. `fleet` keeps each `replica` in the place
 reserved for it, or finds those of another process. An `actor` runs in a worker of Ray, beside its daemon.
-Both: `settings` has what the one tells the other, `addresses` the answer. Pure: `resources`.
+Both: `settings` has what the one tells the other, and the answer. Pure: `resources`.
 """

@@ -13,10 +13,9 @@ from typing import Final
 import ray
 
 from genserve.observe.notices import say
-from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.cluster import RayFailedError, connect, disconnect
 from genserve.placement.ray.fleet import find_fleet, run_fleet
-from genserve.placement.ray.settings import RayConfig, Task
+from genserve.placement.ray.settings import RayConfig, ServingAddresses, Task
 
 _STDOUT: Final = 1
 _STDERR: Final = 2

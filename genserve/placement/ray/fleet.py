@@ -10,11 +10,10 @@ from ray.exceptions import RayError
 
 from genserve.observe.notices import say
 from genserve.placement.config import flags_of_replica
-from genserve.placement.ray.addresses import ServingAddresses
 from genserve.placement.ray.cluster import CALL_TIMEOUT_S, Placement, RayFailedError, actor_names, within
 from genserve.placement.ray.replica import RayReplica
 from genserve.placement.ray.resources import carried, reachable_by_others
-from genserve.placement.ray.settings import RayConfig, RayFleet, replica_number
+from genserve.placement.ray.settings import RayConfig, RayFleet, ServingAddresses, replica_number
 from genserve.placement.replica import keep
 
 _WRONG_USAGE: Final = 2

@@ -14,8 +14,7 @@ from typing import Final
 from genserve.fleet.discovery import INTERVAL_S
 from genserve.launcher.end_with_starter import ending_with_this_process
 from genserve.observe.notices import say
-from genserve.placement.ray.addresses import parsed
-from genserve.placement.ray.settings import RayConfig, Task
+from genserve.placement.ray.settings import RayConfig, Task, addresses_of
 from genserve.process.supervisor import Deaths
 
 _ENV: Final = {"RAY_DEDUP_LOGS": "0", "RAY_DISABLE_WORKER_LOG_PREFIX": "1"}
@@ -49,7 +48,7 @@ class RayProcess:
                 lambda: asyncio.StreamReaderProtocol(lines), self._process.stdout
             )
         line = await self._lines.readline()
-        return parsed(line) if line.endswith(b"\n") else None
+        return addresses_of(line) if line.endswith(b"\n") else None
 
     async def found(self, first: Collection[str] = ()) -> AsyncGenerator[Collection[str], None]:
         """Those of `next` until it ends, and again every now and then; `first` are known already."""

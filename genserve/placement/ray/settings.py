@@ -1,18 +1,20 @@
-"""What both commands say about Ray, what `up` wants to run there, and the names by which a router finds it."""
+"""What both commands say about Ray, what the router's process and the one that talks to Ray tell each other, and the
+names by which a router finds replicas."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Final, Self
+from typing import IO, Final, Self
 
+from genserve.errors import ReplicaNotFoundError
 from genserve.settings.config import MAX_TIMEOUT_S
 
 DEFAULT_NAME: Final = "genserve"
 DEFAULT_TIMEOUT_S: Final = 60.0
 AUTO: Final = "auto"
 """The address with which Ray looks for a cluster itself: $RAY_ADDRESS, or the one that this host is a node of."""
-
 _PREFIX: Final = "replica-"
 
 
@@ -91,3 +93,33 @@ def replica_number(name: str) -> int | None:
     """The number of the replica whose actor has this name; None for any other actor."""
     digits = name.removeprefix(_PREFIX)
     return int(digits) if name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() else None
+
+
+class ServingAddresses:
+    """The replicas that serve; written as they change. Members of a fleet."""
+
+    def __init__(self, to: IO[bytes]) -> None:
+        self._to = to
+        self._known: set[str] = set()
+
+    def add(self, address: str) -> None:
+        """One serves."""
+        self.put({*self._known, address})
+
+    async def remove(self, address: str) -> None:
+        """One serves no more. Raises ReplicaNotFoundError."""
+        if address not in self._known:
+            raise ReplicaNotFoundError(f"no replica {address!r} belongs to the fleet")
+        self.put(self._known - {address})
+
+    def put(self, addresses: Iterable[str]) -> None:
+        """These are all. The first call tells that the fleet is there, whoever serves in it."""
+        self._known = set(addresses)
+        with suppress(OSError):  # the router has ended, and this process is about to be told
+            self._to.write(json.dumps(sorted(self._known)).encode() + b"\n")
+            self._to.flush()
+
+
+def addresses_of(line: bytes) -> frozenset[str]:
+    """The addresses of a line."""
+    return frozenset(json.loads(line))

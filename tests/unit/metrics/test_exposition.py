@@ -5,8 +5,7 @@ import asyncio
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from genserve.metrics.exposition import Exposition
-from genserve.metrics.families import counter, gauges, histogram
+from genserve.metrics.exposition import Exposition, counter, gauges, histogram
 from genserve.observe.histogram import Histogram
 
 
