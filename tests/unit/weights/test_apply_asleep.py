@@ -125,7 +125,7 @@ async def test_a_push_that_fails_over_dropped_weights_leaves_them_dropped(rig: R
     assert rig.engine.running
 
 
-async def test_a_push_that_taints_while_asleep_is_healed_and_the_engine_sleeps_on(rig: Rig) -> None:
+async def test_push_that_taints_a_sleeping_engine_is_healed_asleep(rig: Rig) -> None:
     """By the resident version, as it is while the engine is awake."""
     await drop_weights(rig)
     rig.engine.fails["commit_weights"] = EngineTaintedError("half of it")

@@ -17,7 +17,7 @@ from tests.unit.weights.conftest import Rig, after, header, tensors
 
 
 @pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
-async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_afterwards(rig: Rig, step: str) -> None:
+async def test_commit_during_another_push_names_it_and_succeeds_afterwards(rig: Rig, step: str) -> None:
     """At once: it does not wait for the engine, and its bytes stay staged. Whether the other one is applied or not."""
     for version in (1, 2, 3):
         await rig.push(header(f"p{version}", version, action=PushAction.STAGE))
@@ -41,7 +41,7 @@ async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_a
     assert rig.engine.live == tensors(3)
 
 
-async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has_ended(rig: Rig) -> None:
+async def test_sleep_waiting_for_another_one_names_no_push_that_has_ended(rig: Rig) -> None:
     """Whatever became of that: nobody has to ask GetPush."""
     await rig.push(header())
     rig.engine.fails["prepare_weights"] = PushRolledBackError("no")
@@ -56,7 +56,7 @@ async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has
     await sleeping
 
 
-async def test_a_sleep_that_waits_until_a_push_has_freed_what_it_replaced_is_told_so(rig: Rig) -> None:
+async def test_sleep_waiting_for_a_push_to_free_old_weights_names_it(rig: Rig) -> None:
     """GetPush says already that the push is applied. The sleep's turn comes as soon as that is freed."""
     gate = rig.engine.gates["discard_weights"] = Gate()
     await rig.push(header())

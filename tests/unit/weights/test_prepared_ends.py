@@ -46,7 +46,7 @@ async def test_another_push_that_is_applied_ends_it(rig: Rig) -> None:
     assert rig.engine.live == tensors(5)
 
 
-async def test_the_router_that_asked_for_its_commit_and_has_gone_exchanges_nothing(rig: Rig) -> None:
+async def test_commit_of_a_router_that_has_gone_exchanges_nothing(rig: Rig) -> None:
     """Another one has found what is served, and counts on it."""
     await rig.push(preparing())
     commit_for_nobody = FleetCommit(rig.board.membership, "gone", FleetRecord(7, b""))

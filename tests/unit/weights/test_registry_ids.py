@@ -28,7 +28,7 @@ async def refuse(rig: Rig, attempt: str) -> None:
     stream.detach()
 
 
-async def test_an_attempt_that_follows_a_refused_one_is_what_is_reported_committed_and_discarded(rig: Rig) -> None:
+async def test_attempt_after_a_refused_one_is_reported_committed_and_discarded(rig: Rig) -> None:
     """The refusal is told while nothing else is here under that id, and is gone with it."""
     await refuse(rig, "a")
     assert rig.registry.report("p1").push.state is PushState.FAILED

@@ -104,7 +104,7 @@ async def test_a_refused_open_leaves_other_pushes_as_they_are(rig: Rig) -> None:
     stream.detach()
 
 
-async def test_an_open_for_which_the_machine_has_no_memory_leaves_other_pushes_as_they_are(
+async def test_open_without_machine_memory_leaves_other_pushes_unchanged(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the quota would allow it."""

@@ -67,7 +67,7 @@ async def test_a_push_that_met_a_sleep_is_repeated_without_its_bytes(rig: Rig) -
     assert rig.engine.live == tensors(1)
 
 
-async def test_what_was_sent_to_be_staged_stays_so_when_its_commit_is_refused_at_its_end(rig: Rig) -> None:
+async def test_staged_push_stays_staged_when_its_commit_is_refused_at_its_end(rig: Rig) -> None:
     """Of two commits that begin together one finds the other at work."""
     for version in (1, 2):
         await rig.push(header(f"p{version}", version, action=PushAction.STAGE))
@@ -77,7 +77,7 @@ async def test_what_was_sent_to_be_staged_stays_so_when_its_commit_is_refused_at
     assert rig.registry.report("p2").push.state is PushState.STAGED
 
 
-async def test_what_is_staged_is_kept_when_it_is_sent_again_to_be_applied_and_refused(rig: Rig) -> None:
+async def test_staged_push_is_kept_when_its_resend_to_apply_is_refused(rig: Rig) -> None:
     """Who has staged it means to commit it: another trainer may be told no."""
     await rig.push(header("p1", 1, action=PushAction.STAGE))
     await rig.push(header("p2", 2))

@@ -181,7 +181,7 @@ async def test_failed_push_leaves_the_resident_version(rig: Rig) -> None:
     assert rig.resident.require().weight_version == 1
 
 
-async def test_push_that_does_not_fit_beside_the_resident_version_takes_its_place(tmp_path: Path) -> None:
+async def test_push_that_does_not_fit_beside_the_resident_one_replaces_it(tmp_path: Path) -> None:
     """Such as one in float32 of a bfloat16 checkpoint: it is worth more than what it replaces. One beside a staged push
     is refused."""
     async with open_rig(tmp_path, checkpoint=None) as rig:

@@ -119,7 +119,7 @@ async def opening(rig: Rig, clock: Clock, opened: PushHeader) -> "asyncio.Task[P
 
 
 @pytest.mark.parametrize(("ttl_s", "waits_s"), [(300.0, 30.0), (12.0, 12.0)])
-async def test_a_stream_with_the_digest_waits_half_a_minute_for_the_one_with_the_manifest(
+async def test_stream_with_a_digest_waits_30_s_for_the_one_with_the_manifest(
     rig: Rig, clock: Clock, ttl_s: float, waits_s: float
 ) -> None:
     """They race. It does not wait for longer than its bytes would be kept."""
@@ -147,7 +147,7 @@ async def test_an_attempt_waits_two_seconds_for_the_streams_of_another_one(rig: 
     first.detach()
 
 
-async def test_an_attempt_begins_as_soon_as_the_streams_of_the_other_one_have_ended(rig: Rig, clock: Clock) -> None:
+async def test_attempt_begins_as_soon_as_the_others_streams_have_ended(rig: Rig, clock: Clock) -> None:
     """It does not wait for the time to be over."""
     first = await rig.registry.open(header(attempt="a"))
     task = await opening(rig, clock, header(attempt="b"))

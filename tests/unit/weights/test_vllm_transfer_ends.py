@@ -51,7 +51,7 @@ async def test_closing_waits_for_a_call_that_is_under_way_and_may_be_given_up(up
     await finish(updating)
 
 
-async def test_a_daemon_that_shuts_down_samples_nothing_from_weights_of_no_version(updating: Rig) -> None:
+async def test_shutdown_samples_nothing_from_weights_without_a_version(updating: Rig) -> None:
     """What cannot be undone stands still; whoever drains ends the requests."""
     updating.engine.fails["prepare_weights"] = GenserveError("no")
     await updating.transfers.start(UpdateOptions())

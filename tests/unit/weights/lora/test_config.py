@@ -150,7 +150,7 @@ def manifest_of(shapes: dict[str, tuple[int, ...]]) -> Manifest:
 
 @pytest.mark.parametrize("rank", [1, 4, 32])
 @pytest.mark.parametrize("halves", [("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")])
-def test_tensors_of_a_rank_that_the_configuration_does_not_have_are_refused(rank: int, halves: tuple[str, str]) -> None:
+def test_tensors_of_a_rank_outside_the_configuration_are_refused(rank: int, halves: tuple[str, str]) -> None:
     """vLLM would scale them by the configuration's, or have no room for them; nobody else compares the two."""
     a, b = (f"{MODULE}.{half}" for half in halves)
     manifest = manifest_of({a: (rank, 4), b: (6, rank)})

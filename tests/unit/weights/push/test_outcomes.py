@@ -158,7 +158,7 @@ def test_an_adapter_is_loaded_again_by_another_attempt(outcomes: Outcomes, attem
     assert outcomes.repeated(header("p2")) is None
 
 
-def test_bytes_that_nobody_can_compare_are_taken_from_the_attempt_that_was_applied_alone(outcomes: Outcomes) -> None:
+def test_uncomparable_bytes_are_taken_only_from_the_applied_attempt(outcomes: Outcomes) -> None:
     """Nobody else must be told that they are live. A push that was replaced since is answered as it was."""
     applied(outcomes, "p1")
     record = outcomes.applied("p1")

@@ -226,7 +226,7 @@ class Comparing:
             self.turn += 1
 
 
-async def test_what_is_there_is_compared_in_pieces_between_which_others_have_their_turn() -> None:
+async def test_present_bytes_are_compared_in_pieces_with_turns_for_others() -> None:
     """A MiB each, as a chunk has: token streams must not wait for a large segment. Each piece waits for who writes
     there."""
     stream, size_bytes = Comparing(), (5 << 19)

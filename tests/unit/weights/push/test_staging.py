@@ -103,7 +103,7 @@ def test_chunks_full_of_holes_are_refused_at_last(staging: Staging, monkeypatch:
         staging.write(6, DATA[6:7], None)
 
 
-def test_bytes_of_an_earlier_attempt_count_once_they_are_found_to_be_the_same(staging: Staging) -> None:
+def test_bytes_of_an_earlier_attempt_count_once_they_compare_equal(staging: Staging) -> None:
     """They are there, so nobody writes them again; other bytes are a conflict."""
     assert staging.write(0, DATA[:20], None) == 20
     staging.begin_anew()

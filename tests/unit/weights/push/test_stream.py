@@ -137,7 +137,7 @@ async def test_rank_that_waits_learns_that_another_was_cut_off(rig: Rig) -> None
         await asyncio.wait_for(waiting, STEP_S)
 
 
-async def test_a_rank_that_was_cut_off_before_its_end_frame_has_not_said_that_it_wants_it(rig: Rig) -> None:
+async def test_rank_cut_off_before_its_end_frame_has_not_asked_for_the_push(rig: Rig) -> None:
     """Every byte is there, and one stream has ended: nothing is applied, until the other has ended too."""
     opened = header(num_streams=2, attempt="a")
     first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
@@ -229,7 +229,7 @@ async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
         assert caught.value.violations[0].field == field
 
 
-async def test_a_rank_that_goes_after_its_end_frame_does_not_end_what_the_others_send(rig: Rig) -> None:
+async def test_rank_lost_after_its_end_frame_does_not_end_other_streams(rig: Rig) -> None:
     """It has said that it wants the push, and is counted once, however often it ends: the outcome is that of all."""
     opened = header(num_streams=2)
     first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))

@@ -47,7 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_whose_daemon_was_killed_ends_even_while_it_imports_what_it_is_to_run(tmp_path: Path) -> None:
+def test_process_of_a_killed_daemon_ends_even_during_its_imports(tmp_path: Path) -> None:
     """The daemon is the __main__ of a package, which multiprocessing does not run again. Importing vLLM takes long, and
     then EngineCore waits for the daemon's first message for minutes."""
     package = tmp_path / "engine"

@@ -71,7 +71,7 @@ def test_a_view_of_a_weight_is_good_where_contents_are_copied_alone() -> None:
         audit(live, model(), copied=False)
 
 
-def test_a_derived_tensor_that_is_referred_to_twice_is_refused_where_one_reference_is_exchanged() -> None:
+def test_derived_tensor_with_one_of_two_references_exchanged_is_refused() -> None:
     """The attribute gets the new one, the list keeps the old one."""
     live = model()
     layer = experts(live)
@@ -147,7 +147,7 @@ def of_a_step() -> torch.Tensor:
         return torch.ones(3)
 
 
-def test_what_steps_keep_on_layers_is_known_by_class_and_name_and_by_who_made_it() -> None:
+def test_state_kept_by_steps_is_known_by_class_name_and_creator() -> None:
     """Another class, another name, or a tensor that loading has made, is refused."""
     live = model()
     experts(live).kernel = [SharedExperts(), B12xExperts()]

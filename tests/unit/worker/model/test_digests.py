@@ -47,7 +47,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(tensor: torch.Tensor) -> None:
     assert digest(tensor) == plain(tensor)
 
 
-def test_a_reading_stops_after_a_few_mebibytes_and_says_nothing_before_its_end() -> None:
+def test_reading_stops_after_a_few_mib_and_reports_nothing_before_its_end() -> None:
     """Of one tensor, too. In the end it says what a reading at once does, and from then on without reading."""
     model = Model()
     live = DigestReader(lambda: digesting(model))

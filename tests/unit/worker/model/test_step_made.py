@@ -138,7 +138,7 @@ def test_a_table_that_depends_on_no_weight_is_left() -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, KeptDevice()])
-def test_a_number_that_a_step_computed_from_numbers_is_good_while_those_stay(device: Device) -> None:
+def test_number_computed_by_a_step_is_valid_while_its_inputs_stay(device: Device) -> None:
     """And the version that changes one is refused: the step computes no second time."""
     live, prepared = model(), model(2.0)
     loaded = holdings(live).keys()
@@ -170,7 +170,7 @@ def test_adapters_that_experts_keep_are_nothing_that_a_step_has_made() -> None:
 
 
 @pytest.mark.parametrize("row", FROM_WEIGHTS, ids=lambda row: f"{row.owner}.{row.key}")
-def test_a_layer_whose_first_step_makes_something_out_of_weights_is_refused_at_the_start(row: Any) -> None:
+def test_layer_whose_first_step_derives_from_weights_is_refused_at_start(row: Any) -> None:
     """Before there is such a step, and also when it has been: by path, with what it makes."""
     kind = type(row.owner, (nn.Module,), {})
     for value in (None, False, torch.ones(2)):

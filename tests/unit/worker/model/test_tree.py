@@ -40,7 +40,7 @@ def layer_with_kernel(value: float) -> Any:
     return nn.Sequential(layer)
 
 
-def test_objects_that_hang_on_layers_are_searched_and_references_to_parameters_are_not_told_twice() -> None:
+def test_objects_on_layers_are_searched_and_no_reference_is_reported_twice() -> None:
     """By a path that equal models share."""
     assert holdings(layer_with_kernel(1.0)).keys() == {
         "0.weight",

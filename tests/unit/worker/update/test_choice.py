@@ -120,7 +120,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("failure", [None, ValueError("layer.kernel is hidden")])
-def test_what_drafts_takes_part_unless_its_first_steps_have_made_it_something_else(
+def test_draft_model_takes_part_unless_its_first_steps_changed_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception | None
 ) -> None:
     """Memory is taken for both at once, when it is chosen; what drafts lets go of it if it cannot be exchanged."""
@@ -140,7 +140,7 @@ def test_what_drafts_takes_part_unless_its_first_steps_have_made_it_something_el
         assert "layer.kernel is hidden" in caplog.text
 
 
-def test_a_worker_that_has_chosen_when_it_loaded_its_model_keeps_its_choice() -> None:
+def test_worker_keeps_the_choice_it_made_when_it_loaded_its_model() -> None:
     """The memory is taken then."""
     said: list[tuple[Any, ...]] = []
     served: Any = Recorded("served", said)

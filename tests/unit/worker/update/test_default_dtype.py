@@ -7,7 +7,7 @@ import torch
 from genserve.worker.update.shadow import _default_dtype_here
 
 
-def test_compiled_code_runs_and_leaves_the_default_type_of_the_process_alone() -> None:
+def test_compiled_code_runs_and_keeps_the_process_default_dtype() -> None:
     """vLLM post-processes some fp8 weights by a compiled function. torch's compiler puts back the default type that it
     found, for the whole process."""
     found: list[object] = []

@@ -192,7 +192,7 @@ def test_a_pool_that_cannot_be_entered_says_why(monkeypatch: pytest.MonkeyPatch)
     assert runtime.log.count("leave pool cuda:1") == 1
 
 
-def test_the_thread_of_the_model_has_the_stream_of_vllm_before_it_enters_another(
+def test_model_thread_has_vllms_stream_before_it_enters_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Leaving that one would set the default stream, and vLLM would take it for one that somebody has chosen."""
@@ -203,7 +203,7 @@ def test_the_thread_of_the_model_has_the_stream_of_vllm_before_it_enters_another
     assert runtime.log.count("vllm's stream") == 1
 
 
-def test_vllm_still_takes_a_stream_that_was_set_for_one_that_somebody_has_chosen(
+def test_vllm_still_takes_a_set_stream_for_a_deliberate_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It keeps the last one for each thread, and chooses only where there is none."""

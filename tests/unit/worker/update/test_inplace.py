@@ -56,7 +56,7 @@ def test_a_layer_is_what_has_the_same_first_number_in_its_name() -> None:
     assert found == {3: names[:2], None: names[2:4], 12: names[4:]}
 
 
-def test_a_walk_through_a_layer_finds_its_modules_under_their_full_names_and_no_others() -> None:
+def test_walk_through_a_layer_finds_only_its_modules_by_full_names() -> None:
     """Also where torch walks through modules to find parameters."""
     model = Model()
     layer = layer_of(model, 1)
@@ -92,7 +92,7 @@ def structure_of(model: Model) -> Structure:
     )
 
 
-def test_what_post_processing_makes_on_objects_that_it_makes_belongs_to_the_layer() -> None:
+def test_state_on_objects_made_by_post_processing_belongs_to_the_layer() -> None:
     """And what was there before and several layers refer to, to the first one alone."""
     model, shared = Model(), Kernel()
     for layer in model.layers:
@@ -122,7 +122,7 @@ def test_padding_that_the_loader_fills_is_not_missing() -> None:
     layer_of(Model(), None).load_weights([("embedding.weight", torch.ones(5, 4))])
 
 
-def test_vllm_still_finds_what_to_post_process_by_a_walk_through_named_modules() -> None:
+def test_vllm_still_finds_post_processing_by_walking_named_modules() -> None:
     """`_LayerModel` answers that walk with one layer; and a model's own hook, which it has not, would see them all."""
     source = inspect.getsource(utils.process_weights_after_loading)
     assert source.count("model.named_modules()") == 2

@@ -94,7 +94,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("loader", RECORDED.values(), ids=RECORDED)
-def test_a_load_like_the_two_before_is_done_without_the_loader_and_leaves_the_same(loader: Loader) -> None:
+def test_load_like_the_two_before_skips_the_loader_with_equal_result(loader: Loader) -> None:
     """Bit for bit: contents, attributes, and what the loader says."""
     pushed = Pushed(loader)
     for number, seed in enumerate((0, 1, 2, 1, 0)):
@@ -247,7 +247,7 @@ def one_more(tensors: list[tuple[str, torch.Tensor]]) -> None:
 @pytest.mark.parametrize(
     "change", [other_name, other_type, other_shape, other_strides, other_order, one_less, one_more]
 )
-def test_a_push_of_other_tensors_is_loaded_anew_with_the_same_result_or_error(change: Any) -> None:
+def test_push_of_other_tensors_is_reloaded_with_equal_result_or_error(change: Any) -> None:
     """What was done until then is undone; and later pushes like it are done without the loader."""
 
     def outcome(pushed: Pushed) -> Any:
