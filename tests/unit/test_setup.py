@@ -108,7 +108,7 @@ def checkout(tmp_path: Path) -> Checkout:
         ("pip-uv torch-cpu", [GET_UV, PIP_LOCK, PIP_CUDA, OURS]),
     ],
 )
-def test_torch_is_a_cpu_build_where_one_can_be_had_and_pip_does_what_uv_cannot(
+def test_torch_is_a_cpu_build_if_available_and_pip_replaces_uv_if_needed(
     checkout: Checkout, fails: str, calls: list[str]
 ) -> None:
     """The environment is ready at the end, and a second run finds it so."""
@@ -171,7 +171,7 @@ def test_uv_is_told_what_pip_is_configured_with(checkout: Checkout) -> None:
     }
 
 
-def test_a_torch_that_cannot_be_imported_is_an_error_and_the_next_run_starts_over(checkout: Checkout) -> None:
+def test_unimportable_torch_is_an_error_and_the_next_run_starts_over(checkout: Checkout) -> None:
     """With the last lines of the log; nothing half done passes for an environment."""
     checkout.fails = "index torch-cpu"
     unimportable = PYTHON.replace("|| [ -e .venv/cuda ]", "|| { echo 'no libcudart.so' >&2; exit 1; }")

@@ -69,7 +69,7 @@ async def test_a_block_that_fails_interrupts_nothing_worth_telling(rig: Rig) -> 
     assert hold.interruption is None and hold.recomputed_tokens is None
 
 
-async def test_a_push_that_leaves_the_engine_paused_waits_a_while_for_the_front_ends(rig: Rig) -> None:
+async def test_push_that_leaves_the_engine_paused_waits_briefly_for_front_ends(rig: Rig) -> None:
     """Nobody generates meanwhile. One that does not tell in time does not hold the trainer up for longer."""
     rig.engine.interruption.telling.clear()
     grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=60.0)

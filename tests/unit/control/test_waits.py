@@ -27,7 +27,7 @@ def paused_by(*leases: PauseLease) -> StateBoard:
     return StateBoard(ScriptedEngine(), lambda: leases, "test", DaemonCondition.SERVING)
 
 
-def test_the_pause_that_ends_last_is_named_with_its_holder_and_what_is_left() -> None:
+def test_error_names_holder_and_time_left_of_the_pause_that_ends_last() -> None:
     """And how many more there are: until then nothing is generated."""
     board = paused_by(lease("l1", "ops", NOW_S + 5), lease("l2", "alice@host", NOW_S + 27), lease("l3", "", NOW_S + 9))
     error = late_because(board, NOW_S, REST_S)

@@ -23,7 +23,7 @@ def test_each_change_has_an_epoch_of_its_own() -> None:
     assert desired.epoch == LIFE + 4
 
 
-def test_a_router_that_starts_numbers_its_changes_above_all_of_the_one_before() -> None:
+def test_new_router_numbers_its_changes_above_its_predecessors() -> None:
     """Also those that it has not seen. Until it changes something, it says what the one before has said."""
     desired = Desired(0)
     desired.adopt(types_pb2.FleetState(epoch=LIFE + 7))

@@ -159,7 +159,7 @@ def test_a_lease_that_is_beginning_counts_when_it_is_granted() -> None:
         assert grant.is_new
 
 
-def test_a_lease_that_had_expired_is_a_new_one_when_all_that_had_it_have_granted_another() -> None:
+def test_expired_lease_is_new_once_all_its_replicas_grant_another() -> None:
     """The router is not told at once that a lease has expired. A replica that did not answer still has the old one."""
     leases = Leases()
     for address in ("a:1", "b:2"):
@@ -182,7 +182,7 @@ def test_a_lease_that_a_replica_has_after_all_is_not_given_up() -> None:
     assert leases.get(L).given_up == set()
 
 
-def test_a_lease_that_expires_before_all_have_granted_it_is_given_up_by_nobody() -> None:
+def test_lease_that_expires_before_all_grants_is_given_up_by_nobody() -> None:
     """The replica is paused again."""
     leases = Leases()
     with leases.being_granted(L) as grant:

@@ -145,7 +145,7 @@ def test_no_replica_has_what_its_source_lacks(topology: Topology, num_replicas: 
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each.name)
-def test_more_replicas_and_more_bytes_never_take_less_and_faster_links_never_more(topology: Topology) -> None:
+def test_push_time_never_falls_with_replicas_or_bytes_or_slower_links(topology: Topology) -> None:
     """For each topology."""
     by_number = [total_s(topology, 2**power, PLAIN) for power in range(9)]
     by_size = [total_s(topology, 16, PLAIN, size * GB) for size in (1, 16, 140, 1000)]

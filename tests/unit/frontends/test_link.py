@@ -73,7 +73,7 @@ async def test_an_error_is_raised_where_it_was_asked() -> None:
             await asking.ask("fail", timeout_s=60)
 
 
-async def test_a_question_without_an_answer_ends_at_its_deadline_and_harms_no_later_one() -> None:
+async def test_unanswered_question_ends_at_its_deadline_and_harms_no_later_one() -> None:
     """The late answer is dropped."""
     release = asyncio.Event()
 

@@ -99,9 +99,7 @@ async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> No
         assert seat.calls == [("use", "n", "r"), ("release", "r"), "vacate", "close"]
 
 
-async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended(
-    template: Template, said: Said
-) -> None:
+async def test_dead_process_restarts_on_its_port_and_its_leftovers_are_ended(template: Template, said: Said) -> None:
     """It is killed by a question; the others answer that one."""
     dying, other = Seat(dies_in="pausing"), Seat()
     async with started(template, dying, other) as (all_of_them, _):

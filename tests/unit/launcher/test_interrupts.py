@@ -56,7 +56,7 @@ def test_a_daemon_ends_with_a_launcher_that_is_killed(fake: Env, tmp_path: Path)
     assert "genserve: drained after SIGTERM" in (tmp_path / "log").read_text()
 
 
-def test_an_interrupt_from_the_terminal_ends_the_block_and_the_daemon_drains(fake: Env, tmp_path: Path) -> None:
+def test_terminal_interrupt_ends_the_block_and_drains_the_daemon(fake: Env, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, and the daemon is not in it."""
     process, daemon = launcher(fake, "whatever", tmp_path / "log")
     os.killpg(process.pid, signal.SIGINT)

@@ -100,7 +100,7 @@ async def test_the_same_is_an_error_with_asyncio(fake: Env) -> None:
             pass
 
 
-def test_a_flag_that_the_real_daemon_refuses_is_told_before_it_loads_anything() -> None:
+def test_flag_refused_by_the_real_daemon_is_reported_before_it_loads() -> None:
     """By genserve itself, in the words of its parser."""
     with pytest.raises(DaemonFailedError, match="--weight-update") as raised:
         genserve.launch(weight_update="sideways").__enter__()
@@ -116,9 +116,7 @@ def test_a_daemon_that_does_not_serve_in_time_is_ended(fake: Env) -> None:
     assert_nobody_writes_to(raised.value.log)
 
 
-async def test_the_error_of_a_start_that_takes_too_long_says_what_the_daemon_was_doing(
-    fake: Env, tmp_path: Path
-) -> None:
+async def test_start_timeout_error_says_what_the_daemon_was_doing(fake: Env, tmp_path: Path) -> None:
     """In its last words."""
     log = tmp_path / "log"
 

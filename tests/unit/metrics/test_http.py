@@ -101,7 +101,7 @@ async def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.Mon
         writer.close()
 
 
-async def test_connections_beyond_the_limit_are_closed_and_the_next_ones_are_served() -> None:
+async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:
     """Idle ones cannot keep a scraper out for longer than the time for a request."""
     async with scraped() as server:
         held = [await server.connect() for _ in range(MAX_CONNECTIONS)]

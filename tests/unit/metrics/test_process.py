@@ -122,7 +122,7 @@ async def test_a_call_whose_time_is_over_is_told_from_one_that_was_given_up(
         assert sample(code=code) == 1
 
 
-async def test_a_client_that_ends_its_call_a_moment_before_the_servers_clock_is_late_too() -> None:
+async def test_call_ended_by_its_client_just_before_the_deadline_counts_as_late() -> None:
     """Of 200 calls a few have up to 12 ms left at the server when their client's time is over."""
 
     async def behavior(requests: Any, context: Any) -> None:
@@ -151,7 +151,7 @@ async def test_a_method_that_does_not_exist_is_no_label() -> None:
         assert sample() == sample("s", "other") == sample("other", "m") == 0
 
 
-async def test_a_generator_counts_too_and_a_relayed_call_under_the_name_of_its_own() -> None:
+async def test_generators_count_and_relayed_calls_have_their_own_name() -> None:
     """Reflection is a generator, and a receiving process passes on what its clients have called."""
 
     async def behavior(requests: Any, context: Any) -> AsyncIterator[bytes]:

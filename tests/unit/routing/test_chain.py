@@ -146,7 +146,7 @@ def test_the_reason_why_no_replica_can_take_a_request_names_each_kind() -> None:
 
 
 @pytest.mark.parametrize("decides", [[], [False], [True, True], [True, False], [False, False]])
-def test_a_chain_that_leaves_requests_undecided_or_policies_unasked_is_refused(decides: list[bool]) -> None:
+def test_chain_with_undecided_requests_or_unused_policies_is_refused(decides: list[bool]) -> None:
     """The last policy decides about every request, and it alone."""
     with pytest.raises(ValueError, match="last policy"):
         Chain([Scripted(str(number), always_decides=each) for number, each in enumerate(decides)])

@@ -117,7 +117,7 @@ def test_round_robin_goes_on_where_it_was_when_a_replica_leaves_or_joins() -> No
     assert policy.order(ANY, [replica(1), replica(3)])[0] == replica(1)
 
 
-def test_senders_that_start_at_once_begin_their_rounds_at_different_replicas() -> None:
+def test_simultaneous_senders_begin_rounds_at_different_replicas() -> None:
     """Clients that send a request each would all send it to the first one."""
     first = Counter(RoundRobin(Random(seed)).order(ANY, fleet(0, 0, 0, 0))[0].replica_id for seed in range(400))
     assert len(first) == 4 and max(first.values()) < 150

@@ -30,7 +30,7 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert index.match([]) is None
 
 
-def test_a_prompt_that_repeats_or_continues_another_is_told_from_one_that_only_begins_like_it() -> None:
+def test_index_separates_continued_prompts_from_those_that_begin_alike() -> None:
     """Samples and turns are of one kind, a system prompt of the other."""
     index = PrefixIndex()
     index.add(blocks("sys1"), "one")

@@ -21,7 +21,7 @@ def figures(load: Load, name: str, num_senders: int = 1, report_s: float = 1.0) 
 
 
 @pytest.mark.parametrize(("load", "margin"), [(grpo, 0.4), (agents, 0.25), (hot_prefix, 0.015)])
-def test_prefix_aware_finds_more_in_the_cache_than_policies_that_ignore_the_prompt(load: Load, margin: float) -> None:
+def test_prefix_aware_hits_the_cache_more_than_prompt_blind_policies(load: Load, margin: float) -> None:
     """A hot prefix comes into every cache soon, whoever routes: there the margin is that of the other prefixes."""
     for other in ("round-robin", "requests"):
         assert figures(load, "prefix-aware").hit_rate > figures(load, other).hit_rate + margin
@@ -76,7 +76,7 @@ def test_sessions_find_all_that_their_turns_before_have_cached() -> None:
     assert found.p99_wait_s <= figures(agents, "prefix-aware").p99_wait_s
 
 
-def test_many_senders_with_late_reports_do_not_all_run_to_one_replica_with_two_choices() -> None:
+def test_two_choices_keep_senders_with_late_reports_off_one_replica() -> None:
     """Each of 16 senders takes the replica that reports last for idle. Two random choices avoid that."""
     for report_s in (1.0, 0.25):
         late = figures(grpo, "requests", num_senders=16, report_s=report_s)

@@ -6,7 +6,7 @@ from genserve.routing.replica import Load, Request
 from tests.unit.routing.fleets import replica
 
 
-def test_outstanding_counts_own_requests_as_of_now_and_those_of_others_as_reported() -> None:
+def test_outstanding_counts_own_requests_now_and_others_as_reported() -> None:
     """Ten at the replica, of which four were this sender's. Since then it has sent two more, or all four have ended."""
     load = Load(running=8, waiting=2, inflight_at_report=4)
     assert replica(load=load, inflight=6).outstanding == 12

@@ -38,7 +38,7 @@ def test_a_session_stays_at_its_replica_whatever_the_load() -> None:
     assert sessions.order(of(""), busy) == ()
 
 
-def test_a_session_leaves_a_replica_that_may_not_serve_it_and_stays_at_the_next() -> None:
+def test_session_leaves_a_forbidden_replica_and_stays_at_the_next() -> None:
     """It does not come back when the first may serve again: its KV cache is where it was served last."""
     sessions = Sessions(Clock())
     sessions.sent(of("s1"), replica(1))

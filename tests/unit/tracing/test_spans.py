@@ -65,7 +65,7 @@ def ids(span: ReadableSpan) -> tuple[str, str, str | None]:
     return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}", above
 
 
-async def test_a_call_is_a_span_of_its_callers_trace_and_the_engine_gets_that_span(
+async def test_call_is_a_span_of_its_callers_trace_and_reaches_the_engine(
     spans: CallSpans, exporter: InMemorySpanExporter
 ) -> None:
     """Steps are below it, one below the other; ids of requests are attributes."""

@@ -298,7 +298,7 @@ async def has_noticed(client: AsyncClient) -> None:
                 return
 
 
-async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is_back() -> None:
+async def test_lost_front_end_is_skipped_and_used_again_after_its_return() -> None:
     """Its port stays the same. Calls meanwhile go to the others, without an error."""
     async with AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(serving("front0", []))

@@ -149,7 +149,7 @@ def test_an_interrupt_of_the_thread_that_waits_cancels_its_call(loop: Loop) -> N
     assert call.was_cancelled.wait(20)
 
 
-def test_a_loop_that_is_closed_after_an_interrupt_lets_the_call_undo_what_it_began(loop: Loop) -> None:
+def test_closing_an_interrupted_loop_lets_the_call_undo_its_work(loop: Loop) -> None:
     """It needs the connection for that, which ends after it; as `with Client(...)` ends after Ctrl-C."""
     undone: list[int] = []
 
@@ -228,7 +228,7 @@ def test_closing_cancels_what_runs_and_waits_for_it(loop: Loop) -> None:
     assert loop.num_shut_down == 1
 
 
-def test_what_runs_on_the_loop_neither_waits_for_it_nor_is_held_up_by_closing_it(loop: Loop) -> None:
+def test_code_on_the_loop_neither_waits_for_it_nor_blocks_its_closing(loop: Loop) -> None:
     """Both would wait for ever."""
     inner = answer("inner")
 

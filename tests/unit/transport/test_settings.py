@@ -20,7 +20,7 @@ def environment(directory: Path, config: str | None = None, **variables: str) ->
     return {"XDG_CONFIG_HOME": str(directory), **variables}
 
 
-def test_the_target_is_that_of_the_caller_then_of_the_environment_then_of_the_file(tmp_path: Path) -> None:
+def test_target_is_from_the_caller_then_environment_then_file(tmp_path: Path) -> None:
     of_file = environment(tmp_path, 'target = "file:1"')
     of_both = {**of_file, "GENSERVE_TARGET": "environment:1"}
     assert target_of("caller:1", of_both) == "caller:1"

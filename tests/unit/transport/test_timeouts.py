@@ -70,7 +70,7 @@ async def refusing_daemon() -> AsyncIterator[tuple[RefusingDaemon, str]]:
         await server.stop(grace=None)
 
 
-def test_every_method_is_named_once_or_has_what_the_others_of_its_service_have() -> None:
+def test_every_method_is_named_once_or_has_its_services_default() -> None:
     """And what is named is there, so that a method that is renamed is renamed in the config."""
     names = [name for config in json.loads(CONFIG.read_text())["methodConfig"] for name in config["name"]]
     assert {name["service"] for name in names if "method" not in name} == set(SERVICES)
@@ -79,7 +79,7 @@ def test_every_method_is_named_once_or_has_what_the_others_of_its_service_have()
 
 
 @pytest.mark.parametrize("name", sorted(public_calls(AsyncClient) - {"close", "wait_ready"} - RESUMED))
-async def test_what_is_refused_as_unavailable_is_asked_again_if_that_does_no_harm(name: str) -> None:
+async def test_unavailable_calls_are_retried_if_that_does_no_harm(name: str) -> None:
     """It is one more attempt, which the caller does not notice."""
     async with refusing_daemon() as (daemon, target), AsyncClient(target, token="t") as client:
         ended = (await call_async(client, name, 20.0)).ended

@@ -111,7 +111,7 @@ async def test_the_age_is_the_time_since_the_last_answer() -> None:
         await asyncio.wait({beating})
 
 
-async def test_an_engine_that_does_nothing_and_does_not_answer_is_given_up_on_time(pinged: Pinged) -> None:
+async def test_idle_engine_that_does_not_answer_is_given_up_on_time(pinged: Pinged) -> None:
     """Health first, then every call ends."""
     pinged.answers.clear()
     began_s = asyncio.get_running_loop().time()
@@ -168,7 +168,7 @@ class Unseen(Pinged):
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-async def test_an_engine_whose_processes_cannot_be_looked_at_is_judged_by_its_answers(no_time: None) -> None:
+async def test_engine_with_unreadable_processes_is_judged_by_its_answers(no_time: None) -> None:
     """Clients that take all descriptors must not end it. If it does not answer, it has the time of a step."""
     engine = Unseen()
     engine.answers.set()
@@ -279,7 +279,7 @@ def test_processes_are_observed_with_their_children() -> None:
 @pytest.mark.parametrize(
     ("work", "cause"), [("while True: pass", "no step may take that long"), ("event.wait()", "use no CPU")]
 )
-async def test_processes_that_get_no_cpu_are_at_work_and_those_that_want_none_are_not(work: str, cause: str) -> None:
+async def test_starved_processes_count_as_busy_and_idle_ones_do_not(work: str, cause: str) -> None:
     """A machine whose CPUs are taken by other programs. A worker prepares a version in a thread that is not its first
     one; the first one sleeps."""
     core = min(os.sched_getaffinity(0))

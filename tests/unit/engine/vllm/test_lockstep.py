@@ -110,7 +110,7 @@ async def test_a_pause_that_is_given_up_ends_when_its_requests_do(
     await cores.until_steps(0)
 
 
-async def test_a_pause_that_is_given_up_under_a_lease_is_followed_by_no_second_one_too_early(
+async def test_pause_given_up_under_a_lease_starts_no_second_one_too_early(
     cores: Cores, pauses: PauseController
 ) -> None:
     """ABORT under a lease is a pause, and so is its undoing. Both engines take both."""

@@ -180,7 +180,7 @@ def test_the_largest_bias_is_a_hundred_either_way(bias: float) -> None:
     assert refused_field(sampling={"logitBias": {"1": bias * 1.001}}) == "sampling.logit_bias"
 
 
-def test_parameters_of_the_engine_have_room_for_a_list_as_long_as_the_context() -> None:
+def test_engine_parameters_have_room_for_a_list_as_long_as_the_context() -> None:
     """64 KiB, and 16 bytes for each of 64 tokens: not one byte more."""
     request = generation_pb2.GenerateRequest(text="hi")
     request.engine_params["x"] = "x" * 66_000

@@ -191,7 +191,7 @@ HALF = MAX_VALUES // 2 - VALUES_PER_ITEM
     ],
 )
 @pytest.mark.parametrize(("num_values", "sizes"), [(HALF, [2, 1]), (HALF - 1, [3])])
-async def test_a_message_is_full_with_the_item_that_brings_its_values_to_the_limit(
+async def test_message_is_full_with_the_item_that_reaches_its_value_limit(
     update: Callable[[int], GenerationUpdate], num_values: int, sizes: list[int]
 ) -> None:
     """Tokens, characters and log-probabilities of prompt and output count, and each item for itself: clients take

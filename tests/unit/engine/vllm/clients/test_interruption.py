@@ -83,7 +83,7 @@ async def test_without_a_sequence_that_runs_nobody_waits() -> None:
     assert await watch.longest_wait_s() is None
 
 
-async def test_those_that_still_wait_when_nobody_is_patient_any_more_count_until_then() -> None:
+async def test_sequences_still_waiting_when_the_watch_ends_count_until_then() -> None:
     """Their wait is at least as long; others may have waited longer."""
     now = 100.0
     watch = Watch({"a": state(1, 1)}, of_vllm, lambda: now)
@@ -96,7 +96,7 @@ async def test_those_that_still_wait_when_nobody_is_patient_any_more_count_until
     assert await watch.longest_wait_s(patience_s=0.0) == 9.0
 
 
-async def test_one_that_was_aborted_while_nobody_is_patient_any_more_has_not_waited() -> None:
+async def test_sequence_aborted_after_the_watch_ended_has_not_waited() -> None:
     """No step says that it has ended."""
     states = {"a": state(1, 1)}
     watch = Watch(states, of_vllm, lambda: 100.0)

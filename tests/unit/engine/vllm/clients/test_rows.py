@@ -110,7 +110,7 @@ def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
     assert rows.row(2).num_requests == 5
 
 
-def test_tokens_count_by_how_far_they_were_behind_and_those_of_a_dead_client_too() -> None:
+def test_tokens_count_by_versions_behind_even_of_a_dead_client() -> None:
     """Of all clients together. What counts the seconds before is not touched."""
     rows = ClientRows.create(2, 1)
     meter = LoadMeter(rows.rows())

@@ -317,7 +317,7 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: Intake, 
     assert tally.told == (0, 0)
 
 
-async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequence_ends(tally: ScriptedTally) -> None:
+async def test_tokens_count_versions_behind_when_their_sequence_ends(tally: ScriptedTally) -> None:
     """A sequence that saw two versions has tokens of both."""
     llm = ProcessingLlm()
     requests = intake(llm, Liveness(), tally, weight_version=5)

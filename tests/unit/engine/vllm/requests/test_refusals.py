@@ -99,7 +99,7 @@ def test_ordinary_parameters_are_served_by_all() -> None:
 
 
 @pytest.mark.parametrize("parameter", OTHERS)
-def test_what_would_end_the_engine_or_spoil_an_answer_is_refused_where_it_does(parameter: str) -> None:
+def test_harmful_requests_are_refused_only_where_they_do_harm(parameter: str) -> None:
     """And nothing else is."""
     asks, refuses, takes, instead = OTHERS[parameter]
     assert names(asks, refuses) == [parameter]

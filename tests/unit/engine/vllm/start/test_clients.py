@@ -39,7 +39,7 @@ def test_front_ends_are_the_numbers_after_all_others() -> None:
 @pytest.mark.parametrize(
     "changes", [{"data_parallel_size_local": 1}, {"local_engines_only": True}, {"data_parallel_backend": "ray"}]
 )
-def test_front_ends_that_cannot_reach_every_engine_are_refused_if_they_were_asked_for(changes: Any) -> None:
+def test_requested_front_ends_that_miss_an_engine_are_refused(changes: Any) -> None:
     """A default that depends on the machine must not keep an engine from starting."""
     asked = Clients(2)
     assert possible(configured(), asked) == asked

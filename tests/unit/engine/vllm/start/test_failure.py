@@ -123,7 +123,7 @@ def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
         (KeyError(), "KeyError"),
     ],
 )
-def test_a_reason_begins_with_the_class_of_the_exception_unless_that_says_nothing(error: Exception, says: str) -> None:
+def test_reason_begins_with_the_exception_class_unless_it_is_generic(error: Exception, says: str) -> None:
     """Checks raise ValueError for users, and what they say is a sentence."""
     assert reason(("EngineCore failed to start.", error)) == says
 
@@ -210,7 +210,7 @@ WORKER = "WorkerProc hit an exception."
         ([("a plugin failed", ImportError("plugin"))], ""),
     ],
 )
-def test_the_cause_of_a_death_is_the_exception_of_the_process_that_ended_first(
+def test_cause_of_death_is_the_exception_of_the_first_process_to_end(
     logged: Sequence[tuple[str, Exception | None]], says: str
 ) -> None:
     """As for a start; long after it, too."""
