@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import uvloop
 
 from bench import machine, options
-from bench.measurements import cycle, generate, interference, memory, pause, push
+from bench.measurements import cycle, generate, interference, memory, pause, push, serving
 from bench.processes import PeerError, use_packages
 from bench.results import page, plots
 from bench.results.result import Result
 
 MEASUREMENTS = {
     "generate": generate,
+    "serving": serving,
     "cycle": cycle,
     "push": push,
     "pause": pause,

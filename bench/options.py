@@ -40,6 +40,7 @@ class Defaults:
     rounds: int = 5
     model: str = "tiny"
     concurrency: tuple[int, ...] = (1, 4, 16, 64, 256)
+    outputs: tuple[str, ...] = OUTPUTS
     pushes: int = 100
     quick_concurrency: tuple[int, ...] = ()
     """With --quick, unless --concurrency says otherwise; empty: the same."""
@@ -71,8 +72,8 @@ def add(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
         "--concurrency", type=counts, metavar="N,N", help=f"default: {','.join(map(str, defaults.concurrency))}"
     )
     parser.add_argument(
-        "--outputs", type=lambda text: text.split(","), default=list(OUTPUTS), metavar="WHAT,WHAT",
-        help="of `generate`: tokens, logprobs (with each token's), text (with both; default: all three)",
+        "--outputs", type=lambda text: text.split(","), default=list(defaults.outputs), metavar="WHAT,WHAT",
+        help=f"tokens, logprobs (with each token's), text (with both; default: {','.join(defaults.outputs)})",
     )  # fmt: skip
     parser.add_argument(
         "--peers", type=lambda text: text.split(","), default=list(peers), metavar="NAME,NAME",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.machine import describe
-from bench.results import generation_tables, headline, standings, update_tables
+from bench.results import generation_tables, headline, serving_tables, standings, update_tables
 from bench.results.cells import markdown, value
 from bench.results.generation_tables import ceiling_of
 from bench.results.result import Result
@@ -17,6 +17,7 @@ BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "generate": ("Generation", generation_tables.generate),
+    "serving": ("A token's way through a server", serving_tables.serving),
     "cycle": ("A training run", update_tables.cycle),
     "push": ("Pushes", update_tables.push),
     "pause": ("Pause", update_tables.pause),

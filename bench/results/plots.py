@@ -96,6 +96,17 @@ def _generate(result: Result) -> list[tuple[str, str, str, Curves]]:
     return [panel for panel in drawn if panel[3]]
 
 
+def _serving(result: Result) -> list[tuple[str, str, str, Curves]]:
+    by_pace: dict[str, dict[str, Any]] = {}
+    for key, by_peer in result.medians.items():
+        by_pace.setdefault(key.partition(", ")[2], {})[key] = by_peer
+    return [
+        (pace, "streams", "tokens/s of one core", _curves(rows, {key: float(key.split()[0]) for key in rows}, figure))
+        for figure in ("tokens_per_core_s",)
+        for pace, rows in by_pace.items()
+    ]
+
+
 def _by_size(*figures: tuple[str, str]) -> Callable[[Result], list[tuple[str, str, str, Curves]]]:
     def panels(result: Result) -> list[tuple[str, str, str, Curves]]:
         xs = {key: size_bytes / 1e6 for key, size_bytes in result.notes["bytes"].items()}
@@ -146,6 +157,7 @@ def _memory(result: Result) -> list[tuple[str, str, str, Curves]]:
 _BARS, _LINEAR = ("interference",), ("cycle", "memory")
 _PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
     "generate": _generate,
+    "serving": _serving,
     "cycle": _cycle,
     "push": _by_size(("gb_per_s", "GB/s"), ("seconds", "s")),
     "pause": _by_size(("paused_s", "s paused"), ("total_s", "s until served")),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.results.cells import markdown, value
 from bench.results.generation_tables import CEILING, SHOWN, ceiling_of
 from bench.results.result import Result
+from bench.results.serving_tables import PACE_MS, row_name
 
 _YARDSTICKS = ("in_process", "grpc_floor", "no_pushes", "memcpy")
 """Beginnings of the names of what nobody serves with."""
@@ -62,6 +63,9 @@ def _questions() -> Iterator[Question]:
     yield Question(
         f"the server's CPU µs a token, {key}", "generate", key, "cpu_server_us", _streams, least_is_best=True
     )
+    for key in SHOWN:
+        row = row_name(int(key), PACE_MS)
+        yield Question(f"tokens/s of one core of the server, {row}", "serving", row, "tokens_per_core_s", _streams)
     yield Question("paused for an update, ms, smollm2", "pause", "smollm2", "paused_s", _recomputes, True, 1000)
     yield Question("the whole update, s, smollm2", "pause", "smollm2", "total_s", _recomputes, True, 1, 2)
     yield Question("the whole update, s, 1 GB", "pause", "1000", "total_s", _recomputes, True, 1, 2)

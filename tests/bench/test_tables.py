@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.__main__ import MEASUREMENTS
-from bench.results import generation_tables, headline, page, plots, standings, update_tables
+from bench.measurements import serving
+from bench.results import generation_tables, headline, page, plots, serving_tables, standings, update_tables
 from bench.results.result import Result, medians
 
 
@@ -136,6 +137,28 @@ def test_every_measurement_has_a_table_and_curves(tmp_path: Path) -> None:
         {"genserve": ([5.0, 10.0], [0.5, 0.5])},
     ]
     assert len(drawn) == 8
+    assert plots.draw(measured, tmp_path).stat().st_size > 1000
+
+
+def test_servers_are_compared_by_what_one_core_passes_on(tmp_path: Path) -> None:
+    """Each beside vLLM's OpenAI server in Python, with the lowest and the highest ratio of a round."""
+    row, others = serving_tables.row_name(64, serving_tables.PACE_MS), {"tokens_per_message": 1.0}
+    costs = {f"cpu_{each}_us": 10.0 for each in ("server", "busiest", "client")}
+    rounds = {
+        row: {
+            "vllm_http": [{"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": 100.0}] * 2,
+            "genserve_many": [
+                {"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": rate} for rate in (200.0, 300.0)
+            ],
+        }
+    }
+    measured = result("serving", rounds)
+    measured.ratios[row] = serving._ratios(measured.medians[row])
+    table = page.TABLES["serving"][1](measured)
+    assert cells(table, "`vllm_http`")[0] == "100 (1)"
+    assert cells(table, "`genserve_many`")[:2] == ["250 (2.50; 2.00–3.00)", "1 (1–1)"]
+    (asked,) = (line for line in standings.first({"serving": measured}).splitlines() if row in line)
+    assert "`genserve_many` 250 (200–300)" in asked
     assert plots.draw(measured, tmp_path).stat().st_size > 1000
 
 
