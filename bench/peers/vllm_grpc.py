@@ -16,6 +16,9 @@ from bench.processes import PeerProcess, use_packages, with_packages
 from bench.traces import Trace, Work, closed_loop
 from tests.support.ports import free_port
 
+_OPTIONS = [("grpc.max_reconnect_backoff_ms", 1000)]
+"""By default gRPC tries a server that starts slowly again only after minutes."""
+
 
 class VllmGrpc:
     """`python -m vllm.entrypoints.launchers.grpc_server`, with the servicer of smg-grpc-servicer."""
@@ -38,7 +41,8 @@ class VllmGrpc:
         self._process = PeerProcess("vllm_grpc", command, log, {**engines.ENVIRONMENT, **with_packages()})
         stack.callback(self._process.stop)
         self.pid = self._process.pid
-        self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
+        self._channel = await stack.enter_async_context(channel)
         await self._process.wait_until(self._is_serving)
 
     async def _is_serving(self) -> bool:
