@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     options.add(subparsers.add_parser("all", help="all of them, with their defaults"), options.Defaults())
     table = subparsers.add_parser("table", help="write the tables, README.md's figures and the plots from the results")
     table.add_argument(
-        "--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR",
+        "--out", type=Path, default=options.DEFAULT_OUT, metavar="DIR",
         help=f"where the results are (default: {options.DEFAULT_OUT})",
     )  # fmt: skip
     args = parser.parse_args(argv)

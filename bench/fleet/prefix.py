@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ async def measure(way: str, addresses: list[str], rounds: int) -> None:
             with routed(way, addresses) as address:
                 async with AsyncClient(address) as client:
                     await client.wait_ready(60)
-                    found.append(await load(lambda prompt, client=client: generated(client, prompt), number))
+                    found.append(await load(partial(generated, client), number))
         hits, waits = zip(*found, strict=True)
         told = {"way": way, "hit_rate": round(float(np.median(hits)), 3), "p99_s": round(float(np.median(waits)), 2)}
         print(json.dumps({**told, "hit_rates": [round(hit, 3) for hit in hits]}), flush=True)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from bench import engines, machine
 from bench.genserve_daemon import start_daemon
@@ -170,7 +171,12 @@ async def _stream(client: AsyncClient, plan: Plan, window: Window, version: int)
     async with client.stream_many() as many:
 
         async def submit(slot: int) -> None:
-            options = {"max_tokens": plan.max_tokens, "ignore_eos": True, "temperature": 0.0, "text": False}
+            options: dict[str, Any] = {
+                "max_tokens": plan.max_tokens,
+                "ignore_eos": True,
+                "temperature": 0.0,
+                "text": False,
+            }
             slots[await many.submit(next(prompts[slot]), **options)] = slot
 
         for slot in range(plan.num_streams):
@@ -180,7 +186,7 @@ async def _stream(client: AsyncClient, plan: Plan, window: Window, version: int)
                 raise item.error
             slot = slots[item.request_id]
             now = time.monotonic()
-            for output in item.delta.outputs:
+            for output in () if item.delta is None else item.delta.outputs:
                 for span in output.weight_spans:
                     window.arrivals[slot].append((now, span.end - span.start, span.version - version))
             if item.is_last:

@@ -36,7 +36,7 @@ class NaiveStub:
     async def move(self) -> float:
         """Sends all, until the answer is there."""
         stub: Any = weights_pb2_grpc.WeightServiceStub(self._channel)
-        source = memoryview(self._source)
+        source = self._source.data
         began_at = time.monotonic()
         call = stub.PushWeights()
         for offset in range(0, len(source), CHUNK_BYTES):
@@ -73,7 +73,7 @@ class Receiver(weights_pb2_grpc.WeightServiceServicer):
 async def listen(num_bytes: int) -> int:
     """Listens; the port."""
     server = grpc.aio.server(options=_OPTIONS)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(Receiver(num_bytes), server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(Receiver(num_bytes), server)  # type: ignore[abstract]
     return await serving_port(server)
 
 

@@ -37,7 +37,7 @@ class RawTcp:
 
     def _move(self) -> float:
         began_at = time.monotonic()
-        self._connection.sendall(memoryview(self._source))
+        self._connection.sendall(self._source.data)
         if not self._connection.recv(1):
             raise self._program.failure("it has closed the connection")
         return time.monotonic() - began_at

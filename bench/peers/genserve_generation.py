@@ -32,7 +32,7 @@ class Genserve:
         "genserve_many_final",
     )
     without_text: ClassVar[tuple[str, ...]] = ()
-    is_own_client = False
+    is_own_client: ClassVar[bool] = False
     pid = 0
     _flags: ClassVar[tuple[str, ...]] = ()
     _daemon: DaemonProcess

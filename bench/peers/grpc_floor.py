@@ -33,7 +33,7 @@ class GrpcFloor:
 
     peers: ClassVar[tuple[str, ...]] = ("grpc_floor", "grpc_floor_many")
     without_text: ClassVar[tuple[str, ...]] = ()
-    is_own_client = False
+    is_own_client: ClassVar[bool] = False
     pid = 0
     _program: Program
     _channel: grpc.aio.Channel

@@ -97,7 +97,7 @@ class HttpCalls:
             sampling["logprobs"] = 0
         return {"token_ids": prompt, "sampling_params": sampling, "stream": not work.final_only}
 
-    async def _post_aiohttp(self, path: str, content: bytes, add: Callable[[bytes], None]) -> None:
+    async def _post_aiohttp(self, path: str, content: bytes, add: Callable[[bytes | bytearray], None]) -> None:
         headers = {"content-type": "application/json"}
         async with self._session.post(path, data=content, headers=headers) as answer:
             answer.raise_for_status()
@@ -108,7 +108,7 @@ class HttpCalls:
                 if line.startswith(_PREFIX) and not line.startswith(b"data: [DONE]"):
                     add(line[len(_PREFIX) :])
 
-    async def _post_bare(self, path: str, content: bytes, add: Callable[[bytes], None]) -> None:
+    async def _post_bare(self, path: str, content: bytes, add: Callable[[bytes | bytearray], None]) -> None:
         connection = None
         while self._idle and (connection is None or not connection.is_open):
             connection = self._idle.pop()  # servers close those that are idle for long
@@ -158,7 +158,7 @@ class BareConnection(asyncio.Protocol):
         """Keeps what writes."""
         self._transport: Any = transport
 
-    async def post(self, path: str, content: bytes, add: Callable[[bytes], None]) -> None:
+    async def post(self, path: str, content: bytes, add: Callable[[bytes | bytearray], None]) -> None:
         """Calls `add` with the data of each event, or with the whole answer if it is no stream; returns at its end."""
         self._add = add
         self._done = asyncio.get_running_loop().create_future()

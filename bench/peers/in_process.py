@@ -21,8 +21,8 @@ class InProcess:
     """The program, seen from the harness."""
 
     peers: ClassVar[tuple[str, ...]] = ("in_process", "in_process_final")
-    without_text = ()
-    is_own_client = True
+    without_text: ClassVar[tuple[str, ...]] = ()
+    is_own_client: ClassVar[bool] = True
     pid = 0
     _program: Program
 

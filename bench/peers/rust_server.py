@@ -57,7 +57,7 @@ class RustServer:
         "rust_grpc_final",
     )
     without_text: ClassVar[tuple[str, ...]] = ("rust_http_tokens",)
-    is_own_client = False
+    is_own_client: ClassVar[bool] = False
     pid = 0
     _process: PeerProcess
     _calls: HttpCalls

@@ -24,8 +24,8 @@ class VllmGrpc:
     """`python -m vllm.entrypoints.launchers.grpc_server`, with the servicer of smg-grpc-servicer."""
 
     peers: ClassVar[tuple[str, ...]] = ("vllm_grpc", "vllm_grpc_final")
-    without_text = peers
-    is_own_client = False
+    without_text: ClassVar[tuple[str, ...]] = peers
+    is_own_client: ClassVar[bool] = False
     pid = 0
     _process: PeerProcess
     _channel: grpc.aio.Channel
@@ -46,7 +46,7 @@ class VllmGrpc:
         await self._process.wait_until(self._is_serving)
 
     async def _is_serving(self) -> bool:
-        stub = health_pb2_grpc.HealthStub(self._channel)
+        stub: Any = health_pb2_grpc.HealthStub(self._channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
         except grpc.aio.AioRpcError:

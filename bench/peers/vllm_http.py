@@ -18,7 +18,7 @@ class VllmHttp:
 
     peers: ClassVar[tuple[str, ...]] = ("vllm_http", "vllm_http_bare", "vllm_http_tokens", "vllm_http_final")
     without_text: ClassVar[tuple[str, ...]] = ("vllm_http_tokens",)
-    is_own_client = False
+    is_own_client: ClassVar[bool] = False
     pid = 0
     _process: PeerProcess
     _calls: HttpCalls

@@ -12,7 +12,7 @@ from bench.soak.report import Report
 from bench.soak.traffic import Pushes
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
-from genserve.v1 import generation_pb2
+from genserve.v1 import generation_pb2, types_pb2
 from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, call_headers, connected, frame_bytes
 from tests.support.subject import Subject
@@ -82,7 +82,9 @@ class Faults:
     async def _read_nothing(self) -> None:
         """Clients without any flow control of their own, which are cut at the write deadline."""
         request = generation_pb2.GenerateRequest(
-            token_ids={"ids": [1, 2]}, stop={"max_tokens": 1500, "ignore_eos": True}, output={"logprobs": 20}
+            token_ids=types_pb2.TokenIds(ids=[1, 2]),
+            stop=generation_pb2.Stop(max_tokens=1500, ignore_eos=True),
+            output=generation_pb2.Output(logprobs=20),
         ).SerializeToString()
         call = frame_bytes(HEADERS, END_HEADERS, call_headers(_GENERATE), 1)
         call += frame_bytes(DATA, END_STREAM, b"\0" + len(request).to_bytes(4, "big") + request, 1)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -55,7 +56,7 @@ async def sample_forever(
         )
 
 
-def _processes(daemon_pid: int) -> dict[str, object]:
+def _processes(daemon_pid: int) -> dict[str, Any]:
     processes = tree(daemon_pid)
     named: dict[str, psutil.Process] = {}
     for number, process in enumerate(processes):
