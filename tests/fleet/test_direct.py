@@ -310,6 +310,18 @@ async def test_a_client_that_is_dropped_watches_no_more() -> None:
         await until(is_gone)
 
 
+async def test_streams_go_on_when_their_client_is_dropped() -> None:
+    """They need the router, too: to know of the replicas, and of another one when theirs is lost."""
+    async with direct_fleet(1) as fleet:
+        let_talk(fleet.daemons[0].engine, 0)
+        stream = AsyncClient(fleet.router_link.address, direct=DIRECT).stream([1], max_tokens=1, timeout_s=STEP_S)
+        many = AsyncClient(fleet.router_link.address, direct=DIRECT).stream_many(timeout_s=STEP_S)
+        gc.collect()
+        await many.submit([1], max_tokens=1)
+        await many.done()
+        assert [delta.is_last async for delta in stream] and [item.error async for item in many] == [None]
+
+
 async def test_connections_are_closed_when_replicas_go() -> None:
     """And opened when they come."""
     async with direct_fleet(1) as fleet, replica() as other:

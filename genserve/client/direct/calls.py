@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from genserve.client.direct.replicas import DirectReplicas
@@ -113,6 +114,10 @@ class DirectCall:
         message = await self._answer.messages.read()
         return EOF if message is None else self._parsed(message)
 
+    def keep(self, used: object) -> None:
+        """Keeps an object alive until the call has ended."""
+        self._running.add_done_callback(partial(_let_go, used))
+
     def cancel(self) -> bool:
         """Ends the call, and its requests."""
         return self._running.cancel()
@@ -141,6 +146,10 @@ class DirectCall:
 
     def _parsed(self, message: bytes | Failure) -> Any:
         raise NotImplementedError
+
+
+def _let_go(*_: object) -> None:
+    """The last use of an object that a call has kept."""
 
 
 class DirectGenerate(DirectCall):

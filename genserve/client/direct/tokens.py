@@ -109,7 +109,8 @@ class RouterWatch:
 
 
 class DirectTokens:
-    """Begins calls. The router is watched from the first one on, until the client is closed or dropped."""
+    """Begins calls. The router is watched from the first one on, until the client is closed, or dropped and no
+    call runs."""
 
     def __init__(self, connection: Connection, settings: Direct) -> None:
         self.waiting = Waiting()
@@ -125,14 +126,14 @@ class DirectTokens:
         """Begins a call of Generate. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
         call = DirectGenerate(self.replicas, self.waiting, request, timeout_s)
-        self._calls.add(call)
+        self._begun(call)
         return call, self._connection.target
 
     def generate_many(self, timeout_s: float | None) -> tuple[DirectGenerateMany, str]:
         """Begins a call of GenerateMany. Returns it with the router's address; errors of a replica name the replica."""
         self._watch()
         call = DirectGenerateMany(self.replicas, self.waiting, timeout_s)
-        self._calls.add(call)
+        self._begun(call)
         return call, self._connection.target
 
     async def find(self) -> None:
@@ -152,6 +153,10 @@ class DirectTokens:
             self._watching.cancel()
         for call in list(self._calls):
             call.cancel()
+
+    def _begun(self, call: DirectCall) -> None:
+        self._calls.add(call)
+        call.keep(self)  # or the router would be watched no more when the client is dropped and the call is still read
 
     def _watch(self) -> None:
         """Raises ClientClosedError and ClientMisuseError."""
