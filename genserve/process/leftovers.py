@@ -14,8 +14,8 @@ from typing import Final
 _PROC: Final = Path("/proc")
 KINDS: Final = ("ingest", "lora", "metrics", "start")
 _DIRECTORY: Final = re.compile(rf"genserve-({'|'.join(KINDS)})-(\d+)-(?:(\d+)-)?\w+")
-_NAME = re.compile(r"vllm_dist_[0-9a-f]{32}-.*cpushm_\d+")
-_MIN_AGE_S = 60.0
+_SHARED_MEMORY: Final = re.compile(r"vllm_dist_[0-9a-f]{32}-.*cpushm_\d+")
+_MIN_AGE_S: Final = 60.0
 
 
 def prefix(kind: str) -> str:
@@ -26,7 +26,7 @@ def prefix(kind: str) -> str:
 
 
 def sweep(temporary: Path | None = None) -> None:
-    """Removes those whose process has ended. Daemons that start at the same time may all do it."""
+    """Removes temporary directories whose process has ended. Daemons that start at the same time may all do it."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-*"):
         named = _DIRECTORY.fullmatch(path.name)
         if named is None or named[3] not in (None, _namespace()):  # its process cannot be seen from here
@@ -48,7 +48,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def sweep_shared_memory(
-    shm: Path = Path("/dev/shm"), proc: Path = Path("/proc"), *, min_age_s: float = _MIN_AGE_S
+    shm: Path = Path("/dev/shm"), proc: Path = _PROC, *, min_age_s: float = _MIN_AGE_S
 ) -> list[str]:
     """Removes shared memory of engines that no process maps any more, and returns the names of its files. Files of
     other users are kept, and young ones, which an engine may be about to map.
@@ -58,7 +58,7 @@ def sweep_shared_memory(
     resource tracker removes them when an engine is killed. They stay if the tracker is killed too, for example when a
     container ends. Then nothing tells their owner: any program of the user has such names, and an unmapped file may be
     waiting for a process that is about to map it."""
-    old = [path for path in _files(shm, min_age_s) if _NAME.fullmatch(path.name)]
+    old = [path for path in _files(shm, min_age_s) if _SHARED_MEMORY.fullmatch(path.name)]
     if not old:
         return []
     mapped = {line.rsplit("/", 1)[-1].removesuffix(" (deleted)") for line in _maps(proc) if "vllm_dist_" in line}
