@@ -1,6 +1,6 @@
 """One front end: what a process does that the daemon's template has forked.
 
-The composition root of this process, as `daemon` is of its own. It joins the engine as a client, serves
+The composition root of this process, as `serve` is of the daemon. It joins the engine as a client, serves
 GenerationService on its own port, and ends with the daemon.
 """
 

@@ -1,4 +1,4 @@
-"""The composition root: the one place that names concrete classes.
+"""The composition root of the daemon. `parts` builds what is above the engine; only these two name concrete classes.
 
 Start: the server first, which tells how far the start is; then the engine, in a thread (no process may be forked from
 this one any more); then control, weights and all services; then health says SERVING. Stop: health says NOT_SERVING, new
