@@ -1,7 +1,7 @@
-"""The calls of GenerationService of a client that calls replicas itself."""
+"""The calls of GenerationService of a client that calls replicas itself, and the watch over the router, which names
+them."""
 
 import asyncio
-import contextlib
 import logging
 import weakref
 from collections.abc import Sequence
@@ -139,7 +139,7 @@ class DirectTokens:
     async def find(self) -> None:
         """Returns when the replicas are known, as far as they can be."""
         self._watch()
-        with contextlib.suppress(GenserveError):  # calls say it again
+        with suppress(GenserveError):  # calls say it again
             await self.replicas.known_for(ANY_REQUEST)
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
@@ -170,5 +170,5 @@ class DirectTokens:
 
 def _cancel(loop: asyncio.AbstractEventLoop, watching: "asyncio.Task[None]") -> None:
     """Called on any thread by the garbage collector."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(watching.cancel)
