@@ -51,7 +51,7 @@ class AbortedWhileWaitingError(Exception):
 
 
 class Waiting:
-    """Bounds how many there are, and ends them by their ids."""
+    """The requests that wait for a replica, of all calls of one sender: bounds how many, and ends them by their ids."""
 
     def __init__(self, limit: int = MAX_WAITING) -> None:
         self._limit = limit
@@ -121,7 +121,7 @@ Action: TypeAlias = Begun | Abort | Failure
 
 
 def action_of(message: generation_pb2.GenerateManyRequest, data: bytes | None = None) -> Action:
-    """What a message says. `data`: as it came, None = it is to be serialized."""
+    """What a message of a GenerateMany call asks for. `data`: the message as it came, None = it is to be serialized."""
     kind = message.WhichOneof("action")
     if kind == "abort":
         return Abort(message.abort)

@@ -180,7 +180,8 @@ def has_only_columns(frame: bytes) -> bool:
 
 
 class Legs(Generic[UpstreamT]):
-    """One for each replica that runs some of the requests. `room`: one that was full is so no more, or is gone."""
+    """The calls of one GenerateMany, one for each replica that runs some of the requests. `room`: tells that one which
+    was full has room again, or is gone."""
 
     def __init__(self) -> None:
         self.room = Change()

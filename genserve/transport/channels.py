@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # Smaller pushes do not ask the daemon for further ports: they would be over by then.
 PUSH_MIN_BYTES: Final = 64 << 20
 CONNECT_TIMEOUT_S: Final = 2.0
-
 ASK_TIMEOUT_S: Final = 5.0
 LOOK_AGAIN_S: Final = 60.0
 """Time after which a daemon without front ends may have been started again with some."""

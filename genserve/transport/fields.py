@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
 ValueT = TypeVar("ValueT", bound=int)
-
 MessageT = TypeVar("MessageT", bound=Message)
+
 # The errors that protobuf, json and genserve raise for a value of the wrong type, size or depth.
 _REFUSALS: Final = (TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 _MAX_SECONDS: Final = 315_576_000_000.0  # of a Duration: 10,000 years

@@ -1,5 +1,5 @@
 """The messages of a call: an iterator of responses that ends its call when it is closed or dropped, and why a call
-ended while it was being written to."""
+ended while it was being written to. Also what gives such objects `with`."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,11 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 import grpc.aio
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+
 _WRITE_FAILED: Final = "Internal error from Core"
 _ANSWER_TIMEOUT_S: Final = 5.0  # the call is over: its status is still passing through gRPC's threads
 
-ItemT = TypeVar("ItemT")
 TypedErrors: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Turns gRPC's errors that are raised inside into a `GenserveError`."""
 EOF: Final[Any] = grpc.aio.EOF

@@ -1,4 +1,4 @@
-"""Sends one push of weights: streams the bytes, and when a stream breaks, those that are missing."""
+"""Sends one push of weights: makes its frames, streams the bytes, and when a stream breaks, those that are missing."""
 
 import asyncio
 import warnings

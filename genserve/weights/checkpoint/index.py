@@ -1,6 +1,9 @@
 """The checkpoint's own index: the tensors that a push must bring, read from the headers of its safetensors files.
 
 No tensor is read. The live module is not the source, because it fuses, shards and repacks the checkpoint's tensors.
+
+Owns the comparison of a manifest with the index, and finds the one difference that explains all unknown names, such as
+what a wrapper puts into every name.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The pushes whose bytes are here, and those that are about to come, by id. Owns their memory and their time to live;
-who may open one is `registry`."""
+"""The pushes whose bytes are here, and the callers that are about to open one, by id. Owns the memory of pushes and
+their time to live; `registry` decides who may open one."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -106,7 +106,7 @@ class LivePushes(Mapping[str, LivePush]):
 
 
 class Arrival:
-    """One that is about to open a push."""
+    """A caller that is about to open a push, or fetches one that is not open yet."""
 
     def __init__(self, push_id: str) -> None:
         self._push_id = push_id
@@ -125,14 +125,14 @@ class Arrival:
 
 
 class Arrivals:
-    """All of them, by the ids of their pushes."""
+    """The callers that are about to open pushes, by the ids of these."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, list[Arrival]] = {}
 
     @contextmanager
     def begun(self, push_id: str) -> Iterator[Arrival]:
-        """One more, for the length of the block."""
+        """A caller is about to open this push, for the length of the block."""
         arrival = Arrival(push_id)
         self._by_id.setdefault(push_id, []).append(arrival)
         try:
