@@ -95,14 +95,14 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
 
 
 async def write_record(fleet: Fleet) -> None:
-    """Tells every replica that lacks it. One that does not answer is told later."""
+    """Writes the record of the fleet to every replica that lacks it. One that does not answer gets it later."""
     await everywhere(
         [each for each in fleet.answering if lacks_record(fleet, each)], lambda each: write_on(fleet, each)
     )
 
 
 async def write_on(fleet: Fleet, upstream: Upstream) -> None:
-    """Tells a replica. Raises its error."""
+    """Writes the record of the fleet to a replica. Raises its error."""
     record = fleet.record()
     if record is not None:
         request = control_pb2.SetFleetStateRequest(fleet=record)

@@ -45,17 +45,17 @@ _APPLY_SLACK_S: Final = 30.0
 
 
 def apply_s(apply: weights_pb2.ApplyOptions) -> float:
-    """For a push that is applied or prepared."""
+    """How long a replica may take for a push that is applied or prepared."""
     return _seconds_or(apply.timeout, DEFAULT_APPLY_TIMEOUT_S) + _APPLY_SLACK_S
 
 
 def pause_s(request: control_pb2.PauseRequest | control_pb2.SleepRequest) -> float:
-    """For a pause, or for a sleep, which pauses first."""
+    """How long a replica may take for a pause, or for a sleep, which pauses first."""
     return _seconds_or(request.timeout, DEFAULT_PAUSE_TIMEOUT_S) + ASK_S
 
 
 def load_lora_s(request: control_pb2.LoadLoraRequest) -> float:
-    """For an adapter that is loaded from a directory."""
+    """How long a replica may take for an adapter that is loaded from a directory."""
     return _seconds_or(request.timeout, DEFAULT_LOAD_TIMEOUT_S) + ASK_S
 
 

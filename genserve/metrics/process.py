@@ -106,7 +106,7 @@ class _Both:
 
 @contextmanager
 def daemon_metrics(port: int, num_frontends: int) -> Iterator[ProcessMetrics | None]:
-    """Those of the daemon, None if nothing is to be shown (port -1). Enter before the engine starts."""
+    """The metrics of the daemon, None if nothing is to be shown (port -1). Enter before the engine starts."""
     if port == -1:
         yield None
         return
@@ -115,7 +115,7 @@ def daemon_metrics(port: int, num_frontends: int) -> Iterator[ProcessMetrics | N
 
 
 class CallSeries:
-    """The series of a process."""
+    """The series of the calls of a process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         started = Counter("grpc_server_started", "Calls that have begun.", _METHOD, registry=registry)
@@ -157,7 +157,8 @@ class CallSeries:
 
 
 class LoopLag:
-    """Measures it several times a second. `process` names what runs on the loop: daemon, frontend or router."""
+    """Measures the lag of an event loop several times a second. `process` names what runs on it: daemon, frontend or
+    router."""
 
     def __init__(self, registry: CollectorRegistry, process: str) -> None:
         self._seconds = Histogram(
@@ -207,7 +208,8 @@ def registry_of(directory: str) -> CollectorRegistry:
 
 
 def access_of(config: ListenConfig, callers: Callers | None) -> Access:
-    """As the other ports of a process have it. A role that may see the state may see the series, and each may."""
+    """The TLS and the callers of the port with the series: those of the other ports of a process. A role that may see
+    the state may see the series, and each may."""
     tls = None if config.certificate is None else server_context(config.certificate)
     if callers is None:
         return Access(None, tls)

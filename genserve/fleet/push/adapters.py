@@ -57,7 +57,7 @@ async def _hand(source: Upstream, target: Upstream, name: str, push_id: str) -> 
 
 
 class FleetLoras:
-    """Loads and unloads them on all replicas that answer."""
+    """Loads and unloads adapters on all replicas that answer."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -152,7 +152,7 @@ async def _unload_on(upstream: Upstream, request: control_pb2.UnloadLoraRequest)
 
 
 def together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:
-    """An adapter of all replicas."""
+    """One adapter as all replicas have it: its requests are summed, and its version is the lowest."""
     lora = control_pb2.Lora()
     lora.CopyFrom(loras[0])
     lora.running_requests = sum(each.running_requests for each in loras)

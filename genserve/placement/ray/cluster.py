@@ -75,7 +75,7 @@ async def within(timeout_s: float, function: Callable[P, T], /, *args: P.args, *
 
 
 async def nodes() -> list[Node]:
-    """Those that are alive."""
+    """The nodes that are alive."""
     return [Node.of(each) for each in await within(CALL_TIMEOUT_S, ray.nodes) if each["Alive"]]
 
 

@@ -51,7 +51,7 @@ class RayProcess:
         return addresses_of(line) if line.endswith(b"\n") else None
 
     async def found(self, first: Collection[str] = ()) -> AsyncGenerator[Collection[str], None]:
-        """Those of `next` until it ends, and again every now and then; `first` are known already."""
+        """The addresses that `next` returns until it ends, and again every now and then; `first` are known already."""
         addresses = first
         reading = asyncio.ensure_future(self.next())
         try:
@@ -98,8 +98,8 @@ class RayProcess:
 
 
 async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
-    """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet, whatever
-    has ended one look; until then the replicas are those that were found."""
+    """The addresses of the daemons of a fleet's actors, now and later. Looks again when the cluster is lost, or is not
+    there yet, whatever has ended one look; until then the replicas are those that were found."""
     deaths = Deaths()
     known: Collection[str] = frozenset()
     while True:

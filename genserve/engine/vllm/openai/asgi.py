@@ -28,7 +28,7 @@ _known: ContextVar[set[int] | None] = ContextVar("versions of an answer", defaul
 
 
 def note(versions: Iterable[int]) -> None:
-    """Some of the answer that this is about."""
+    """Adds versions to those of the answer that is being made, for `VersionsHeader`."""
     known = _known.get()
     if known is not None:
         known.update(versions)
