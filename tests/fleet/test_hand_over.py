@@ -72,6 +72,8 @@ async def test_the_other_holder_has_to_answer_first() -> None:
             fleet.running.router.add(link.address)
             await fleet.until_ready(2)
             await push(fleet.running.address, 3)
+            # Its version is read anew after the push.
+            await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
             link.silence()
             ending = draining(first)
             member = fleet.running.router.find(first.address).member
