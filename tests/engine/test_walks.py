@@ -16,11 +16,11 @@ async def walks(tmp_path_factory: pytest.TempPathFactory) -> Walks:
 
 BOUNDS = {
     "generate": (36, 20),
-    "push": (320, 70),
-    "pause": (82, 30),
-    "pause_on_router": (130, 30),
+    "push": (300, 64),
+    "pause": (80, 31),
+    "pause_on_router": (132, 28),
 }
-"""Functions and files of each way."""
+"""Functions and files of each way, with a few for what runs beside it on a busy machine."""
 
 
 @pytest.mark.parametrize("way", BOUNDS)
@@ -32,5 +32,5 @@ def test_a_way_has_at_most_so_many_functions_and_files(walks: Walks, way: str) -
 
 
 def test_a_token_and_a_chunk_cost_at_most_so_many_calls(walks: Walks) -> None:
-    assert 1 < walks.per_token <= 30
-    assert 1 < walks.per_chunk <= 50
+    assert 1 < walks.per_token <= 28
+    assert 1 < walks.per_chunk <= 18

@@ -63,9 +63,11 @@ async def running(clients: Sequence[AsyncClient], **options: Any) -> AsyncIterat
 
     async def generate(number: int) -> Generation:
         generation = Generation()
-        async for delta in clients[number].stream([number + 1], request_id=f"r{number}", ignore_eos=True, **options):
-            generation.add(delta)
-            begun[number].set()
+        # Left, and not dropped: the error of a cancelled task would keep it until the garbage collector comes by.
+        async with clients[number].stream([number + 1], request_id=f"r{number}", ignore_eos=True, **options) as stream:
+            async for delta in stream:
+                generation.add(delta)
+                begun[number].set()
         return generation
 
     tasks = [asyncio.create_task(generate(number)) for number in range(len(clients))]

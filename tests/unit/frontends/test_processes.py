@@ -82,7 +82,12 @@ async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
 
 def processes(template: Template) -> list[psutil.Process]:
     """The front ends that run."""
-    return [each for each in psutil.Process(template.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+    running = []
+    for each in psutil.Process(template.pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if each.status() != psutil.STATUS_ZOMBIE:
+                running.append(each)
+    return running
 
 
 async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> None:
