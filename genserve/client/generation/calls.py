@@ -86,7 +86,7 @@ class GenerationCalls(ServiceCalls):
     ) -> ResponseStream[Delta]:
         """Generates from one prompt and yields strict deltas as they come. Errors are raised while iterating.
 
-        Leaving `async with` or `aclose()` ends the request in the daemon. Use one of them where a task may be
+        Leaving `async with` or `aclose` ends the request in the daemon. Use one of them where a task may be
         cancelled: the task keeps its error, the error its frames, and these a stream that is only dropped, whose
         request then runs on. If a wait for a delta is cancelled, the delta is not lost.
         """
