@@ -43,7 +43,7 @@ async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A push of this process gives a daemon up that is gone for a second."""
-    monkeypatch.setattr(upload, "RECONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(upload, "RESUME_TIMEOUT_S", 1.0)
 
 
 @pytest.fixture

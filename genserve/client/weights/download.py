@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from genserve.aio.backoff import Backoff
+from genserve.client.weights.resumes import Resumes
 from genserve.client.weights.sources import to_torch
 from genserve.client.weights.upload import computes_checksums
 from genserve.errors import (
@@ -24,10 +24,6 @@ from genserve.transport.connection import Connection
 from genserve.transport.fields import build
 from genserve.v1 import weights_pb2
 from genserve.wire.conversions import manifest_of
-
-MAX_RESUMES: Final = 5
-_FIRST_PAUSE_S: Final = 0.2
-_MAX_PAUSE_S: Final = 3.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +71,23 @@ class Download:
 
     async def run(self) -> PulledWeights:
         """Receives everything. After a broken stream it requests the missing bytes of the same version."""
-        num_resumes, backoff = 0, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+        resumes = Resumes(self._clock)
         while True:
+            known_bytes = self._received_bytes
             try:
-                await self._receive(reconnects=num_resumes > 0)
+                await self._receive(reconnects=resumes.num_resumes > 0)
                 return self._pulled()
             except (UnavailableError, PushTruncatedError):
-                if self._manifest is not None and self._received_bytes == len(self._memory):
-                    return self._pulled()
-                if self._manifest is None or num_resumes >= MAX_RESUMES:
+                if self._manifest is None:
                     raise
-                pause_s, remaining_s = backoff.next_s(), self._remaining_s()
+                if self._received_bytes == len(self._memory):
+                    return self._pulled()
+                if self._received_bytes > known_bytes:
+                    resumes.progress()
+                if (pause_s := resumes.next_pause_s()) is None:
+                    raise
+                remaining_s = self._remaining_s()
                 await asyncio.sleep(pause_s if remaining_s is None else min(pause_s, remaining_s))
-                num_resumes += 1
 
     async def _receive(self, *, reconnects: bool) -> None:
         fields = {"weight_version": self._version, "chunk_bytes": self._chunk_bytes}

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import grpc.aio
 
-from genserve.aio.backoff import Backoff
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import Delivery
 from genserve.client.weights.results import Push, PushProgress, PushResult
+from genserve.client.weights.resumes import RESUME_TIMEOUT_S, Resumes, pauses
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
 from genserve.tensors.checksum import crc32c_of, is_fast
@@ -26,10 +26,6 @@ from genserve.wire.conversions import segment_frame
 
 END_FRAME: Final = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
 
-MAX_RESUMES: Final = 5
-RECONNECT_TIMEOUT_S: Final = 30.0
-_FIRST_PAUSE_S: Final = 0.2
-_MAX_PAUSE_S: Final = 3.2
 _EXPLAIN_TIMEOUT_S: Final = 5.0
 _NUM_NAMED: Final = 3
 _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
@@ -91,7 +87,7 @@ class Upload:
         self._started_at = self._clock()
         self._own_bytes = num_bytes(space.ranges)
         self._sent_bytes = 0
-        self._num_resumes = 0
+        self._resumes = Resumes(self._clock)
         self._reached_daemon = False
 
     async def run(self) -> PushResult:
@@ -102,33 +98,42 @@ class Upload:
             try:
                 return await self._until_deadline(missing)
             except (UnavailableError, PushTruncatedError) as error:
-                reached_daemon = self._reached_daemon or isinstance(error, PushTruncatedError)
-                if not reached_daemon or self._num_resumes >= MAX_RESUMES:
+                if not self._reached_daemon and not isinstance(error, PushTruncatedError):
                     raise
-                self._num_resumes += 1
                 known = await self._look_up(error)
-            if known is not None:
-                is_own = known.push.attempt == self._header.attempt != ""
-                if known.push.state == "valid":
-                    return known
-                if known.push.state == "applied" and is_own:  # only the answer was lost
-                    return await self._answered(known)
-                missing = self._space.ranges  # bytes of another attempt are compared
-                if is_own or (known.push.state == "receiving" and not self._header.attempt):
-                    missing = common(known.push.missing, self._space.ranges)
+                num_missing_bytes = num_bytes(missing)
+                if known is not None:
+                    is_own = known.push.attempt == self._header.attempt != ""
+                    if known.push.state == "valid":
+                        return known
+                    if known.push.state == "applied" and is_own:  # only the answer was lost
+                        return await self._answered(known)
+                    missing = self._space.ranges  # bytes of another attempt are compared
+                    if is_own or (known.push.state == "receiving" and not self._header.attempt):
+                        missing = common(known.push.missing, self._space.ranges)
+                if num_bytes(missing) < num_missing_bytes:
+                    self._resumes.progress()
+                await self._pause_before_resume(error)
 
     async def _answered(self, known: PushResult) -> PushResult:
         """The answer to this push that was lost. What GetPush says, `known`, is more: what became known after the
         answer. It has to do if the answer cannot be had, because the push is applied all the same."""
-        while self._num_resumes <= MAX_RESUMES:
+        while True:
             try:
                 return await self._until_deadline(())
             except UnavailableError:
-                self._num_resumes += 1
-                await asyncio.sleep(_FIRST_PAUSE_S)
+                if (pause_s := self._resumes.next_pause_s()) is None:
+                    return known
+                await asyncio.sleep(pause_s)
             except GenserveError:
-                break
-        return known
+                return known
+
+    async def _pause_before_resume(self, error: GenserveError) -> None:
+        """Raises `error` if the push is given up."""
+        pause_s, remaining_s = self._resumes.next_pause_s(), self._remaining_s()
+        if pause_s is None:
+            raise error
+        await asyncio.sleep(pause_s if remaining_s is None else min(pause_s, remaining_s))
 
     async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
         """`_send_all` with a deadline. The missing bytes are requested while the streams are open: without streams, the
@@ -282,8 +287,8 @@ class Upload:
         """The state of the push in the daemon; None if it is unknown there. Raises `error` if the daemon cannot be
         asked."""
         remaining_s = self._remaining_s()
-        timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
-        until_s, backoff = self._clock() + timeout_s, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+        timeout_s = RESUME_TIMEOUT_S if remaining_s is None else min(remaining_s, RESUME_TIMEOUT_S)
+        until_s, backoff = self._clock() + timeout_s, pauses()
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
         while True:
             try:
@@ -310,5 +315,5 @@ class Upload:
         self._sent_bytes += new_bytes
         if self._delivery.progress is not None:
             elapsed_s = self._clock() - self._started_at
-            push_id, total_bytes = self._header.push_id, self._own_bytes
-            self._delivery.progress(PushProgress(push_id, self._sent_bytes, total_bytes, elapsed_s, self._num_resumes))
+            sizes = self._sent_bytes, self._own_bytes
+            self._delivery.progress(PushProgress(self._header.push_id, *sizes, elapsed_s, self._resumes.num_resumes))

@@ -64,7 +64,7 @@ class ScriptedDaemon(
         self.cut_after_bytes: list[int] = []
         self.loses_answer = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
-        self.lookups_hang, self.num_lost_lookups = False, 0
+        self.lookups_hang, self.num_lost_lookups, self.num_lookups = False, 0, 0
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
         self.load = weights_pb2.LoadWeightsRequest()
@@ -154,12 +154,13 @@ class ScriptedDaemon(
         async for frame in frames:
             match frame.WhichOneof("frame"):
                 case "header":
-                    self.header = frame.header
+                    if frame.header.HasField("manifest"):  # only one of several streams brings it
+                        self.header = frame.header
                     chunks = self.staged.setdefault(frame.header.push_id, {})
                 case "chunk":
                     chunk = frame.chunk
                     self.checksums.append(chunk.HasField("crc32c"))
-                    chunks[chunk.offset] = chunk.data
+                    chunks[chunk.offset] = max(chunk.data, chunks.get(chunk.offset, b""), key=len)
                     ranges.append((chunk.offset, chunk.offset + len(chunk.data)))
                     if self.cut_after_bytes and sum(map(len, chunks.values())) >= self.cut_after_bytes[0]:
                         self.cut_after_bytes.pop(0)
@@ -187,6 +188,7 @@ class ScriptedDaemon(
         return weights_pb2.LoadWeightsResponse(push=self._push(), applied=self._applied(), state=self.state())
 
     async def GetPush(self, request: Any, context: Any) -> weights_pb2.GetPushResponse:
+        self.num_lookups += 1
         if self.lookups_hang:
             await asyncio.Event().wait()
         if self.num_lost_lookups:
@@ -239,7 +241,7 @@ class ScriptedDaemon(
         for offset, data in sorted(self.staged[self.header.push_id].items()):
             if offset > position:
                 missing.append(weights_pb2.ByteRange(start=position, end=offset))
-            position = offset + len(data)
+            position = max(position, offset + len(data))
         if position < self.header.manifest.total_bytes:
             missing.append(weights_pb2.ByteRange(start=position, end=self.header.manifest.total_bytes))
         return missing

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy
 import pytest
 import torch
@@ -13,12 +14,14 @@ from genserve.client import AsyncClient, PushProgress, UnavailableError
 from genserve.client.weights import upload
 from genserve.client.weights.options import MIB
 from genserve.client.weights.results import Applied
-from genserve.client.weights.upload import MAX_RESUMES
+from genserve.client.weights.resumes import MIN_RESUMES
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
 from genserve.wire.conversions import manifest_of
-from tests.support.patience import STEP_S
+from tests.support.clocks import advanced_clock
+from tests.support.fault_proxy import FaultProxy
+from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
@@ -87,7 +90,7 @@ async def test_a_proxy_that_has_no_daemon_is_asked_with_pauses_for_a_while(
     daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It refuses every question at once. The daemon may be back as late as behind a port that nobody listens on."""
-    monkeypatch.setattr(upload, "RECONNECT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(upload, "RESUME_TIMEOUT_S", 5.0)
     daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 1000
     with pytest.raises(UnavailableError):
         await client.push_weights(WEIGHTS, version=2, chunk_bytes=100)
@@ -116,18 +119,46 @@ async def test_a_push_that_stays_truncated_is_given_up(daemon: ScriptedDaemon, c
         await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "bytes are missing")
 
     daemon.fail = fail
-    with pytest.raises(PushTruncatedError):
-        await client.push_weights(WEIGHTS, version=1)
+    with advanced_clock() as clock:
+        pushing = asyncio.create_task(client.push_weights(WEIGHTS, version=1))
+        await clock.advance_until(pushing.done, 0.5)
+        with pytest.raises(PushTruncatedError):
+            await pushing
     assert len(daemon.streams) == 0
+
+
+async def test_a_push_survives_an_outage_in_which_only_new_connections_are_refused(daemon: ScriptedDaemon) -> None:
+    """The connection that asks what is missing lives on, so the question is answered at once, each time; and a refused
+    connection fails within milliseconds."""
+    daemon.cut_after_bytes = [1000]
+    async with FaultProxy(daemon.target) as proxy, AsyncClient(proxy.address) as client:
+        await client.status()
+
+        def refuse_new_ones(progress: PushProgress) -> None:
+            if progress.num_resumes == 0 and len(proxy.connections) > 1:
+                proxy.refuse()
+                proxy.connections[1].reset()
+
+        pushing = asyncio.create_task(
+            client.push_weights(WEIGHTS, version=1, chunk_bytes=100, streams=2, progress=refuse_new_ones)
+        )
+        await until(lambda: daemon.num_lookups > MIN_RESUMES)
+        await proxy.listen()
+        assert (await pushing).push.state == "applied"
+    assert daemon.pushed_bytes() == BYTES
 
 
 async def test_an_answer_that_is_lost_each_time_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """When connections break after the weights were applied, no byte of them is sent again, and asking is bounded."""
     daemon.loses_answer = True
-    result = await client.push_weights(WEIGHTS, version=3)
+    with advanced_clock() as clock:
+        pushing = asyncio.create_task(client.push_weights(WEIGHTS, version=3))
+        await clock.advance_until(pushing.done, 0.5)
+        result = await pushing
     assert result.push.state == "applied"
     assert result.applied is not None
-    assert daemon.streams[1:] == [[]] * MAX_RESUMES
+    assert len(daemon.streams) > MIN_RESUMES
+    assert not any(daemon.streams[1:])
 
 
 async def test_a_refusal_while_sending_is_the_typed_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -185,7 +216,7 @@ async def test_push_waits_for_a_lost_daemon_until_its_deadline(
     reconnect_s: float,
 ) -> None:
     """What broke the stream is told, as nobody could be asked for what is missing; or that the time is up."""
-    monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
+    monkeypatch.setattr("genserve.client.weights.upload.RESUME_TIMEOUT_S", reconnect_s)
     daemon.lookups_hang = True
     daemon.cut_after_bytes = [1000]
     async with asyncio.timeout(STEP_S):
@@ -318,8 +349,18 @@ async def test_shared_value_counts_for_each_name_in_a_partial_checkpoint(
 
 
 async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """After five resumes, so that a daemon which restarts is there again, and no more."""
-    daemon.cut_after_bytes = [1] * 100
-    with pytest.raises(UnavailableError):
-        await client.push_weights(WEIGHTS, version=1, chunk_bytes=100)
-    assert len(daemon.streams) == 1 + 5
+    """After so many resumes, and so long, that a daemon which restarts is there again."""
+    num_tried = 0
+
+    async def fail(context: Any) -> None:
+        nonlocal num_tried
+        num_tried += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    daemon.fail = fail
+    with advanced_clock() as clock:
+        pushing = asyncio.create_task(client.push_weights(WEIGHTS, version=1))
+        await clock.advance_until(pushing.done, 0.5)
+        with pytest.raises(UnavailableError):
+            await pushing
+    assert num_tried > MIN_RESUMES
