@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pb2 import (
 
 from genserve.errors import GenserveError, all_errors
 from genserve.security.roles import EVERY_ROLE, METHODS, Role
-from genserve.transport.timeouts import default_timeout_s, method_config
+from genserve.transport.timeouts import default_timeout_s, num_attempts
 
 PACKAGE: Final = ".genserve.v1."
 ORDER: Final = ("generation", "weights", "control", "fleet", "types")
@@ -111,8 +111,8 @@ class Reference:
         names = "every role" if allowed == EVERY_ROLE else ", ".join(role.value for role in Role if role in allowed)
         timeout_s = default_timeout_s(service, method.name)
         timeout = "none" if timeout_s is None else f"{timeout_s:g} s"
-        policy = method_config(service, method.name).get("retryPolicy")
-        retried = f"; gRPC tries it up to {policy['maxAttempts']} times if the daemon is UNAVAILABLE" if policy else ""
+        attempts = num_attempts(service, method.name)
+        retried = f"; gRPC tries it up to {attempts} times if the daemon is UNAVAILABLE" if attempts > 1 else ""
         yield f"- Roles: {names}."
         yield f"- Deadline: {timeout}{retried}."
         further = sorted(self._reasons_of(method.input_type, set()) - set(self._reasons(errors)))

@@ -26,7 +26,7 @@ from genserve.transport.fields import is_seconds
 from genserve.transport.fork import forked_error, never_free_in_children
 from genserve.transport.settings import reach
 from genserve.transport.streams import ResponseStream
-from genserve.transport.timeouts import Timeouts, grpc_service_config
+from genserve.transport.timeouts import SERVICE_CONFIG, Timeouts
 from genserve.transport.trace_metadata import trace_metadata
 from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
@@ -65,7 +65,7 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     # Daemons are nearby: do not use a proxy that is meant for the web.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.service_config", grpc_service_config()),
+    ("grpc.service_config", SERVICE_CONFIG),
 )
 _NO_RETRIES: Final = ("grpc.service_config", "{}")
 

@@ -114,7 +114,7 @@ async def test_without_settings_a_call_has_half_a_minute_and_what_moves_data_ten
     await assert_told(dict(expected), UNSET, Timeouts())
 
 
-async def test_default_deadline_of_every_call_is_in_the_service_config() -> None:
+async def test_default_deadline_of_every_call_is_in_its_file() -> None:
     """Whose watches have none. The streams of a push are open a little longer."""
     names = public_calls(AsyncClient) - {"close", "wait_ready"}
     expected = {}
@@ -125,7 +125,7 @@ async def test_default_deadline_of_every_call_is_in_the_service_config() -> None
     await assert_told(expected, UNSET, Timeouts())
 
 
-async def test_a_call_may_ask_for_more_than_the_service_config_gives() -> None:
+async def test_a_call_may_ask_for_more_than_its_default() -> None:
     """For gRPC a timeout of its service config would be the most that a call can have."""
     await assert_told({"status": 4000.0, "stream": 4000.0}, 4000.0, Timeouts())
 

@@ -16,12 +16,12 @@ from genserve.client import AsyncClient
 from genserve.client.direct.replica import DirectUpstream, KnownReplica
 from genserve.errors import UnavailableError
 from genserve.transport.connection import Connection
-from genserve.transport.timeouts import grpc_service_config
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from tests.unit.client.call_table import call_async, public_calls
 
 ROOT: Final = Path(__file__).parents[3]
 CONFIG: Final = ROOT / "protos" / "genserve" / "v1" / "service_config.json"
+DEFAULT_TIMEOUTS: Final = CONFIG.with_name("default_timeouts.json")
 SERVICES: Final = {
     service.full_name: {method.name for method in service.methods}
     for file in (generation_pb2, weights_pb2, control_pb2, fleet_pb2)
@@ -70,12 +70,17 @@ async def refusing_daemon() -> AsyncIterator[tuple[RefusingDaemon, str]]:
         await server.stop(grace=None)
 
 
-def test_every_method_is_named_once_or_has_its_services_default() -> None:
-    """And what is named is there, so that a method that is renamed is renamed in the config."""
-    names = [name for config in json.loads(CONFIG.read_text())["methodConfig"] for name in config["name"]]
-    assert {name["service"] for name in names if "method" not in name} == set(SERVICES)
-    assert all(name.get("method", "") in {"", *SERVICES[name["service"]]} for name in names)
-    assert len({json.dumps(name) for name in names}) == len(names)
+def test_every_method_has_a_default_deadline_and_no_other_is_named() -> None:
+    """A method that is renamed is renamed in both files."""
+    timeouts_s = json.loads(DEFAULT_TIMEOUTS.read_text())
+    methods = {f"{service}/{method}" for service, names in SERVICES.items() for method in names}
+    assert set(SERVICES) < timeouts_s.keys() <= methods | set(SERVICES)
+    assert all(timeout_s is None or timeout_s > 0 for timeout_s in timeouts_s.values())
+    repeated = [
+        f"{name['service']}/{name['method']}" for name in json.loads(CONFIG.read_text())["methodConfig"][0]["name"]
+    ]
+    assert len(set(repeated)) == len(repeated)
+    assert set(repeated) < methods
 
 
 @pytest.mark.parametrize("name", sorted(public_calls(AsyncClient) - {"close", "wait_ready"} - RESUMED))
@@ -101,24 +106,21 @@ async def test_a_client_that_calls_replicas_itself_is_told_of_a_refusal_at_once(
         await connection.close()
 
 
-def test_grpc_is_given_the_retries_and_no_deadlines() -> None:
-    """Those it would take for the most that a call may ask for."""
-    document = json.loads(CONFIG.read_text())
-    assert any([config.pop("timeout", None) for config in document["methodConfig"]])
-    assert json.loads(grpc_service_config()) == document
+def test_the_service_config_is_right_as_it_is() -> None:
+    """gRPC takes a deadline there for the most that a call may ask for, so none is there."""
+    assert set(json.loads(CONFIG.read_text())) == {"methodConfig", "retryThrottling"}
+    assert all(set(config) == {"name", "retryPolicy"} for config in json.loads(CONFIG.read_text())["methodConfig"])
 
 
 def test_the_package_for_typescript_has_the_same_config() -> None:
-    """As clients/typescript/scripts/generate writes it: the file, and in the code its retries and its deadlines."""
+    """As clients/typescript/scripts/generate writes it: the file, and in the code its retries and the deadlines."""
     typescript = ROOT / "clients" / "typescript"
     assert (typescript / "service_config.json").read_text() == CONFIG.read_text()
     code = (typescript / "src" / "wire" / "service_config.ts").read_text()
-    document, expected_ms = json.loads(CONFIG.read_text()), {}
-    for config in document["methodConfig"]:
-        seconds = config.pop("timeout", None)
-        for name in config["name"]:
-            call = "/".join(name.values())
-            expected_ms[call] = "Infinity" if seconds is None else str(1000 * int(seconds.removesuffix("s")))
     (given,) = re.findall(r'^  (".*");$', code, re.MULTILINE)
-    assert json.loads(json.loads(given)) == document
+    assert json.loads(json.loads(given)) == json.loads(CONFIG.read_text())
+    expected_ms = {
+        call: "Infinity" if seconds is None else str(1000 * seconds)
+        for call, seconds in json.loads(DEFAULT_TIMEOUTS.read_text()).items()
+    }
     assert dict(re.findall(r'^  "(.*)": (\w+),$', code, re.MULTILINE)) == expected_ms
