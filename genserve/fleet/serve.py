@@ -32,6 +32,7 @@ from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.grpc_services import add_grpc_services
 from genserve.rpc.listener import bind, make_server
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
@@ -136,13 +137,14 @@ async def start_router(
     discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
-    server = make_server(config, callers, () if metrics is None else (metrics.calls,))
-    add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
-    add_weights(server, FleetWeights(router, pushes))
+    table = ServiceTable()
+    add_generation(table.as_server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
+    add_weights(table.as_server, FleetWeights(router, pushes))
     listening = ListeningFacts.of(config, config.write_timeout_s)
-    add_ControlServiceServicer_to_server(FleetControl(router, listening, stopped.stop), server)
-    add_FleetServiceServicer_to_server(FleetReplicas(router), server)
-    add_grpc_services(server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
+    add_ControlServiceServicer_to_server(FleetControl(router, listening, stopped.stop), table.as_server)
+    add_FleetServiceServicer_to_server(FleetReplicas(router), table.as_server)
+    add_grpc_services(table.as_server, SERVICE_NAMES, _Serving(router), with_channelz=config.channelz)
+    server = make_server(config, table, callers, () if metrics is None else (metrics.calls,))
     address = bind(server, config.host, config.port, config.uds, config.certificate)
     fleet.router.address = f"{address} on {socket.gethostname()}"  # which may be one of the host alone
     await server.start()

@@ -4,7 +4,7 @@ JSON object on a line for programs, with what the running call is about, which a
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -24,9 +24,11 @@ _VARIABLE: Final = "GENSERVE_LOG_FORMAT"
 """Tells the form to processes that this one starts."""
 
 _MAX_CHARS: Final = 256
-_FIELDS: Final[Mapping[str, ContextVar[str]]] = {
-    name: ContextVar(name, default="") for name in ("method", "request_id", "push_id")
-}
+METHOD: Final = ContextVar("method", default="")
+"""Of the running call. asyncio keeps these fields for each task, and for the tasks that it starts."""
+REQUEST_ID: Final = ContextVar("request_id", default="")
+PUSH_ID: Final = ContextVar("push_id", default="")
+_FIELDS: Final = (METHOD, REQUEST_ID, PUSH_ID)
 
 
 class JsonFormatter(logging.Formatter):
@@ -98,24 +100,17 @@ def as_text(line: str) -> str:
     return f"{PREFIX}{message}" if level == "INFO" else f"{PREFIX}{str(level).lower()}: {message}"
 
 
-def note(*, method: str = "", request_id: str = "", push_id: str = "") -> None:
-    """The task of the caller, and tasks that it starts, are about these from now on."""
-    for name, value in (("method", method), ("request_id", request_id), ("push_id", push_id)):
-        if value:
-            _FIELDS[name].set(value)
-
-
 @contextmanager
 def about(request_id: str) -> Iterator[None]:
     """The block is about one request of several that its task serves."""
-    token = _FIELDS["request_id"].set(request_id)
+    token = REQUEST_ID.set(request_id)
     try:
         yield
     finally:
-        _FIELDS["request_id"].reset(token)
+        REQUEST_ID.reset(token)
 
 
 def noted() -> dict[str, str]:
     """The fields that are known, shortened: ids come from clients."""
-    known = {name: variable.get() for name, variable in _FIELDS.items()}
+    known = {field.name: field.get() for field in _FIELDS}
     return {name: value[:_MAX_CHARS] for name, value in known.items() if value}

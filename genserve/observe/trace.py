@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
-HEADERS: Final = ("traceparent", "tracestate")
+TRACEPARENT: Final = "traceparent"
+HEADERS: Final = (TRACEPARENT, "tracestate")
 _MAX_CHARS: Final = 512  # as much of tracestate as everybody has to pass on
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _MEMBER: Final = rf"{_KEY}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _FORMS: Final = {
-    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"),
+    TRACEPARENT: re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"),
     "tracestate": re.compile(rf"{_MEMBER}([ \t]*,[ \t]*{_MEMBER}){{0,31}}[ \t]*"),
 }
 """As the standard has them. OpenTelemetry would log each member of a list that has another form: lines for a caller."""
@@ -40,7 +41,7 @@ def keep_headers(metadata: Iterable[tuple[str, str | bytes]], *, unless_known: b
         for key, value in metadata
         if key in HEADERS and isinstance(value, str) and len(value) <= _MAX_CHARS and _FORMS[key].fullmatch(value)
     }
-    _headers.set(found if "traceparent" in found else None)
+    _headers.set(found if TRACEPARENT in found else None)
 
 
 def use_headers(headers: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
 from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine
-from genserve.observe.log_lines import note
+from genserve.observe.log_lines import REQUEST_ID
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -88,7 +88,7 @@ class GenerationServicer(GenerationServiceServicer):
         check_generation(self._board)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         asked = await request.read(generation_request, info, minted_id)
-        note(request_id=asked.request_id)
+        REQUEST_ID.set(asked.request_id)
         async with last_look(self._board, context.time_remaining()):
             stream = await self._engine.submit(asked)
             try:

@@ -9,8 +9,8 @@ import grpc.aio
 from genserve.net.addresses import joined
 from genserve.net.listening import require_unused
 from genserve.rpc.access import AccessInterceptor, Callers
-from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import CallObserver, ObservedCalls
+from genserve.rpc.services import ServiceTable
 from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
@@ -57,32 +57,38 @@ def server_options(config: ListenConfig) -> tuple[tuple[str, int], ...]:
 
 def make_server(
     config: ListenConfig,
+    table: ServiceTable,
     callers: Callers | None = None,
     observers: Sequence[CallObserver] = (),
     further: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
-    """A server that is bound to no address yet. `callers`: who may call it; None = everybody, everything. `observers`
-    are told of its calls, also of those that are refused. `further`: interceptors for calls that callers may make."""
-    interceptors: list[grpc.aio.ServerInterceptor] = [*further, StatusInterceptor()]
+    """A server with the methods of `table`, bound to no address yet. `callers`: who may call it; None = everybody,
+    everything. `observers` are told of its calls, also of those that are refused. `further`: interceptors for calls
+    that callers may make."""
+    interceptors = [*further]
     if callers is not None:
         opened = methods_of(config.open_service_names)
         interceptors.insert(0, AccessInterceptor(callers, opened, config.rates))
     if observers:
         interceptors.insert(0, ObservedCalls(observers))
-    return grpc.aio.server(interceptors=interceptors, options=server_options(config))
+    return _with(table, grpc.aio.server(interceptors=interceptors, options=server_options(config)))
 
 
 def make_inner_server(
     max_message_bytes: int,
+    table: ServiceTable,
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     observers: Sequence[CallObserver] = (),
 ) -> grpc.aio.Server:
     """A server for processes of this daemon alone."""
     observed = (ObservedCalls(observers),) if observers else ()
-    return grpc.aio.server(
-        interceptors=[*observed, *interceptors, StatusInterceptor()],
-        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
-    )
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)]
+    return _with(table, grpc.aio.server(interceptors=[*observed, *interceptors], options=options))
+
+
+def _with(table: ServiceTable, server: grpc.aio.Server) -> grpc.aio.Server:
+    server.add_generic_rpc_handlers((table,))
+    return server
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str, certificate: CertificateFiles | None = None) -> str:

@@ -45,9 +45,5 @@ def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> Non
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    server.add_generic_rpc_handlers(
-        [
-            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
-            for name in (reflection.SERVICE_NAME, V1_SERVICE_NAME)
-        ]
-    )
+    for name in (reflection.SERVICE_NAME, V1_SERVICE_NAME):
+        server.add_registered_method_handlers(name, {"ServerReflectionInfo": method})

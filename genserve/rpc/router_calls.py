@@ -1,7 +1,6 @@
 """Calls of routers, which say in their metadata which run of a router they come from."""
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -26,10 +25,10 @@ class RouterCalls(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         """The handler of a method, or one that refuses."""
-        router_id = _router_id(handler_call_details.invocation_metadata)
+        router_id = dict(handler_call_details.invocation_metadata or ()).get(ROUTER_ID_KEY)
         if router_id and handler_call_details.method not in _BEFORE_WATCHING:
             try:
-                self._membership.check(router_id)
+                self._membership.check(str(router_id))
             except FleetHeldError as error:
                 return refusing(error)
         return await continuation(handler_call_details)
@@ -37,11 +36,4 @@ class RouterCalls(grpc.aio.ServerInterceptor):
 
 def router_id_of(context: Context) -> str:
     """The run of a router that a call comes from; "" = no router."""
-    return _router_id(context.invocation_metadata())
-
-
-def _router_id(metadata: Iterable[Any] | None) -> str:
-    for key, value in metadata or ():
-        if key == ROUTER_ID_KEY:
-            return str(value)
-    return ""
+    return str(dict(context.invocation_metadata() or ()).get(ROUTER_ID_KEY, ""))

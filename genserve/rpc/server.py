@@ -35,7 +35,7 @@ from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.router_calls import RouterCalls
-from genserve.rpc.services import Services, ServiceTable
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.rpc.streams.write_deadline import WriteDeadline
@@ -98,10 +98,10 @@ class DaemonServer:
     """Listens from the start of the daemon to its end. `address` is the one for clients: the TCP address if there is
     one."""
 
-    def __init__(self, server: grpc.aio.Server, services: Services, early: StatusAnswers, address: str) -> None:
+    def __init__(self, server: grpc.aio.Server, table: ServiceTable, early: StatusAnswers, address: str) -> None:
         """The server has started. `early`: answers those who watched before the engine was there."""
         self._early = early
-        self._services = services
+        self._table = table
         self._servers = [server]
         self.address = address
 
@@ -118,11 +118,10 @@ class DaemonServer:
         table = ServiceTable()
         early = add_starting(table, SERVICES, board)
         add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)
-        server = make_server(config, callers, observers, [RouterCalls(board.membership)])
-        services = Services.of(server, table)
+        server = make_server(config, table, callers, observers, [RouterCalls(board.membership)])
         address = bind(server, config.host, config.port, config.uds, config.certificate)
         await server.start()
-        return cls(server, services, early, address)
+        return cls(server, table, early, address)
 
     async def serve(self, parts: ServerParts) -> None:
         """Every method is served from now on. Raises OSError if there is no address for receiving processes."""
@@ -132,7 +131,7 @@ class DaemonServer:
             add_port(relay, parts.ingest.address)
             await relay.start()
             self._servers.append(relay)
-        self._services.become(services_of(parts, weights))
+        self._table.become(services_of(parts, weights))
         self._early.tell_in_flight(parts.pushes.in_flight)
 
     async def stop(self, grace_s: float) -> None:
@@ -154,11 +153,11 @@ def frontend_server(
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = make_server(config, callers, observers)
-    deadline = WriteDeadline(config.write_timeout_s)
-    _add_generation(server, GenerationServicer(engine, state, abort, tuple, deadline), engine.info.max_request_bytes)
-    add_grpc_services(server, names, state)
-    return server
+    table = ServiceTable()
+    servicer = GenerationServicer(engine, state, abort, tuple, WriteDeadline(config.write_timeout_s))
+    _add_generation(table, servicer, engine.info.max_request_bytes)
+    add_grpc_services(table.as_server, names, state)
+    return make_server(config, table, callers, observers)
 
 
 def weights_of(parts: ServerParts) -> WeightServicer:
@@ -206,8 +205,8 @@ def services_of(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
         frontends.live_ports if frontends is not None else tuple,
         WriteDeadline(parts.config.write_timeout_s),
     )
-    _add_generation(table.as_server, generation, parts.engine.info.max_request_bytes)
-    _add_weights(table.as_server, weights)
+    _add_generation(table, generation, parts.engine.info.max_request_bytes)
+    _add_weights(table, weights)
     add_ControlServiceServicer_to_server(
         ControlServicer(
             parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts, parts.stop
@@ -226,17 +225,13 @@ def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serve
         push = f"/{service}/{ingest_relay.METHOD}"  # called after ADMIT, over a socket that is ours alone
         needed = {f"/{service}/{ingest_relay.ADMIT}": METHODS["/genserve.v1.WeightService/PushWeights"]}
         interceptors = [AccessInterceptor(parts.callers, {push}, parts.config.rates, needed, _passed_on_sans)]
-    server = make_inner_server(parts.config.max_message_bytes, interceptors, parts.observers)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )
     admitted: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_admitted)
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        ingest_relay.METHOD: relayed,
-        ingest_relay.ADMIT: admitted,
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    return server
+    table = ServiceTable()
+    table.add_registered_method_handlers(service, {ingest_relay.METHOD: relayed, ingest_relay.ADMIT: admitted})
+    return make_inner_server(parts.config.max_message_bytes, table, interceptors, parts.observers)
 
 
 async def _admitted(request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
@@ -255,10 +250,10 @@ def _features(info: EngineInfo) -> tuple[str, ...]:
     return (*FEATURES, *(name for name, there in optional.items() if there))
 
 
-def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_request_bytes: int) -> None:
+def _add_generation(table: ServiceTable, servicer: GenerationServicer, max_request_bytes: int) -> None:
     """Adds the service with requests that are parsed where their size is known: the handler that is registered last is
     used."""
-    add_GenerationServiceServicer_to_server(servicer, server)
+    add_GenerationServiceServicer_to_server(servicer, table.as_server)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
     handlers = {
         method.name: method_handler(
@@ -266,12 +261,12 @@ def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_r
         )
         for method in service.methods
     }
-    server.add_registered_method_handlers(service.full_name, handlers)
+    table.add_registered_method_handlers(service.full_name, handlers)
 
 
-def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
+def _add_weights(table: ServiceTable, servicer: WeightServicer) -> None:
     """Adds the service with frames that are not protobuf objects: the handler that is registered last is used."""
-    add_WeightServiceServicer_to_server(servicer, server)
+    add_WeightServiceServicer_to_server(servicer, table.as_server)
     push = grpc.stream_unary_rpc_method_handler(
         servicer.PushWeights,
         request_deserializer=frame_parser(servicer.max_header_bytes),
@@ -281,4 +276,4 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
         servicer.PullWeights, request_deserializer=weights_pb2.PullWeightsRequest.FromString
     )
     service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
-    server.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})
+    table.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})

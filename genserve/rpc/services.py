@@ -1,22 +1,36 @@
-"""The methods that a server has. They change while it runs: a daemon answers before its engine is there."""
+"""The methods that a server has, and the end of each call whose servicer raises an error."""
 
-from collections.abc import Mapping, Sequence
-from typing import Self, cast
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from genserve.rpc.handlers import Handler
+from genserve.observe.log_lines import METHOD
+from genserve.observe.trace import TRACEPARENT, keep_headers
+from genserve.rpc.handlers import Context, Handler, behavior_of, with_behavior
+from genserve.rpc.status import known_error, to_status
+
+log = logging.getLogger(__name__)
+
+Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
-class ServiceTable:
-    """Takes handlers as a server does, and finds them as a server does: the handler of a method that was added last is
-    used, and generic handlers come after all others."""
+class ServiceTable(grpc.GenericRpcHandler):
+    """The handlers of all methods of a server, by their paths. An error of a handler ends its call with the status of
+    the error.
+
+    Takes handlers as a server does, of which the one that was added last is used. gRPC's servers take them only before
+    they start, so they get this table, whose handlers can be exchanged at any time.
+    """
 
     def __init__(self) -> None:
-        self.handlers: dict[str, Handler] = {}
-        """Those that are no generic ones, by method."""
-        self._generic: list[grpc.GenericRpcHandler] = []
+        self._handlers: dict[str, Handler] = {}
 
     @property
     def as_server(self) -> grpc.aio.Server:
@@ -25,38 +39,83 @@ class ServiceTable:
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
         """As grpc.aio.Server has it."""
-        self.handlers.update({f"/{service_name}/{name}": handler for name, handler in method_handlers.items()})
+        for name, handler in method_handlers.items():
+            path = f"/{service_name}/{name}"
+            self._handlers[path] = _guarded(handler, path)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """As grpc.aio.Server has it."""
-        self._generic.extend(generic_rpc_handlers)
+        """As grpc.aio.Server has it. Adds nothing: generated code calls both functions for each service."""
 
-    def service(self, details: grpc.HandlerCallDetails) -> "Handler | None":
-        """The handler of a method, if there is one."""
-        if (handler := self.handlers.get(details.method)) is not None:
-            return handler
-        found = (each.service(details) for each in self._generic)
-        return next((handler for handler in found if handler is not None), None)
-
-
-class Services(grpc.GenericRpcHandler):
-    """What a server serves now. gRPC takes handlers only before a server starts, so it has this one, and its table may
-    be exchanged at any time. Calls that run keep their handlers."""
-
-    def __init__(self, table: ServiceTable) -> None:
-        self._table = table
-
-    @classmethod
-    def of(cls, server: grpc.aio.Server, table: ServiceTable) -> Self:
-        """The services of a server that has not started."""
-        services = cls(table)
-        server.add_generic_rpc_handlers((services,))
-        return services
-
-    def become(self, table: ServiceTable) -> None:
-        """From now on calls find their handlers in this table."""
-        self._table = table
+    def become(self, table: "ServiceTable") -> None:
+        """Calls find their handlers in `table` from now on. Running calls keep theirs."""
+        self._handlers = table._handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
-        """gRPC asks this for each call."""
-        return self._table.handlers.get(handler_call_details.method) or self._table.service(handler_call_details)
+        """The handler of a method, if there is one. gRPC asks for each call."""
+        return self._handlers.get(handler_call_details.method)
+
+
+def _guarded(handler: Handler, method: str) -> Handler:
+    """The handler, whose errors end its calls with a status. Those of gRPC's own services that are no coroutines raise
+    nothing, and stay as they are."""
+    behavior = behavior_of(handler)
+    if not inspect.iscoroutinefunction(behavior):
+        return handler
+    deserializer = handler.request_deserializer
+    if deserializer is not None and not handler.request_streaming:
+        deserializer = _read_or_error(deserializer)
+    return with_behavior(handler, _guarded_behavior(behavior, method), deserializer)
+
+
+def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Gives what is no message as its error to the handler: gRPC would log it as an error of ours, and end the call as
+    UNKNOWN. Streams read their messages themselves."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return error
+
+    return read
+
+
+def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
+    async def guarded(request: Any, context: Context) -> Any:
+        METHOD.set(method)
+        metadata = context.invocation_metadata() or ()
+        if TRACEPARENT in dict(metadata):
+            keep_headers(metadata, unless_known=True)  # whoever traces calls has set them
+        started_s = time.monotonic()
+        outcome = "CANCELLED"
+        try:
+            if isinstance(request, DecodeError):
+                raise request
+            response = await behavior(request, context)
+            outcome = "OK"
+            return response
+        except grpc.aio.AbortError:
+            outcome = "aborted"
+            raise
+        except grpc.aio.InternalError as error:
+            # A write to, or read from, a client that is gone.
+            raise asyncio.CancelledError("the client is gone") from error
+        except Exception as error:
+            status, outcome = _status_of(error, method)
+        finally:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s %s %.3f s", method, outcome, time.monotonic() - started_s)
+        # The error is gone here. In a local, or as the context of the one that gRPC raises and keeps, it would keep the
+        # frames of its traceback until the garbage collector comes by: a large frame of a push, open files.
+        await context.abort_with_status(status)
+
+    return guarded
+
+
+def _status_of(error: Exception, method: str) -> tuple[Any, str]:
+    """The status of an error, and its reason."""
+    known = known_error(error, method)
+    try:
+        return to_status(known), known.reason
+    finally:
+        del known, error

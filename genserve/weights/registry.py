@@ -18,7 +18,7 @@ from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError
 from genserve.memory.arena import allocate_arena
-from genserve.observe.log_lines import note
+from genserve.observe.log_lines import PUSH_ID
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex
@@ -111,7 +111,7 @@ class PushRegistry:
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
-        note(push_id=header.push_id)
+        PUSH_ID.set(header.push_id)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
             # One at a time: the second of two equal headers must find the push of the first.
@@ -305,7 +305,7 @@ class PushRegistry:
         PushTruncatedError, ApplyInProgressError while it is being sent, and as `open`, `PushStream.finish` and
         `FleetCommit.check`."""
         check_apply(apply, "apply")
-        note(push_id=push_id)
+        PUSH_ID.set(push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.changed.wait()
         applied, again = self._outcomes.applied(push_id), self._pushes.get(push_id)

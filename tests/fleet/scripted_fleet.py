@@ -29,6 +29,7 @@ from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Request
 from genserve.rpc.listener import add_port, make_server
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.caller import Caller
 from genserve.settings.config import ServeConfig
@@ -140,8 +141,9 @@ async def scripted_fleet(
             fleet.add(upstream)
         watches = [asyncio.create_task(Watch(fleet, upstream).run()) for upstream in upstreams]
         service = FleetGeneration(fleet, WriteDeadline(write_timeout_s))
-        server = make_server(RouteConfig())
-        add_generation(server, service)
+        table = ServiceTable()
+        add_generation(table.as_server, service)
+        server = make_server(RouteConfig(), table)
         address = f"127.0.0.1:{add_port(server, '127.0.0.1:0')}"
         await server.start()
         stack.push_async_callback(server.stop, 0)

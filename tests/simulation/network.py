@@ -41,7 +41,7 @@ class Server:
 
     process: Process
     table: ServiceTable
-    interceptors: Sequence[grpc.aio.ServerInterceptor]
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     saw: Callable[[str, Any, str], None] | None = None
     """Is told of each call that is carried out: its method, its metadata with the host of the caller, and that it "is
     let through", "begins" when its request is there, "lets in" who called, or "ends"."""

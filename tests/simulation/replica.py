@@ -10,7 +10,6 @@ from genserve.control.membership import Membership
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import ServedWeights, StateBoard
-from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
 from genserve.rpc.services import ServiceTable
@@ -67,7 +66,7 @@ class Replica:
         board.tell_step("it loads", time.time())
         table = ServiceTable()
         early = add_starting(table, SERVICES, board)
-        self._server = Server(self.process, table, [RouterCalls(board.membership), StatusInterceptor()], self._saw)
+        self._server = Server(self.process, table, [RouterCalls(board.membership)], self._saw)
         network.listen(self.address, self._server)
         self.process.start(self._serve(leases, early, drawn.random() * 2), "serve")
         self.process.start(self._keep(), "note what is kept")

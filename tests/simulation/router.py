@@ -13,7 +13,6 @@ from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc.convert.listening import ListeningFacts
-from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.services import ServiceTable
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -73,7 +72,7 @@ class RouterHost:
         add_ControlServiceServicer_to_server(control, table.as_server)
         add_FleetServiceServicer_to_server(FleetReplicas(router), table.as_server)
         fleet.router.address = self.address
-        self._network.listen(self.address, Server(process, table, [StatusInterceptor()]))
+        self._network.listen(self.address, Server(process, table))
         process.start(router.follow(), "follow")
 
     async def crash(self) -> None:

@@ -126,7 +126,6 @@ def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
         method.name: kinds[method.client_streaming, method.server_streaming](getattr(servicer, method.name))
         for method in service.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     server.add_registered_method_handlers(service.full_name, handlers)
 
 

@@ -14,7 +14,7 @@ from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError, RequestIdInUseError, UnavailableError
-from genserve.observe.log_lines import about, note
+from genserve.observe.log_lines import REQUEST_ID, about
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.token_columns import Slots
 from genserve.rpc.received import Received
@@ -146,7 +146,7 @@ class GenerateMany:
 
     async def _submit(self, request: GenerationRequest) -> GenerationStream:
         check_generation(self._board)
-        note(request_id=request.request_id)
+        REQUEST_ID.set(request.request_id)
         return await self._engine.submit(request)
 
     def _admitted(

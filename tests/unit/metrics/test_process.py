@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from genserve.errors import QueueFullError
 from genserve.metrics.process import CallSeries
-from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.observed import Method, ObservedCalls
+from genserve.rpc.services import ServiceTable
 from tests.support.answers import answer_of
 from tests.support.patience import until
 
@@ -33,9 +33,9 @@ async def counted(
     """A server with the method /s/m; the second one tells how often it was started, or handled with a code."""
     registry = CollectorRegistry()
     observed = ObservedCalls([CallSeries(registry)], {} if renamed is None else {"/s/m": renamed})
-    server = grpc.aio.server(interceptors=[observed, StatusInterceptor()])
-    handler = grpc.method_handlers_generic_handler("s", {"m": _KINDS[kind](behavior)})
-    server.add_generic_rpc_handlers((handler,))
+    server, table = grpc.aio.server(interceptors=[observed]), ServiceTable()
+    table.add_registered_method_handlers("s", {"m": _KINDS[kind](behavior)})
+    server.add_generic_rpc_handlers((table,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
 

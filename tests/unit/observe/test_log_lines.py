@@ -56,13 +56,14 @@ def test_as_json_each_line_is_one_object_with_what_the_call_is_about() -> None:
     """Notices and tracebacks as well; two tasks do not see what the other one is about."""
     found = json_lines("""
 import asyncio
-from genserve.observe.log_lines import about, note
+from genserve.observe.log_lines import METHOD, PUSH_ID, about
 from genserve.observe.notices import say
 
 log = logging.getLogger("genserve.rpc.status")
 
 async def call(number):
-    note(method="/s/m", push_id=f"p{number}")
+    METHOD.set("/s/m")
+    PUSH_ID.set(f"p{number}")
     await asyncio.sleep(0)
     with about("r" * 1000):
         log.warning("call %d\\nsecond line", number)

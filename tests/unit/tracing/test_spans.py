@@ -14,9 +14,9 @@ from opentelemetry.trace import StatusCode
 
 from genserve.errors import QueueFullError
 from genserve.observe import trace
-from genserve.observe.log_lines import note
-from genserve.rpc.interceptor import StatusInterceptor
+from genserve.observe.log_lines import REQUEST_ID
 from genserve.rpc.observed import ObservedCalls
+from genserve.rpc.services import ServiceTable
 from genserve.tracing.spans import CallSpans
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -44,11 +44,11 @@ def spans(exporter: InMemorySpanExporter) -> Iterator[CallSpans]:
 @asynccontextmanager
 async def served(spans: CallSpans, behavior: Any) -> AsyncIterator[grpc.aio.Channel]:
     """A server with two methods."""
-    server = grpc.aio.server(interceptors=[ObservedCalls([spans]), StatusInterceptor()])
+    server, table = grpc.aio.server(interceptors=[ObservedCalls([spans])]), ServiceTable()
+    server.add_generic_rpc_handlers((table,))
     for path in (GENERATE, CHECK):
         _, service, name = path.split("/")
-        handlers = {name: grpc.unary_unary_rpc_method_handler(behavior)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        table.add_registered_method_handlers(service, {name: grpc.unary_unary_rpc_method_handler(behavior)})
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -73,7 +73,7 @@ async def test_call_is_a_span_of_its_callers_trace_and_reaches_the_engine(
 
     async def behavior(request: bytes, context: Any) -> bytes:
         passed_on.append(trace.headers())
-        note(request_id="r1")
+        REQUEST_ID.set("r1")
         with trace.step("outer"), trace.step("inner"):
             pass
         return b""

@@ -1,9 +1,10 @@
-"""What a handler raises ends its call in the right way, whatever the timing."""
+"""Which handler serves a call, and what an error of it does, whatever the timing."""
 
 import asyncio
 import gc
 import logging
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from genserve.errors import QueueFullError
 from genserve.rpc.handlers import Handler
-from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.services import ServiceTable
 
 
 class Context:
@@ -28,18 +29,27 @@ class Context:
         raise grpc.aio.AbortError
 
 
-async def guarded(raised: BaseException) -> Handler:
+def served(behavior: Callable[..., Any]) -> Handler:
+    """The handler of /a/b that a server finds in its table."""
+    table = ServiceTable()
+    table.add_registered_method_handlers("a", {"b": grpc.unary_unary_rpc_method_handler(behavior)})
+    handler = found(table)
+    assert handler is not None
+    return handler
+
+
+def found(table: ServiceTable) -> "Handler | None":
+    """The handler of /a/b."""
+    return table.service(SimpleNamespace(method="/a/b", invocation_metadata=()))  # type: ignore[arg-type]
+
+
+def guarded(raised: BaseException) -> Handler:
     """A handler that raises, as the server would call it."""
 
     async def behavior(request: object, context: Context) -> None:
         raise raised
 
-    async def continuation(details: object) -> Handler:
-        return grpc.unary_unary_rpc_method_handler(behavior)
-
-    handler = await StatusInterceptor().intercept_service(continuation, SimpleNamespace(method="/a/b"))  # type: ignore[arg-type]
-    assert handler is not None
-    return handler
+    return served(behavior)
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), grpc.aio.InternalError("ExecuteBatchError")])
@@ -49,7 +59,7 @@ async def test_a_client_that_has_gone_is_a_cancellation_and_no_error(
     """gRPC raises one or the other at a write, as the race goes; neither may be answered or logged as our error."""
     context = Context()
     with pytest.raises(asyncio.CancelledError):
-        await (await guarded(raised)).unary_unary(None, context)  # type: ignore[misc]
+        await guarded(raised).unary_unary(None, context)  # type: ignore[misc]
     assert context.status is None
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
@@ -58,7 +68,7 @@ async def test_a_handler_that_has_ended_its_call_itself_is_left_alone() -> None:
     """Its status stands."""
     context = Context()
     with pytest.raises(grpc.aio.AbortError):
-        await (await guarded(grpc.aio.AbortError())).unary_unary(None, context)  # type: ignore[misc]
+        await guarded(grpc.aio.AbortError()).unary_unary(None, context)  # type: ignore[misc]
     assert context.status is None
 
 
@@ -66,7 +76,7 @@ async def test_an_error_of_ours_becomes_its_status() -> None:
     """And the call is ended with it, not with an answer."""
     context = Context()
     with pytest.raises(grpc.aio.AbortError):
-        await (await guarded(QueueFullError("full"))).unary_unary(None, context)  # type: ignore[misc]
+        await guarded(QueueFullError("full")).unary_unary(None, context)  # type: ignore[misc]
     assert context.status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -79,11 +89,7 @@ async def test_nothing_keeps_what_a_handler_that_failed_has_held() -> None:
         known.append(weakref.ref(held))
         raise QueueFullError("full") from ValueError("why")
 
-    async def continuation(details: object) -> Handler:
-        return grpc.unary_unary_rpc_method_handler(behavior)
-
-    handler = await StatusInterceptor().intercept_service(continuation, SimpleNamespace(method="/a/b"))  # type: ignore[arg-type]
-    assert handler is not None
+    handler = served(behavior)
     gc.disable()
     try:
         with pytest.raises(grpc.aio.AbortError) as kept:
@@ -98,6 +104,19 @@ async def test_calls_are_logged_at_debug_only(caplog: pytest.LogCaptureFixture) 
     for level, num_lines in ((logging.INFO, 0), (logging.DEBUG, 1)):
         caplog.clear()
         with caplog.at_level(level, logger="genserve"), pytest.raises(grpc.aio.AbortError):
-            await (await guarded(QueueFullError("full"))).unary_unary(None, Context())  # type: ignore[misc]
+            await guarded(QueueFullError("full")).unary_unary(None, Context())  # type: ignore[misc]
         assert len(caplog.records) == num_lines
     assert "/a/b QUEUE_FULL" in caplog.messages[0]
+
+
+def test_a_table_that_becomes_another_one_serves_the_methods_of_that_one() -> None:
+    """A daemon has other methods once its engine is there; its server has started before."""
+    table, later, empty = ServiceTable(), ServiceTable(), ServiceTable()
+    for each in (table, later):
+        each.add_registered_method_handlers("a", {"b": grpc.unary_unary_rpc_method_handler(repr)})
+    first = found(table)
+    assert first is not None and found(table) is first
+    table.become(later)
+    assert found(table) is found(later) is not first
+    table.become(empty)
+    assert found(table) is None
