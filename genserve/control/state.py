@@ -89,13 +89,19 @@ class StateBoard:
         daemon: DaemonCondition = DaemonCondition.SERVING,
     ) -> None:
         self._engine = engine
+        self.load: Callable[[], Load] = (lambda: _IDLE) if engine is None else engine.load
+        """Returns the load of the engine."""
         self._active_leases = active_leases
         self._instance_id = instance_id
-        self._daemon = daemon
         self._entered: EngineCondition | None = None
-        self._asleep = Asleep()
-        self._answers = True
         self._ended = False
+        self.daemon_condition = daemon
+        """Whether the daemon starts, serves or drains."""
+        self.asleep = Asleep()
+        """The parts of the engine that are asleep."""
+        self._asleep_tags: Sequence[str] = ()
+        self.answers = True
+        """Whether the engine answers its heartbeat, as far as it has one."""
         self.changed = Change()
         """Told at each change of the state, and of what else a status shows."""
         self.membership = Membership(self.notify)
@@ -103,34 +109,16 @@ class StateBoard:
         self._startup: Startup | None = None
         self._served: Callable[[], ServedWeights] = ServedWeights
         self._callbacks: list[Callable[[], None]] = []
-        # A value, because every request reads it. Each change of what it follows from ends with `notify`.
+        # Values, because every request reads them. Each change of what they follow from ends with `notify`.
+        self.engine_condition = condition_of(None, frozenset(), is_paused=bool(active_leases()))
+        """What the engine is doing, independent of the daemon's condition."""
         self.phase = phase_of(self.engine_condition, daemon)
         """The phase that clients see."""
 
     @property
-    def engine_condition(self) -> EngineCondition:
-        """What the engine is doing, independent of the daemon's condition."""
-        return condition_of(self._entered, self._asleep.tags, is_paused=bool(self._active_leases()))
-
-    @property
-    def daemon_condition(self) -> DaemonCondition:
-        """Whether the daemon starts, serves or drains."""
-        return self._daemon
-
-    @property
-    def asleep(self) -> Asleep:
-        """The parts of the engine that are asleep."""
-        return self._asleep
-
-    @property
     def is_serving(self) -> bool:
         """Whether health says SERVING: requests are accepted, though they may have to wait, and the engine answers."""
-        return self._answers and RULES[self.phase].serves
-
-    @property
-    def answers(self) -> bool:
-        """Whether the engine answers its heartbeat, as far as it has one."""
-        return self._answers
+        return self.answers and RULES[self.phase].serves
 
     @property
     def weight_version(self) -> int:
@@ -147,10 +135,6 @@ class StateBoard:
         """The pause that ends last, None if nobody pauses the engine."""
         return LastPause.of(self._active_leases())
 
-    def load(self) -> Load:
-        """The load of the engine."""
-        return _IDLE if self._engine is None else self._engine.load()
-
     @property
     def startup(self) -> Startup | None:
         """What the daemon does before it serves; None afterwards, and before it has told anything."""
@@ -166,8 +150,8 @@ class StateBoard:
             pauses=tuple(self._active_leases()),
             running_requests=load.running,
             waiting_requests=load.waiting,
-            asleep_tags=self._asleep.names,
-            weights_discarded=self._asleep.weights_lost,
+            asleep_tags=self._asleep_tags,
+            weights_discarded=self.asleep.weights_lost,
             startup=self._startup if phase is Phase.STARTING else None,
             push_id=served.push_id,
             content_digest=served.content_digest,
@@ -178,7 +162,7 @@ class StateBoard:
 
     def attach(self, engine: Engine) -> None:
         """The engine is there."""
-        self._engine = engine
+        self._engine, self.load = engine, engine.load
         self.notify()
 
     def tell_served(self, served: Callable[[], ServedWeights]) -> None:
@@ -217,22 +201,22 @@ class StateBoard:
 
     def tell_asleep(self, asleep: Asleep) -> None:
         """Sets the parts that are asleep."""
-        self._asleep = asleep
+        self.asleep, self._asleep_tags = asleep, asleep.names
         self.notify()
 
     def tell_applied(self) -> None:
         """Records that a version was applied to all weights: none are missing after a sleep any more."""
-        self.tell_asleep(replace(self._asleep, weights_lost=False))
+        self.tell_asleep(replace(self.asleep, weights_lost=False))
 
     def become(self, condition: DaemonCondition) -> None:
         """Sets the daemon's condition. DRAINING is final."""
-        if self._daemon is not DaemonCondition.DRAINING:
-            self._daemon = condition
+        if self.daemon_condition is not DaemonCondition.DRAINING:
+            self.daemon_condition = condition
             self.notify()
 
     def tell_answers(self, answers: bool) -> None:
         """Records whether the engine answers its heartbeat. Health says NOT_SERVING while it does not."""
-        self._answers = answers
+        self.answers = answers
         self.notify()
 
     @property
@@ -247,7 +231,9 @@ class StateBoard:
 
     def notify(self) -> None:
         """Wakes all waiters for a change. To be called when leases have changed as well."""
-        self.phase = phase_of(self.engine_condition, self._daemon)
+        is_paused = bool(self._active_leases())
+        self.engine_condition = condition_of(self._entered, self.asleep.tags, is_paused=is_paused)
+        self.phase = phase_of(self.engine_condition, self.daemon_condition)
         for callback in self._callbacks:
             callback()
         self.changed.tell()
