@@ -66,7 +66,7 @@ class VllmEngine:
         self._report = launched.report
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
-        self._meter = LoadMeter(rows.rows())
+        self._meter = LoadMeter(rows.row(DAEMON), rows.rows(but=DAEMON))
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(
@@ -82,9 +82,11 @@ class VllmEngine:
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self.info.max_loras)
         self._row = rows.row(DAEMON)
-        self._tally = rows.tally(DAEMON)
+        self._unfinished = llm.output_processor.request_states
+        """internal: vLLM's states of the daemon's own unfinished sequences."""
+        tally = rows.tally(DAEMON)
         self._intake = Intake(
-            llm, self._liveness, self.info, options.limits, self.loras, self._tally, lambda: self._weights.version
+            llm, self._liveness, self.info, options.limits, self.loras, tally, lambda: self._weights.version
         )
         self._elsewhere: list[OtherClients] = []
         # What its parts do as the protocol of engines has it:
@@ -209,7 +211,7 @@ class VllmEngine:
 
     def load(self) -> Load:
         """What it has to do now."""
-        return self._meter.load(self._llm.get_num_unfinished_requests() + self._tally.num_elsewhere)
+        return self._meter.load(len(self._unfinished))
 
     @property
     def heartbeat_age_s(self) -> float | None:
@@ -260,8 +262,7 @@ class VllmEngine:
 
     def interrupted(self) -> EngineInterruption:
         """What the present pause interrupts."""
-        # internal: vLLM's states of unfinished sequences.
-        own = self._row.interruptions.begin(Watch(self._llm.output_processor.request_states, of_vllm))
+        own = self._row.interruptions.begin(Watch(self._unfinished, of_vllm))
         return EngineInterruption(own, self._elsewhere, self._liveness)
 
     async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:

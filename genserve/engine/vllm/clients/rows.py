@@ -5,7 +5,7 @@ gets to its own row, and the daemon reads all rows.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,19 @@ class EngineStats:
     steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class RowStats:
+    """What the row of one client says of the load. `num_sequences`: admitted and unfinished; `num_queries` and
+    `num_hits`: tokens looked up in the prefix cache, and those found; `num_recent_tokens`: output tokens within the
+    last seconds of RATE_WINDOW_S; `engines`: the statistics of each data-parallel engine."""
+
+    num_sequences: int
+    num_queries: int
+    num_hits: int
+    num_recent_tokens: int
+    engines: Sequence[EngineStats]
+
+
 class ClientRow:
     """The row of one client. Only this client writes it, and whoever clears it after its death. As vLLM's stat logger
     it is its own factory."""
@@ -65,11 +78,6 @@ class ClientRow:
         """Requests admitted and unfinished."""
         return self._ints[self._start + _REQUESTS]
 
-    @property
-    def prefix_cache(self) -> tuple[int, int]:
-        """Tokens looked up in the prefix cache, and those found."""
-        return self._ints[self._start + _QUERIES], self._ints[self._start + _HITS]
-
     def clear(self) -> None:
         """Nothing has been counted."""
         for at in range(self._start, self._start + _row_words(self._num_engines)):
@@ -90,19 +98,23 @@ class ClientRow:
         first = self._start + _FIRST_CLASS
         return list(self._ints[first : first + len(CLASSES)])
 
-    def num_recent_tokens(self) -> int:
-        """Output tokens within the last seconds of RATE_WINDOW_S."""
+    def stats(self) -> RowStats:
+        """What it says now."""
+        ints, floats, start = self._ints, self._floats, self._start
         oldest = int((self._clock() - RATE_WINDOW_S) / _QUARTER_S)
-        first = self._start + _FIRST_QUARTER
-        pairs = ((self._ints[at], self._ints[at + 1]) for at in range(first, first + 2 * _NUM_QUARTERS, 2))
-        return sum(count for quarter, count in pairs if quarter > oldest)
-
-    def engines(self) -> Iterator[EngineStats]:
-        """The statistics of each data-parallel engine."""
-        for index in range(self._num_engines):
-            at = self._start + _FIRST_ENGINE + _ENGINE_WORDS * index
-            ints = self._ints
-            yield EngineStats(ints[at + _AT], ints[at + _WAITING], self._floats[at + _KV_USAGE], ints[at + _STEPS])
+        quarters = range(start + _FIRST_QUARTER, start + _FIRST_QUARTER + 2 * _NUM_QUARTERS, 2)
+        first_engine = start + _FIRST_ENGINE
+        engines = range(first_engine, first_engine + _ENGINE_WORDS * self._num_engines, _ENGINE_WORDS)
+        return RowStats(
+            ints[start + _SEQUENCES],
+            ints[start + _QUERIES],
+            ints[start + _HITS],
+            sum(ints[at + 1] for at in quarters if ints[at] > oldest),
+            [
+                EngineStats(ints[at + _AT], ints[at + _WAITING], floats[at + _KV_USAGE], ints[at + _STEPS])
+                for at in engines
+            ],
+        )
 
     def __call__(self, vllm_config: Any, engine_index: int = 0) -> "ClientRow":
         """vLLM's factory."""
@@ -217,27 +229,27 @@ class RowTally:
 
 
 class LoadMeter:
-    """Reads the rows of all clients: the statistics of a step come to one of them only."""
+    """Reads the rows of all clients: the statistics of a step come to one of them only. `own` is that of the caller."""
 
-    def __init__(self, rows: Sequence[ClientRow]) -> None:
-        self._rows = rows
+    def __init__(self, own: ClientRow, others: Sequence[ClientRow]) -> None:
+        self._rows = (own, *others)
 
-    def load(self, num_active: int) -> Load:
-        """The load with `num_active` admitted and unfinished sequences. vLLM reports only when it steps, so its last
+    def load(self, num_own: int) -> Load:
+        """The load, with `num_own` unfinished sequences of the caller. vLLM reports only when it steps, so its last
         report is limited by what is known here."""
-        last: dict[int, EngineStats] = {}  # of each data-parallel engine that has reported
-        for row in self._rows:
-            for index, stats in enumerate(row.engines()):
-                if stats.at_ns > (last[index].at_ns if index in last else 0):
-                    last[index] = stats
-        waiting = min(sum(stats.waiting for stats in last.values()), num_active)
-        queries, hits = (sum(numbers) for numbers in zip(*(row.prefix_cache for row in self._rows), strict=True))
+        rows = [row.stats() for row in self._rows]
+        num_active = num_own + sum(row.num_sequences for row in rows[1:])
+        of_each_engine = zip(*(row.engines for row in rows), strict=True)
+        last = [max(reports, key=lambda each: each.at_ns) for reports in of_each_engine]
+        reported = [each for each in last if each.at_ns]
+        waiting = min(sum(each.waiting for each in reported), num_active)
+        num_queries = sum(row.num_queries for row in rows)
         return Load(
             running=num_active - waiting,
             waiting=waiting,
-            kv_usage=sum(stats.kv_usage for stats in last.values()) / len(last) if num_active and last else 0.0,
-            tokens_per_second=sum(row.num_recent_tokens() for row in self._rows) / RATE_WINDOW_S,
-            prefix_cache_hit_rate=hits / queries if queries else 0.0,
+            kv_usage=sum(each.kv_usage for each in reported) / len(reported) if num_active and reported else 0.0,
+            tokens_per_second=sum(row.num_recent_tokens for row in rows) / RATE_WINDOW_S,
+            prefix_cache_hit_rate=sum(row.num_hits for row in rows) / num_queries if num_queries else 0.0,
         )
 
     def served_tokens(self) -> list[int]:
@@ -246,7 +258,7 @@ class LoadMeter:
 
     def steps(self) -> int:
         """How many steps were reported, by the data-parallel engine with the fewest of those that have reported."""
-        each_row = [[stats.steps for stats in row.engines()] for row in self._rows]
+        each_row = [[engine.steps for engine in row.stats().engines] for row in self._rows]
         return min(filter(None, map(sum, zip(*each_row, strict=True))), default=0)
 
 

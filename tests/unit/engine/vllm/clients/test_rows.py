@@ -42,10 +42,10 @@ def test_a_client_that_is_cleared_has_counted_nothing() -> None:
     untouched = ClientRows.create(1, 2).row(0)
 
     def told(row: ClientRow) -> tuple[object, ...]:
-        return row.num_sequences, row.num_requests, row.prefix_cache, row.served_tokens, list(row.engines())
+        return row.num_requests, row.served_tokens, row.stats()
 
     assert told(rows.row(1)) == told(untouched) != told(rows.row(0))
-    assert rows.row(1).num_recent_tokens() == 0 < rows.row(0).num_recent_tokens()
+    assert rows.row(1).stats().num_recent_tokens == 0 < rows.row(0).stats().num_recent_tokens
 
 
 async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:
@@ -76,7 +76,7 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
     now = 100.0
     rows = ClientRows(SharedWords.create(1000, "test"), 3, 2, lambda: now)
-    meter = LoadMeter(rows.rows())
+    meter = LoadMeter(rows.row(0), rows.rows(but=0))
     rows.row(0).record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5))
     rows.row(1).record(step(4, 0.4, 10, 2), SimpleNamespace(num_generation_tokens=10))
     rows.row(2).record(None, SimpleNamespace(num_generation_tokens=35))
@@ -97,6 +97,14 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     assert meter.load(20).tokens_per_second == 0.0
 
 
+def test_the_load_counts_the_sequences_that_the_other_clients_have_admitted() -> None:
+    """The caller knows its own ones itself, from vLLM."""
+    rows = ClientRows.create(3, 1)
+    for index, num_sequences in enumerate((7, 2, 3)):
+        rows.tally(index).publish(num_sequences, 1)
+    assert LoadMeter(rows.row(0), rows.rows(but=0)).load(1).running == 6
+
+
 def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
     """For --max-num-queued-reqs. Those of a client that has died do not count."""
     rows = ClientRows.create(3, 2)
@@ -113,7 +121,7 @@ def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
 def test_tokens_count_by_versions_behind_even_of_a_dead_client() -> None:
     """Of all clients together. What counts the seconds before is not touched."""
     rows = ClientRows.create(2, 1)
-    meter = LoadMeter(rows.rows())
+    meter = LoadMeter(rows.row(0), rows.rows(but=0))
     rows.tally(0).served(0, 5)
     rows.tally(1).served(2, 7)
     rows.tally(1).served(40, 1)
@@ -125,7 +133,7 @@ def test_tokens_count_by_versions_behind_even_of_a_dead_client() -> None:
 def test_what_was_reported_last_is_bounded_by_what_is_known_to_be_active() -> None:
     """vLLM reports nothing more once it is idle."""
     rows = ClientRows.create(1, 1)
-    meter = LoadMeter(rows.rows())
+    meter = LoadMeter(rows.row(0), rows.rows(but=0))
     rows.row(0).record(step(3, 0.5, 10, 5, skipped=0), None)
     assert (meter.load(8).running, meter.load(8).waiting, meter.load(8).kv_usage) == (5, 3, 0.5)
     assert (meter.load(0).running, meter.load(0).waiting, meter.load(0).kv_usage) == (0, 0, 0.0)
@@ -136,7 +144,7 @@ def test_the_rate_forgets_what_is_older_than_its_window() -> None:
     """Tokens per second are those of the last five seconds, over all engines."""
     now = 0.0
     rows = ClientRows(SharedWords.create(1000, "test"), 1, 2, lambda: now)
-    meter = LoadMeter(rows.rows())
+    meter = LoadMeter(rows.row(0), rows.rows(but=0))
     for engine in (0, 1):
         rows.row(0).record(None, SimpleNamespace(num_generation_tokens=50), engine_idx=engine)
     now = 4.0
@@ -148,6 +156,6 @@ def test_the_rate_forgets_what_is_older_than_its_window() -> None:
 def test_requests_that_the_scheduler_has_skipped_wait_too() -> None:
     """For a constraint that is compiled, or for a LoRA adapter: vLLM counts them apart."""
     rows = ClientRows.create(1, 1)
-    meter = LoadMeter(rows.rows())
+    meter = LoadMeter(rows.row(0), rows.rows(but=0))
     rows.row(0).record(step(3, 0.5, 10, 5, skipped=2), None)
     assert (meter.load(8).running, meter.load(8).waiting) == (3, 5)

@@ -69,7 +69,7 @@ def test_where_nothing_is_shown_only_the_row_is_told_the_statistics() -> None:
     manager.record(None, SimpleNamespace(num_generation_tokens=3, inter_token_latencies_iter=[]))  # type: ignore[arg-type]
     manager.record_sleep_state(1, 1)
     manager.record_admission_rejection("max_num_queued_reqs")
-    assert row.num_recent_tokens() == 3
+    assert row.stats().num_recent_tokens == 3
 
 
 @pytest.mark.parametrize(("with_series", "kind"), [(True, BoundedSeries), (False, NoSeries)])
