@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from genserve.errors import InvalidFieldError, PromptTooLongError
+from genserve.errors import PromptTooLongError
 
 
 class FinishReason(enum.Enum):
@@ -112,14 +112,6 @@ class Stop:
     ignore_eos: bool = False
     include_stop: bool = False
     time_budget_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidFieldError.of("stop.max_tokens", f"must be at least 1, is {self.max_tokens}")
-        if self.min_tokens is not None and self.min_tokens < 0:
-            raise InvalidFieldError.of("stop.min_tokens", f"must be at least 0, is {self.min_tokens}")
-        if self.time_budget_s is not None and self.time_budget_s <= 0:
-            raise InvalidFieldError.of("stop.time_budget", f"must be above 0, is {self.time_budget_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)

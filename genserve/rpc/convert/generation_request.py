@@ -189,6 +189,10 @@ def _logit_bias(given: Mapping[int, float], info: EngineInfo) -> dict[int, float
 
 
 def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
+    if message.HasField("max_tokens") and message.max_tokens < 1:
+        raise InvalidFieldError.of("stop.max_tokens", f"must be at least 1, is {message.max_tokens}")
+    if message.min_tokens < 0:
+        raise InvalidFieldError.of("stop.min_tokens", f"must be at least 0, is {message.min_tokens}")
     if message.strings:
         _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
         _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)

@@ -12,7 +12,6 @@ from genserve.control.state import EngineState, Startup
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2
-from genserve.wire.conversions import seconds_of
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in
 
 def seconds(duration: Duration, field: str) -> float:
     """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
-    value = seconds_of(duration)
+    value = duration.ToNanoseconds() / 1e9
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
     return value
