@@ -86,8 +86,9 @@ class LeaseTable:
             return repeated
         check_ttl(ttl_s)
         self.check_room()
-        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s), fleet_lease_id, counts)
-        self._held[lease.lease_id] = _Held(lease, request_id, self._due_s(ttl_s))
+        due_s, expire_time_s = self._end_of(ttl_s)
+        lease = PauseLease(self._mint(), holder, mode, ttl_s, expire_time_s, fleet_lease_id, counts)
+        self._held[lease.lease_id] = _Held(lease, request_id, due_s)
         return lease
 
     def check_room(self) -> None:
@@ -111,8 +112,8 @@ class LeaseTable:
         held = self._held[self.require(lease_id).lease_id]
         if ttl_s is None:
             ttl_s = held.lease.ttl_s
-        held.lease = replace(held.lease, ttl_s=ttl_s, expire_time_s=self._expire_time_s(ttl_s))
-        held.due_s = self._due_s(ttl_s)
+        held.due_s, expire_time_s = self._end_of(ttl_s)
+        held.lease = replace(held.lease, ttl_s=ttl_s, expire_time_s=expire_time_s)
         return held.lease
 
     def require(self, lease_id: str) -> PauseLease:
@@ -150,10 +151,11 @@ class LeaseTable:
     def active(self) -> tuple[PauseLease, ...]:
         """The leases that keep the engine paused, oldest first."""
         for held in self._held.values():
-            expire_time_s = self._expire_time_s(None if held.due_s is None else held.due_s - self._clock())
             told_s = held.lease.expire_time_s
-            if expire_time_s is not None and told_s is not None and abs(expire_time_s - told_s) > _CLOCK_SET_S:
-                held.lease = replace(held.lease, expire_time_s=expire_time_s)
+            if held.due_s is not None and told_s is not None:
+                expire_time_s = self._wall_clock() + held.due_s - self._clock()
+                if abs(expire_time_s - told_s) > _CLOCK_SET_S:
+                    held.lease = replace(held.lease, expire_time_s=expire_time_s)
         return tuple(held.lease for held in self._held.values())
 
     @property
@@ -176,8 +178,6 @@ class LeaseTable:
     def _is_due(self, held: _Held) -> bool:
         return held.due_s is not None and self._clock() >= held.due_s
 
-    def _due_s(self, ttl_s: float | None) -> float | None:
-        return None if ttl_s is None else self._clock() + ttl_s
-
-    def _expire_time_s(self, ttl_s: float | None) -> float | None:
-        return None if ttl_s is None else self._wall_clock() + ttl_s
+    def _end_of(self, ttl_s: float | None) -> tuple[float | None, float | None]:
+        """When a lease ends that has so much time from now on, on the monotonic clock and on the wall clock."""
+        return (None, None) if ttl_s is None else (self._clock() + ttl_s, self._wall_clock() + ttl_s)
