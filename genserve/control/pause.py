@@ -24,7 +24,7 @@ from genserve.errors import (
     PauseLeaseLostError,
 )
 from genserve.observe.histogram import Histogram
-from genserve.observe.trace import is_step
+from genserve.observe.trace import step
 from genserve.wire.bounds import check_text
 
 _BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -36,26 +36,23 @@ class Standstill:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.lengths = Histogram(_BOUNDS_S)
-        self._clock = clock
-        self._since_s: float | None = None
-
-    @property
-    def is_on(self) -> bool:
+        self.is_on = False
         """Whether nothing is scheduled now."""
-        return self._since_s is not None
+        self._clock = clock
+        self._since_s = 0.0
 
     @property
     def seconds(self) -> float:
         """For how long it has lasted, 0 if generation runs."""
-        return 0.0 if self._since_s is None else self._clock() - self._since_s
+        return self._clock() - self._since_s if self.is_on else 0.0
 
     def set(self, *, on: bool) -> None:
         """It begins or ends now, unless it has before."""
-        if on and self._since_s is None:
+        if on and not self.is_on:
             self._since_s = self._clock()
-        elif not on and self._since_s is not None:
+        elif self.is_on and not on:
             self.lengths.add(self.seconds)
-            self._since_s = None
+        self.is_on = on
 
 
 _UNDO_TIMEOUT_S = 30.0
@@ -98,6 +95,7 @@ class PauseController:
         self._dropped = False  # the keys and values of the requests that a pause froze
         self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
+        board.call_on_change(self._changed.set)  # the next lease to expire may be another one
         self._failure: Exception | None = None
 
     async def pause(
@@ -134,14 +132,14 @@ class PauseController:
             self._leases.check_room()
             counts = await self.stand_still(mode, kv_policy, deadline_s)
             lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id, counts)
-            self._notify()
+            self._board.notify()
             return lease
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
         """Extends a lease to `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError and
         InvalidFieldError ("ttl")."""
         lease = self._leases.renew(lease_id, ttl_s)
-        self._notify()
+        self._board.notify()
         return lease
 
     def require(self, lease_id: str) -> PauseLease:
@@ -168,7 +166,7 @@ class PauseController:
                     raise
             if force:
                 self._leases.release_all()
-            self._notify()
+            self._board.notify()
             await self._run_if_free()
             return lease_expired
 
@@ -234,19 +232,19 @@ class PauseController:
                         self._board.notify()
                         await self._run_if_free()
 
-    @is_step("pause")
     async def stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
         """Stops the engine for the caller that has the turn, and undoes it on failure. Raises as `pause`."""
         joins = self.standstill.is_on
         try:
-            if not joins or mode is PauseMode.ABORT:
-                counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s, "pause"))
-                self.standstill.set(on=True)
-                self._dropped |= kv_policy is KvPolicy.RECOMPUTE
-                return counts
-            if kv_policy is KvPolicy.RECOMPUTE:
-                await self._engine.reset_caches(remaining_s(deadline_s, "pause"))
-                self._dropped = True
+            with step("pause"):
+                if not joins or mode is PauseMode.ABORT:
+                    counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s, "pause"))
+                    self.standstill.set(on=True)
+                    self._dropped |= kv_policy is KvPolicy.RECOMPUTE
+                    return counts
+                if kv_policy is KvPolicy.RECOMPUTE:
+                    await self._engine.reset_caches(remaining_s(deadline_s, "pause"))
+                    self._dropped = True
         except EngineDeadError:
             raise
         except BaseException:
@@ -297,10 +295,10 @@ class PauseController:
         if self.standstill.is_on and not self._leases.active and may_run(self._board.engine_condition):
             await uninterrupted(self._run_engine())
 
-    @is_step("resume")
     async def _run_engine(self) -> None:
         try:
-            await self._engine.resume(_UNDO_TIMEOUT_S)
+            with step("resume"):
+                await self._engine.resume(_UNDO_TIMEOUT_S)
         except Exception as error:
             self.fail(error)
             raise
@@ -312,10 +310,6 @@ class PauseController:
         """Makes `run` raise this error: the engine could not be resumed, so the daemon cannot serve any more."""
         self._failure = error
         self._changed.set()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._board.notify()
 
 
 def _still_running(error: DeadlineError, mode: PauseMode, engine: Engine) -> DeadlineError:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from genserve.control.conditions import DEAD, RULES, TAINTED, EngineCondition, Phase, Refusal, weights_refusal
 from genserve.control.state import StateBoard
-from genserve.errors import EngineTaintedError
+from genserve.errors import EngineTaintedError, GenserveError
 
 
 class HasPhase(Protocol):
@@ -21,24 +21,27 @@ class HasPhase(Protocol):
 
 def check_control(board: HasPhase) -> None:
     """Raises the error if the phase refuses pauses. Pushes and adapters have `check_weights`."""
-    _check(RULES[board.phase].control, board)
+    if (refusal := RULES[board.phase].control) is not None:
+        raise _error(refusal, board)
 
 
 def check_weights(board: StateBoard) -> None:
     """Raises the error if pushes, adapters and reading the live weights are refused. TAINTED allows them: a complete
     push ends it."""
-    _check(weights_refusal(board.engine_condition, board.daemon_condition), board)
+    if (refusal := weights_refusal(board.engine_condition, board.daemon_condition)) is not None:
+        raise _error(refusal, board)
 
 
 def check_generation(board: HasPhase) -> None:
     """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
     if (refusal := RULES[board.phase].generation) is not None:
-        _check(refusal, board)
+        raise _error(refusal, board)
 
 
 def check_alive(board: StateBoard) -> None:
     """Raises EngineDeadError if the engine is dead, whatever the daemon does."""
-    _check(DEAD if board.engine_condition is EngineCondition.DEAD else None, board)
+    if board.engine_condition is EngineCondition.DEAD:
+        raise _error(DEAD, board)
 
 
 def check_whole(weights_lost: bool) -> None:
@@ -57,6 +60,5 @@ def check_sound(engine: EngineCondition) -> None:
         raise TAINTED()
 
 
-def _check(refusal: Refusal | None, board: HasPhase) -> None:
-    if refusal is not None:
-        raise refusal(board.cause_of_death if refusal is DEAD else "")
+def _error(refusal: Refusal, board: HasPhase) -> GenserveError:
+    return refusal(board.cause_of_death if refusal is DEAD else "")
