@@ -207,7 +207,7 @@ class VllmEngine:
     @property
     def is_settled(self) -> bool:
         """Whether all calls have ended for which the next one would have to wait."""
-        return self._liveness.is_settled
+        return not self._liveness.settling
 
     def load(self) -> Load:
         """What it has to do now."""

@@ -43,7 +43,8 @@ class Liveness:
         self._on_death = on_death
         self._explain = explain
         self._calls: set[asyncio.Task[Any]] = set()
-        self._settling: set[asyncio.Task[Any]] = set()
+        self.settling: set[asyncio.Task[Any]] = set()
+        """The calls that the next one would have to wait for."""
         self._occupying: set[asyncio.Task[Any]] = set()
 
     def declare_dead(self, cause: str) -> None:
@@ -66,15 +67,10 @@ class Liveness:
         """The running calls that may occupy the engine for long, and whose deadlines have not passed."""
         return frozenset(self._occupying)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no call is left for which the next one would have to wait."""
-        return not self._settling
-
     async def settled(self) -> None:
         """Returns when the engine is dead, or has ended every call made until now, also those that nobody waits for.
         Later calls do not count, because there may always be some."""
-        calls = set(self._settling)
+        calls = set(self.settling)
         while calls and not self.dead:
             _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
 
@@ -87,9 +83,10 @@ class Liveness:
         task = asyncio.create_task(coroutine, name=f"engine {what}")
         self._calls.add(task)
         if occupies:
-            self._settling.add(task)
+            self.settling.add(task)
             self._occupying.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(self.settling.discard)
         try:
             return await self._race(task, what, timeout_s)
         finally:
@@ -142,10 +139,6 @@ class Liveness:
     def died(self, what: str = "") -> EngineDeadError:
         """The error of a call that the death ended, or that came after it."""
         return EngineDeadError(f"the engine {f'died during {what}' if what else 'has died'}: {self.cause_of_death}")
-
-    def _end(self, task: "asyncio.Task[Any]") -> None:
-        self._calls.discard(task)
-        self._settling.discard(task)
 
 
 def end_of(manager: Any) -> str:

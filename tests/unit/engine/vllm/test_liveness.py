@@ -34,13 +34,13 @@ async def test_a_call_that_is_given_up_is_left_to_the_engine(occupies: bool) -> 
     liveness, answer = Liveness(), asyncio.Event()
     with refuses(DeadlineError, says="pause"):
         await liveness.call(answer.wait(), what="pause", timeout_s=0.01, occupies=occupies)
-    assert (liveness.is_settled, len(liveness.occupying)) == (not occupies, 0)
+    assert (len(liveness.settling), len(liveness.occupying)) == (occupies, 0)
     settling = asyncio.create_task(liveness.settled())
     await asyncio.sleep(0)
     assert settling.done() != occupies
     answer.set()
     await asyncio.wait_for(settling, STEP_S)
-    assert liveness.is_settled
+    assert not liveness.settling
 
 
 async def test_a_call_whose_client_has_gone_is_left_to_the_engine_as_well() -> None:
@@ -52,7 +52,7 @@ async def test_a_call_whose_client_has_gone_is_left_to_the_engine_as_well() -> N
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
-    assert not liveness.is_settled
+    assert liveness.settling
     assert not liveness.occupying
     answer.set()
     await asyncio.wait_for(liveness.settled(), STEP_S)
@@ -66,7 +66,7 @@ async def test_a_wait_of_our_own_is_cancelled_when_nobody_waits_for_it() -> None
         await liveness.wait(wait, what="prepare", timeout_s=0.01)
     await asyncio.sleep(0)
     assert wait.cr_frame is None, "the coroutine still runs"
-    assert liveness.is_settled
+    assert not liveness.settling
 
 
 async def test_a_call_ends_when_the_engine_dies() -> None:

@@ -47,7 +47,7 @@ class LockstepEngine(ScriptedEngine):
 
     @property
     def is_settled(self) -> bool:
-        return self.liveness.is_settled
+        return not self.liveness.settling
 
     async def settled(self) -> None:
         await self.liveness.settled()
