@@ -16,7 +16,6 @@ from genserve.engine.types import WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.relay import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
-from genserve.net.addresses import is_local
 from genserve.observe.trace import step
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import fleet_record
@@ -48,7 +47,7 @@ from genserve.weights.kept.keeper import Keeper
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.lora.files import PulledLora
 from genserve.weights.push.pulled_push import PulledPush
-from genserve.weights.push.segments import OwnRing, SegmentReader
+from genserve.weights.push.segments import OwnRing, SegmentRules
 from genserve.weights.push.stream import until_expired
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -108,7 +107,8 @@ class WeightServicer(WeightServiceServicer):
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers with the outcome of the push."""
-        return await self._push(aiter(request_iterator), self._segments(context))
+        peer = context.peer() if self._takes_segments else ""
+        return await self._push(aiter(request_iterator), SegmentRules(peer, self._processes))
 
     async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
         """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
@@ -116,7 +116,7 @@ class WeightServicer(WeightServiceServicer):
         metadata = dict(context.invocation_metadata() or ())
         ring = OwnRing(str(metadata.get(PATH_KEY, "")), str(metadata.get(ACK_PATH_KEY, "")))
         try:
-            outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
+            outcome = await self._push(aiter(request_iterator), SegmentRules(daemon=self._processes, own=ring))
             answer = OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
             failure = to_message(known_error(error, METHOD))
@@ -124,7 +124,7 @@ class WeightServicer(WeightServiceServicer):
             context.set_code(_CODES[failure.code])  # for who counts calls; the client gets what is in the message
         await context.write(answer)
 
-    async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
+    async def _push(self, frames: Frames, rules: SegmentRules) -> weights_pb2.PushWeightsResponse:
         header = await read_header(frames)
         if header.HasField("manifest"):
             self._pushes.check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
@@ -133,17 +133,13 @@ class WeightServicer(WeightServiceServicer):
         try:
             async with until_expired(stream):
                 with step("receive"):
-                    await read_chunks(frames, stream, segments)
+                    await read_chunks(frames, stream, rules)
             outcome = await stream.finish()
         finally:
             stream.detach()
         return self._answer(
             weights_pb2.PushWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
         )
-
-    def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
-        """Reads memory for clients on this host only: others could have the daemon read what they may not."""
-        return SegmentReader(self._processes) if self._takes_segments and is_local(context.peer()) else None
 
     async def GetPush(
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"

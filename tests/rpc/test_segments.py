@@ -271,7 +271,7 @@ async def test_a_piece_behind_the_end_is_out_of_range(daemon: Daemon) -> None:
 
 async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would have the daemon read what they may not."""
-    monkeypatch.setattr("genserve.rpc.weights.is_local", lambda _: False)
+    monkeypatch.setattr("genserve.weights.push.segments.is_local", lambda _: False)
     with memory() as (path, _):
         error = await refused(daemon, [await header(daemon), segment(path), END])
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")

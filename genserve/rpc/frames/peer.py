@@ -22,6 +22,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
 from genserve.weights.load.types import Offer, SourceError, SourceSilentError
+from genserve.weights.push.segments import SegmentRules
 from genserve.weights.push.stream import PushStream
 from genserve.wire.conversions import manifest_of
 
@@ -122,7 +123,7 @@ class _Pulled:
     async def send(self, stream: PushStream) -> None:
         """Writes chunks until the end frame."""
         with _of_the_peer():
-            await read_chunks(self._frames, stream, None)
+            await read_chunks(self._frames, stream, SegmentRules())
 
 
 async def _frames(call: Call) -> AsyncGenerator[Frame, None]:

@@ -9,7 +9,7 @@ from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchEr
 from genserve.memory.segment import SegmentChunk
 from genserve.tensors.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
-from genserve.weights.push.segments import SegmentReader
+from genserve.weights.push.segments import SegmentRules
 from genserve.weights.push.stream import PushStream
 
 HEADER_TIMEOUT_S = 30.0
@@ -83,13 +83,13 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
     return first
 
 
-async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
+async def read_chunks(frames: Frames, stream: PushStream, rules: SegmentRules) -> None:
     """Writes chunks until the end frame.
 
     This runs on the event loop: checksum and copy of 1 MiB take as long as passing them to a thread, and less time than
-    the message of a token. `segments` copies shared memory; None refuses it.
+    the message of a token. `rules` say whether the stream may hand over shared memory; most streams never do.
     """
-    ended = False
+    ended, segments = False, None
     try:
         async for frame in frames:
             match frame:
@@ -97,10 +97,9 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
                     if stream.claims:
                         await stream.wait_unclaimed(frame.offset, len(frame.data))
                     stream.write(frame.offset, frame.data, frame.crc32c)
-                case SegmentChunk() if segments is not None:
-                    await segments.take(stream, frame)
                 case SegmentChunk():
-                    raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
+                    segments = rules.reader() if segments is None else segments
+                    await segments.take(stream, frame)
                 case weights_pb2.PushEnd():
                     async for _ in frames:
                         raise InvalidFieldError.of("frame", "no frame may follow the end frame")

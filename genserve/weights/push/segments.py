@@ -1,15 +1,16 @@
-"""What a stream of a push hands over in shared memory: which memory is open, and what of it is copied, one piece after
-the other in a thread, or compared."""
+"""Shared memory that a stream of a push hands over: which memory it may be, what of it is open, and what of it is
+copied, one piece after the other in a thread, or compared."""
 
 import asyncio
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import Segment, SegmentChunk
+from genserve.net.addresses import is_local
 from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 
@@ -120,6 +121,27 @@ class OwnRing:
     ack_path: str
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentRules:
+    """Whose memory a stream may hand over. `peer`: its client, as gRPC writes it; "" = nobody. `own`: the stream comes
+    from a process of the `daemon`, and only this is its memory."""
+
+    peer: str = ""
+    daemon: DaemonProcesses = field(default_factory=DaemonProcesses)
+    own: OwnRing | None = None
+
+    def reader(self) -> "SegmentReader":
+        """For a stream that hands over memory. Raises InvalidFieldError if it may not: the daemon would read for a
+        client on another host what that client may not read."""
+        if self.own is None and not is_local(self.peer):
+            raise _refused()
+        return SegmentReader(self.daemon, self.own)
+
+
+def _refused() -> InvalidFieldError:
+    return InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
+
+
 class SegmentReader:
     """What one stream hands over: any memory that `Segment` opens and no process of the `daemon` has open; or `own`,
     which is of such a process, and no other. Keeps what was named last open.
@@ -133,7 +155,7 @@ class SegmentReader:
         self._others = daemon if own is None else None
         self._segment: Segment | None = None
         self._pipe: AckPipe | None = None
-        self._copies: CopyQueue | None = None  # most streams hand over nothing
+        self._copies = CopyQueue()
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
         """Starts to stage a piece of shared memory.
@@ -141,14 +163,13 @@ class SegmentReader:
         Raises InvalidFieldError for memory or a pipe that may not be used, and as `PushStream.write`, for this piece or
         an earlier one; these errors change nothing.
         """
-        copies = self._copies = CopyQueue() if self._copies is None else self._copies
-        await copies.wait_room()
+        await self._copies.wait_room()
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
         await stream.wait_unclaimed(chunk.offset, chunk.length)
         claim = stream.claim(chunk.offset, chunk.length)
         if claim is not None:
-            copies.put(stream, claim, chunk, segment, pipe)
+            self._copies.put(stream, claim, chunk, segment, pipe)
             return
         await self.finish()
         await self._compare(stream, segment, chunk)
@@ -157,18 +178,16 @@ class SegmentReader:
 
     async def finish(self) -> None:
         """Waits until every piece was copied. Raises as `take`."""
-        if self._copies is not None:
-            await self._copies.wait_empty()
+        await self._copies.wait_empty()
 
     async def close(self) -> None:
         """Closes the memory and the pipe. Pieces that were not copied may be lost."""
-        if self._copies is not None:
-            self._copies.cancel()
-            # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
-            await asyncio.shield(asyncio.ensure_future(self._close(self._copies)))
+        self._copies.cancel()
+        # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
+        await asyncio.shield(asyncio.ensure_future(self._close()))
 
-    async def _close(self, copies: CopyQueue) -> None:
-        await copies.close()
+    async def _close(self) -> None:
+        await self._copies.close()
         self._close_segment()
         self._close_pipe()
 
@@ -183,7 +202,7 @@ class SegmentReader:
 
     async def _open(self, path: str) -> Segment:
         if self._own is not None and path != self._own.path:
-            raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
+            raise _refused()
         if self._segment is None or not self._segment.is_at(path):
             await self.finish()
             self._close_segment()
