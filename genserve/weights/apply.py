@@ -204,7 +204,7 @@ class PushApplier:
                 if not digesting.done():
                     raise DeadlineError("the content digest was not computed in time; nothing changed")
                 digesting.result()
-                push.lifecycle.prepared()
+                push.lifecycle.go("prepared")
             except BaseException as error:
                 await self._clean_up(push, error)
                 raise
@@ -336,7 +336,7 @@ class PushApplier:
         if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         if push.header.fleet is not None:
             push.header.fleet.check()
-        push.lifecycle.applying()
+        push.lifecycle.go("applying")
         began_s = time.perf_counter()
         with self._board.applying(if_failed):
             healed = await uninterrupted(self._commit_or_heal(push, nonce, timeout_s))

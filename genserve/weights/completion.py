@@ -59,7 +59,7 @@ class Completion:
 
     def start(self, push: LivePush) -> None:
         """Starts. When the daemon is done with the push, it is applied, or waits for a commit, a retry or its end."""
-        push.lifecycle.checking()
+        push.lifecycle.go("checking")
         push.task = asyncio.create_task(self._carry_out(push), name=f"push {push.push_id}")
 
     @is_step("push")
@@ -140,7 +140,7 @@ class Completion:
     @contextmanager
     def _carrying_out(self, push: LivePush) -> Iterator[None]:
         """Nothing else is carried out in the block, and streams are answered within the timeout."""
-        push.lifecycle.preparing()
+        push.lifecycle.go("preparing")
         self._applying = push
         try:
             with push.attempt.answered_on_time(push.header.apply.timeout_s):
@@ -190,7 +190,7 @@ class Completion:
         when the engine could not be resumed."""
         record, measures = None, self._outcomes.measures
         if applied is not None or push.is_served:
-            push.lifecycle.applied()
+            push.lifecycle.go("applied")
             served = self._resident.served if push.is_served else None
             outcome, loaded = PushOutcome(push.report(), applied), self._loras.push_ids()
             record = self._outcomes.add_applied(push, outcome, served, loaded)

@@ -1,9 +1,11 @@
-"""The states of a push and the only transitions between them. Pure: one table, and one method per event."""
+"""The states of a push and the only transitions between them: one table."""
 
 import enum
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
+from genserve.aio.change import Change
 from genserve.weights.push.types import PushState
 
 
@@ -21,7 +23,22 @@ class State(enum.Enum):
     GONE = "the bytes were freed"
 
 
-TRANSITIONS: Mapping[tuple[str, State], State] = {
+Event: TypeAlias = Literal[
+    "joined",  # a stream began a new attempt
+    "truncated",  # the attempt ended with bytes missing
+    "restored",  # bytes that an earlier attempt staged count again
+    "checking",  # every byte has arrived, and every stream has ended
+    "staged",  # the bytes passed the checks
+    "preparing",  # workers were asked to build the version
+    "prepared",  # they have built it, and it waits for a commit
+    "unprepared",  # they have freed it
+    "applying",  # generation is stopped
+    "applied",  # the version is served
+    "failed",  # an error occurred, and nothing changed
+    "dropped",  # the bytes were freed
+]
+
+TRANSITIONS: Mapping[tuple[Event, State], State] = {
     # A stream begins a new attempt.
     ("joined", State.RECEIVING): State.RECEIVING,
     ("joined", State.STAGED): State.RECEIVING,
@@ -60,88 +77,33 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
-    """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it.
-    `tell_change` is called after each event."""
+    """The state of one push. `changes` are told of each event."""
 
-    def __init__(self, tell_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *changes: Change) -> None:
         self.state = State.RECEIVING
         """The internal state. Only events change it."""
-        self._was_staged = False
-        self._tell_change = tell_change
-        self._since_s = time.time()
-
-    @property
-    def since_s(self) -> float:
-        """When the state began, in Unix seconds. An event that leaves the state as it is does not begin it."""
-        return self._since_s
-
-    @property
-    def push_state(self) -> PushState:
+        self.push_state = PushState.RECEIVING
         """The state on the wire."""
-        return _SHOWN_AS.get(self.state) or PushState[self.state.name]
-
-    @property
-    def is_busy(self) -> bool:
+        self.is_busy = False
         """Whether the daemon carries out the push: nobody may change or free its bytes."""
-        return self.state in _BUSY
+        self.since_s = time.time()
+        """When the state began, in Unix seconds. An event that leaves the state as it is does not begin it."""
+        self._changes = changes
 
     @property
     def can_commit(self) -> bool:
         """Whether one attempt has brought every byte, and the push waits for a commit."""
         return self.state in (State.STAGED, State.PREPARED, State.FAILED)
 
-    def joined(self) -> None:
-        """A stream began a new attempt."""
-        self._go("joined")
-
-    def truncated(self) -> None:
-        """The attempt ended with bytes missing."""
-        self._go("truncated")
-        if self._was_staged:
-            self._go("restored")
-
-    def checking(self) -> None:
-        """Every byte has arrived, and every stream has ended."""
-        self._go("checking")
-
-    def staged(self) -> None:
-        """The bytes passed the checks."""
-        self._go("staged")
-        self._was_staged = True
-
-    def preparing(self) -> None:
-        """Workers were asked to build the version."""
-        self._go("preparing")
-
-    def prepared(self) -> None:
-        """They have built it, and it waits for a commit."""
-        self._go("prepared")
-
-    def unprepared(self) -> None:
-        """They have freed it."""
-        self._go("unprepared")
-
-    def applying(self) -> None:
-        """Generation is stopped."""
-        self._go("applying")
-
-    def applied(self) -> None:
-        """The version is served."""
-        self._go("applied")
-
-    def failed(self) -> None:
-        """An error occurred, and nothing changed."""
-        self._go("failed")
-
-    def dropped(self) -> None:
-        """The bytes were freed."""
-        self._go("dropped")
-
-    def _go(self, event: str) -> None:
+    def go(self, event: Event) -> None:
+        """Goes to the next state. Raises RuntimeError if the table has no transition for the event."""
         after = TRANSITIONS.get((event, self.state))
         if after is None:
             raise RuntimeError(f"a push that is {self.state.name} cannot be {event}")
         if after is not self.state:
-            self._since_s = time.time()
+            self.since_s = time.time()
         self.state = after
-        self._tell_change()
+        self.push_state = _SHOWN_AS.get(after) or PushState[after.name]
+        self.is_busy = after in _BUSY
+        for change in self._changes:
+            change.tell()

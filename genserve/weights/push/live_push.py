@@ -110,7 +110,7 @@ class LivePush:
         """Told whenever its state has changed; other pushes may share it."""
         self.arrived = Change()
         """Told whenever bytes have arrived, and with `changed`."""
-        self.lifecycle = Lifecycle(self._tell_changed)
+        self.lifecycle = Lifecycle(self.changed, self.arrived)
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
@@ -191,7 +191,7 @@ class LivePush:
                     metadata={"push_id": self.push_id},
                 )
             return self.attempt
-        self.lifecycle.joined()
+        self.lifecycle.go("joined")
         if header.attempt == "" or header.attempt != self.attempt.name:
             self.staging.begin_anew()
         self._begin(header)
@@ -217,10 +217,6 @@ class LivePush:
         """Raises what ended it, if its bytes are gone."""
         if self._error is not None:
             raise self._error.again()
-
-    def _tell_changed(self) -> None:
-        self.changed.tell()
-        self.arrived.tell()
 
     def touch(self) -> None:
         """Records that something new arrived: the time to live starts again."""
@@ -249,7 +245,7 @@ class LivePush:
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
-        self.lifecycle.staged()
+        self.lifecycle.go("staged")
         self._staged_as = self.header
         self.is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
 
@@ -258,14 +254,15 @@ class LivePush:
         its time for that begins."""
         if self.lifecycle.state is State.PREPARED:
             self.touch()
-            self.lifecycle.unprepared()
+            self.lifecycle.go("unprepared")
 
     def truncate(self) -> None:
         """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
         change."""
         self.attempt.answer(self.truncation())
-        self.lifecycle.truncated()
+        self.lifecycle.go("truncated")
         if self._staged_as is not None:
+            self.lifecycle.go("restored")
             self.header = self._staged_as
             self.attempt = Attempt.begin(self.header.num_streams, self.header.attempt)
             self.staging.count_all()
@@ -274,17 +271,17 @@ class LivePush:
         """Nothing changed. The bytes of a push that was sent to wait for a commit wait on, if nothing was tried; others
         are kept only until they are in the way."""
         if self.lifecycle.is_busy or not self.is_to_wait:
-            self.lifecycle.failed()
+            self.lifecycle.go("failed")
             self.issues = (PushIssue("", str(error)),)
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""
-        self.lifecycle.failed()
+        self.lifecycle.go("failed")
         self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
         """Before its bytes are freed: streams and later callers get `error`."""
-        self.lifecycle.dropped()
+        self.lifecycle.go("dropped")
         self._error = error.again()
         if self._contents is not None:
             self._contents.end()

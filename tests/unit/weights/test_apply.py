@@ -286,8 +286,9 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     staging = Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
     staging.write(0, weights(1), None)
     push = LivePush(header(), MANIFEST.digest, staging, MANIFEST.total_bytes)
-    for event in (push.lifecycle.checking, push.lifecycle.staged, push.lifecycle.preparing):
-        event()
+    push.lifecycle.go("checking")
+    push.lifecycle.go("staged")
+    push.lifecycle.go("preparing")
     applying = asyncio.create_task(PushApplier(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
     await gate.reached.wait()
     applying.cancel()

@@ -120,15 +120,15 @@ async def test_bytes_are_read_by_others_while_they_are_good_and_do_not_change(pu
     """From when they are checked to when they are served, or the push has failed."""
     assert not push.is_readable
     stream_to(push).write(0, DATA, None)
-    push.lifecycle.checking()
+    push.lifecycle.go("checking")
     assert not push.is_readable
     push.stage()
     assert push.is_readable
-    push.lifecycle.preparing()
+    push.lifecycle.go("preparing")
     assert push.is_readable
-    push.lifecycle.applying()
+    push.lifecycle.go("applying")
     assert push.is_readable
-    push.lifecycle.applied()
+    push.lifecycle.go("applied")
     assert not push.is_readable
 
 
@@ -141,7 +141,7 @@ async def test_others_come_again_in_a_second(push: LivePush) -> None:
 async def test_what_was_dropped_is_gone(push: LivePush) -> None:
     """For those who send it, for those who read it and for those who come later; and it is dropped once."""
     stream_to(push).write(0, DATA, None)
-    push.lifecycle.checking()
+    push.lifecycle.go("checking")
     push.stage()
     error = DrainingError("the daemon is shutting down")
     push.drop(error)
@@ -168,7 +168,7 @@ async def test_an_incomplete_push_says_what_it_lacks(push: LivePush) -> None:
 async def test_a_push_that_failed_says_why_and_waits_for_another_commit(push: LivePush) -> None:
     """Nobody waits for its check any more."""
     stream_to(push).write(0, DATA, None)
-    push.lifecycle.checking()
+    push.lifecycle.go("checking")
     assert push.is_settling
     push.fail(ValueError("no"))
     assert (push.lifecycle.state, push.is_settling, push.lifecycle.can_commit) == (State.FAILED, False, True)

@@ -55,10 +55,10 @@ def test_a_state_lasts_since_the_event_that_began_it(monkeypatch: pytest.MonkeyP
     lifecycle = Lifecycle()
     assert lifecycle.since_s == 1.0
     now_s[0] = 2.0
-    lifecycle.joined()
+    lifecycle.go("joined")
     assert lifecycle.since_s == 1.0
-    lifecycle.checking()
+    lifecycle.go("checking")
     assert lifecycle.since_s == 2.0
     with pytest.raises(RuntimeError):
-        lifecycle.prepared()
+        lifecycle.go("prepared")
     assert lifecycle.since_s == 2.0
