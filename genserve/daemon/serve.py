@@ -191,7 +191,7 @@ class _Daemon:
         tasks = {
             "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
             "pause leases": parts.pauses.run(),
-            "push staging": parts.pushes.run(),
+            "push staging": parts.pushes.live.run(),
             "weight updates": parts.transfers.run(),
         }
         if parts.checkpoint is not None:

@@ -348,10 +348,6 @@ class PushRegistry:
         self._pushes.drop(push, push.not_found())
         return outcome
 
-    async def run(self) -> None:
-        """Frees staged bytes whose time to live has ended. Never returns."""
-        await self._pushes.run()
-
     async def close(self) -> None:
         """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others, and what
         workers have prepared of them."""

@@ -91,7 +91,7 @@ class Replica:
             *(_MAX_STAGING_BYTES, lambda cause, limit_s: None),
             peers=MemoryCaller(self._network),
         )
-        for each in (pauses, pushes, transfers):
+        for each in (pauses, pushes.live, transfers):
             self.process.start(each.run(), "background")
         self._server.table = services_of(parts, weights_of(parts))
         early.tell_in_flight(pushes.in_flight)

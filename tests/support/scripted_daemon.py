@@ -215,7 +215,7 @@ async def serving(
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     stopped = Stopped()
     keeper = None if files is None else Keeper(KeptDirectory(Path(config.keep_committed)), resident, files)
-    running = (pauses, pushes, transfers) if keeper is None else (pauses, pushes, transfers, keeper)
+    running = (pauses, pushes.live, transfers) if keeper is None else (pauses, pushes.live, transfers, keeper)
     background = [asyncio.create_task(each.run()) for each in running]
     parts = ServerParts(
         config,

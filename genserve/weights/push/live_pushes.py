@@ -2,7 +2,7 @@
 their time to live; `registry` decides who may open one."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,36 +15,27 @@ from genserve.weights.push.types import PushInFlight
 MAX_LISTED: Final = 16
 
 
-class LivePushes(Mapping[str, LivePush]):
-    """Frees the bytes of a push when it is dropped or idle for too long, and forgets it when it is applied. `clock`
-    gives monotonic seconds. `changed` may be one that is told of other changes, too."""
+class LivePushes(dict[str, LivePush]):
+    """Pushes by id. Frees the bytes of a push when it is dropped or idle for too long, and forgets it when it is
+    applied. `clock` gives monotonic seconds. `changed` may be one that is told of other changes, too."""
 
     def __init__(self, clock: Callable[[], float], changed: Change | None = None) -> None:
+        super().__init__()
         self._clock = clock
-        self._pushes: dict[str, LivePush] = {}
         self.changed = Change() if changed is None else changed
         """Told whenever one of them has changed."""
         self._gone_bytes = 0
 
-    def __getitem__(self, push_id: str) -> LivePush:
-        return self._pushes[push_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pushes)
-
-    def __len__(self) -> int:
-        return len(self._pushes)
-
     def find(self, push_id: str) -> LivePush:
         """A push. Raises PushNotFoundError."""
-        if (push := self._pushes.get(push_id)) is None:
+        if (push := self.get(push_id)) is None:
             raise not_found(push_id)
         return push
 
     def check_place(self, push_id: str) -> None:
         """Raises StagingFullError, naming it, if another push is prepared and does not give way: workers hold one at a
         time."""
-        for push in self._pushes.values():
+        for push in self.values():
             if push.lifecycle.state is State.PREPARED and push.push_id != push_id and not push.header.preemptible:
                 raise StagingFullError(
                     f"push {push.push_id!r} is prepared, and workers hold one version beside the live one: commit or "
@@ -54,30 +45,30 @@ class LivePushes(Mapping[str, LivePush]):
 
     async def make_place(self, push_id: str) -> None:
         """Drops another push that is prepared: it gives way, see `check_place`."""
-        prepared = [push for push in self._pushes.values() if push.lifecycle.state is State.PREPARED]
+        prepared = [push for push in self.values() if push.lifecycle.state is State.PREPARED]
         await asyncio.gather(*(self.drop(push, push.truncation()) for push in prepared if push.push_id != push_id))
 
     def add(self, push: LivePush) -> None:
         """A push has been opened."""
-        self._pushes[push.push_id] = push
+        self[push.push_id] = push
         self.changed.tell()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
         """Frees the bytes of a push, and gives its streams `error`. The future is done afterwards."""
-        self._pushes.pop(push.push_id, None)
+        self.pop(push.push_id, None)
         push.drop(error)
         self.changed.tell()
         return self._free(push)
 
     def forget(self, push: LivePush) -> None:
         """It is applied: its bytes are freed, unless they are served."""
-        del self._pushes[push.push_id]
+        del self[push.push_id]
         self._free(push)
 
     @property
     def received_bytes(self) -> int:
         """All bytes that were new when they arrived, also of pushes that are gone."""
-        return self._gone_bytes + sum(push.staging.num_new_bytes for push in self._pushes.values())
+        return self._gone_bytes + sum(push.staging.num_new_bytes for push in self.values())
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
         """Frees in a thread, because it would delay token streams."""
@@ -87,7 +78,7 @@ class LivePushes(Mapping[str, LivePush]):
     async def run(self) -> None:
         """Drops those whose time to live is over. Never returns."""
         while True:
-            idle = [push for push in self._pushes.values() if not push.lifecycle.is_busy]
+            idle = [push for push in self.values() if not push.lifecycle.is_busy]
             due_s = min((push.idle_until_s for push in idle), default=None)
             try:
                 async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
@@ -99,9 +90,9 @@ class LivePushes(Mapping[str, LivePush]):
 
     async def close(self) -> None:
         """Waits for one that is being applied, and drops all others."""
-        while busy := [p.task for p in self._pushes.values() if p.lifecycle.is_busy and p.task is not None]:
+        while busy := [p.task for p in self.values() if p.lifecycle.is_busy and p.task is not None]:
             await asyncio.wait(busy)
-        for push in list(self._pushes.values()):
+        for push in list(self.values()):
             self.drop(push, DrainingError("the daemon is shutting down"))
 
 

@@ -144,7 +144,7 @@ def build_rig(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes, clock)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident, clock)
     sleeps = SleepController(engine, pauses, board, applier)
-    background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
+    background = [asyncio.create_task(each.run()) for each in (pauses, pushes.live, transfers)]
     return Rig(engine, leases, board, pauses, sleeps, resident, applier, pushes, transfers, loras, background)
 
 
