@@ -27,7 +27,7 @@ from genserve.observe.trace import is_step
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, ApplyOptions, PrepareMode
-from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
@@ -360,10 +360,7 @@ class PushApplier:
             cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
         else:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
-            push.serve()
-            named = {"push_id": push.push_id, "content_digest": push.weights_digest, "origin": push.weights_origin}
-            staging = push.staging
-            self._resident.replace(ResidentVersion(version, staging.weights, ArenaBytes(staging.arena), **named))
+            self._resident.replace(push.serve())
             self._board.tell_applied()
             return None
         log.error("%s; applying version %d again", cause, self._engine.weight_version)

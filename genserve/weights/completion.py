@@ -51,7 +51,7 @@ class Completion:
     def begin_early(self, push: LivePush) -> None:
         """Lets workers prepare a version while its bytes arrive, if it will be prepared or applied as it is sent; and
         hashes them, if the digest of its contents will be needed."""
-        if push.header.action is PushAction.PREPARE or push.named_digest:
+        if push.header.action is PushAction.PREPARE or push.header.content_digest:
             push.begin_digest()
         prepares = push.header.action in (PushAction.APPLY, PushAction.PREPARE)
         if prepares and push.header.lora is None and not push.staging.manifest.partial:
@@ -88,7 +88,7 @@ class Completion:
         if not push.is_checked:
             refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
             push.is_checked = True
-        if named := push.named_digest:
+        if named := push.header.content_digest:
             await push.compute_digest()
             if push.content_digest != named:
                 raise ChecksumMismatchError(

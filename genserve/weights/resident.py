@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from genserve.aio.change import Change
@@ -71,29 +72,21 @@ class ArenaBytes:
         self.arena.close()
 
 
+@dataclass(eq=False)
 class ResidentVersion:
     """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` and `origin`: those of the
     push that brought it, "" if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
     lora = None  # these are weights
 
-    def __init__(
-        self,
-        weight_version: int,
-        manifest: Manifest,
-        source: ByteSource,
-        push_id: str = "",
-        content_digest: str = "",
-        origin: str = "",
-    ) -> None:
-        self.weight_version = weight_version
-        self.manifest = manifest
-        self.source = source
-        self.push_id = push_id
-        self.content_digest = content_digest
-        self.origin = origin
-        self.num_readers = 0
-        self._gone = False
+    weight_version: int
+    manifest: Manifest
+    source: ByteSource
+    push_id: str = ""
+    content_digest: str = ""
+    origin: str = ""
+    num_readers: int = field(default=0, init=False)
+    _gone: bool = field(default=False, init=False)
 
     @property
     def size_bytes(self) -> int:

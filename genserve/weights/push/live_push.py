@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from genserve.aio.change import Change
 from genserve.errors import (
@@ -24,6 +24,7 @@ from genserve.weights.push.contents import Contents
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushOutcome, PushReport, PushState
+from genserve.weights.resident import ArenaBytes, ResidentVersion
 
 # A step that exceeds the timeout ends at about this time, and its error says more.
 _LATE_S = 0.25
@@ -90,7 +91,8 @@ class Attempt:
 
 class LivePush:
     """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial. `clock` gives monotonic
-    seconds. `header` is that of the stream that began the present attempt."""
+    seconds. `header` is that of the stream that began the present attempt, with the digest of the contents that any
+    header has said, and with the origin."""
 
     def __init__(
         self,
@@ -102,7 +104,6 @@ class LivePush:
         changed: Change | None = None,
     ) -> None:
         self.push_id = header.push_id
-        self.header = header
         self.identity = PushIdentity(digest, header.weight_version, header.lora, header.content_digest)
         self.staging = staging
         self.size_bytes = size_bytes
@@ -127,17 +128,12 @@ class LivePush:
         self.content_digest = ""  # computed if it is needed
         self._contents: Contents | None = None
         self._nonce = uuid.uuid4().hex
+        self.header = self._with_known(header)
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self.clock = clock
         self.touched_s = clock()
         """When something new arrived last, on the clock: its time to live begins again."""
-
-    @property
-    def origin(self) -> str:
-        """Names the memory that took the bytes first, here or in the daemon that they were fetched from: what bears the
-        same name, wherever it is, never differs. An id does not: another push may be sent under it."""
-        return self.header.origin or self._nonce
 
     @property
     def is_readable(self) -> bool:
@@ -162,17 +158,6 @@ class LivePush:
         state = self.lifecycle.state
         prepares = state is State.PREPARING and self.header.action is PushAction.PREPARE
         return state is State.CHECKING or prepares
-
-    @property
-    def weights_digest(self) -> str:
-        """Digest of the contents of `staging.weights`, as far as it is known: a push that was completed is more than
-        what it brought."""
-        return self.content_digest if self.staging.weights is self.staging.manifest else ""
-
-    @property
-    def weights_origin(self) -> str:
-        """The origin of `staging.weights`: what this daemon has completed is its own."""
-        return self.origin if self.staging.weights is self.staging.manifest else f"{self._nonce} completed"
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
@@ -209,9 +194,13 @@ class LivePush:
     def _begin(self, header: PushHeader) -> None:
         self.attempt.answer(self.truncation())  # if its streams were cut off before others were opened
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
-        self.header = header
+        self.header = self._with_known(header)
         self.issues = ()
         self.touch()
+
+    def _with_known(self, header: PushHeader) -> PushHeader:
+        known_digest = header.content_digest or self.identity.content_digest
+        return replace(header, content_digest=known_digest, origin=header.origin or self._nonce)
 
     def check_here(self) -> None:
         """Raises what ended it, if its bytes are gone."""
@@ -222,16 +211,24 @@ class LivePush:
         """Records that something new arrived: the time to live starts again."""
         self.touched_s = self.clock()
 
-    def serve(self) -> None:
-        """Records that its version is live: from now on the arena belongs to the resident store."""
+    def serve(self) -> ResidentVersion:
+        """Records that its version is live: from now on the arena belongs to the resident store, with what is known of
+        the version."""
         self.is_served = True
         if self.header.fleet is not None:
             self.header.fleet.served()
-
-    @property
-    def named_digest(self) -> str:
-        """What a header has said that the digest of its contents is; "" if none has."""
-        return self.header.content_digest or self.identity.content_digest
+        version = ResidentVersion(
+            self.header.weight_version,
+            self.staging.weights,
+            ArenaBytes(self.staging.arena),
+            self.push_id,
+            self.content_digest,
+            self.header.origin,
+        )
+        if self.staging.weights is not self.staging.manifest:
+            # What this daemon has completed is its own, and more than what the push brought.
+            version.content_digest, version.origin = "", f"{self._nonce} completed"
+        return version
 
     def begin_digest(self) -> "asyncio.Task[str]":
         """Begins to compute `content_digest`, while bytes arrive."""

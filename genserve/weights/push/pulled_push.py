@@ -14,7 +14,7 @@ class PulledPush:
 
     def __init__(self, push: LivePush, resident: ResidentStore) -> None:
         self._push = push
-        self._origin = push.origin
+        self._origin = push.header.origin
         self._weights = push.staging.weights
         self._resident = resident
 
@@ -41,7 +41,7 @@ class PulledPush:
     @property
     def content_digest(self) -> str:
         """Of what it brings; "" = unknown."""
-        return self._push.content_digest or self._push.named_digest
+        return self._push.content_digest or self._push.header.content_digest
 
     @property
     def lora(self) -> LoraAdapter | None:
@@ -91,7 +91,7 @@ class PulledPush:
 
     def _check(self) -> None:
         push = self._push
-        if self._origin != push.origin:
+        if self._origin != push.header.origin:
             raise PushNotFoundError(
                 f"another attempt at push {self.push_id!r} has begun, from elsewhere",
                 metadata={"push_id": self.push_id},

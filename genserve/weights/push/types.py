@@ -95,9 +95,10 @@ class PushHeader:
     = none is loaded. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
     `tensors.content` computes of the push's tensors; "" = not compared. `preemptible`: another push takes its place
-    while it waits for its commit. `origin`: see `LivePush.origin`; "" = this daemon is it. `yields`: it gives way to
-    another attempt that is being sent, instead of being in conflict with it. `fleet`: whose version it becomes, if a
-    router has asked for it.
+    while it waits for its commit. `origin` names the memory that took the bytes first, here or in the daemon
+    that they were fetched from; "" = here. Bytes of one origin never differ, wherever they are; those of one id may,
+    because another push may be sent under it. `yields`: it gives way to another attempt that is being sent, instead of
+    being in conflict with it. `fleet`: whose version it becomes, if a router has asked for it.
     """
 
     push_id: str

@@ -53,7 +53,7 @@ async def test_attempts_of_a_trainer_have_one_origin_as_long_as_the_push_is_here
     stream.detach()
     rig.registry.discard("p1")
     await rig.stage_part(header(attempt="one"), 0, 16)
-    assert rig.registry.find("p1").origin != pulled.origin
+    assert rig.registry.find("p1").header.origin != pulled.origin
 
 
 async def test_what_this_daemon_has_completed_is_its_own(rig: Rig) -> None:
