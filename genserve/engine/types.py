@@ -128,7 +128,7 @@ class UsedAdapter:
 class ArenaRef:
     """Where workers find the bytes of a version: a file that they can map, and its size in bytes. Workers on other
     hosts pull the bytes of the push `push_id`, or the served bytes if it is empty. `arrival_path`: the
-    memory.arrival.Arrival of bytes that are still arriving; "" if all of them are there."""
+    memory.arena.Arrival of bytes that are still arriving; "" if all of them are there."""
 
     path: str
     size_bytes: int

@@ -1,8 +1,12 @@
-"""Shared memory that receives the bytes of a push, and that workers map.
+"""Shared memory that receives the bytes of a push, and that workers map; and how many bytes have arrived, for workers
+that begin with its first tensors.
 
 It is an anonymous memory file (memfd). It has no name, so nothing is left in /dev/shm when a process is killed (the
 memory is freed with the last process that holds it), and the small /dev/shm of a container does not limit it. Workers
 open it as /proc/PID/fd/FD, which the kernel allows only processes of the same user on the same host.
+
+The number of bytes that have arrived is the size of another such file, which nobody writes to: it takes no memory, and
+the kernel reads and changes it as a whole.
 
 Workers import this module: it needs only the standard library unless an arena is allocated.
 """
@@ -12,7 +16,6 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
 
 from genserve.errors import StagingFullError
 from genserve.memory.available import require_memory
@@ -27,10 +30,12 @@ class Arena:
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
+        """The path for `map_arena` in a worker; "" once it is closed."""
         # The descriptor is not closed between its check and its use: its number may be that of another file then.
         self._using = threading.Lock()
-        self._size_bytes = size_bytes
-        self._mapped: Callable[[], mmap.mmap | None] = _unmapped
+        self.size_bytes = size_bytes
+        self._mapped: weakref.ref[mmap.mmap] | None = None
         self._writable: mmap.mmap | None = None
 
     @classmethod
@@ -55,23 +60,13 @@ class Arena:
     def extend(self, size_bytes: int) -> None:
         """Makes it larger and keeps its bytes. Takes as long as `allocate`. Raises StagingFullError."""
         self._check(0, 0)
-        more_bytes = size_bytes - self._size_bytes
+        more_bytes = size_bytes - self.size_bytes
         if more_bytes > 0:
-            _reserve(self._fd, self._size_bytes, more_bytes)
+            _reserve(self._fd, self.size_bytes, more_bytes)
             with self._using:
-                self._size_bytes = size_bytes
-                self._mapped = _unmapped
+                self.size_bytes = size_bytes
+                self._mapped = None
                 self._writable = None
-
-    @property
-    def path(self) -> str:
-        """The path for `map_arena` in a worker."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-        return self._size_bytes
 
     @property
     def closed(self) -> bool:
@@ -81,13 +76,13 @@ class Arena:
     @property
     def viewed(self) -> bool:
         """Whether a view of it exists."""
-        return self._mapped() is not None
+        return self._mapped is not None and self._mapped() is not None
 
     def target(self, offset: int, length: int) -> memoryview:
         """The bytes at `offset` for writing, also by threads: the view keeps the memory alive if the arena is closed
         meanwhile. Raises ValueError outside of the arena, StagingFullError if it cannot be mapped."""
         with self._using:
-            if self._fd == -1 or not 0 <= offset <= offset + length <= self._size_bytes:
+            if self._fd == -1 or not 0 <= offset <= offset + length <= self.size_bytes:
                 raise self._refused(offset, length)
             if length == 0:
                 return memoryview(bytearray())
@@ -95,9 +90,9 @@ class Arena:
                 # Kept with its page tables: a write to a mapped page takes a third of the time of pwrite, a write to an
                 # unmapped page takes as long as pwrite.
                 try:
-                    self._writable = mmap.mmap(self._fd, self._size_bytes)
+                    self._writable = mmap.mmap(self._fd, self.size_bytes)
                 except OSError as error:
-                    raise StagingFullError(f"{self._size_bytes} bytes could not be mapped: {error.strerror}") from error
+                    raise StagingFullError(f"{self.size_bytes} bytes could not be mapped: {error.strerror}") from error
             return memoryview(self._writable)[offset : offset + length]
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -126,9 +121,9 @@ class Arena:
             self._check(offset, length)
             if length == 0:
                 return memoryview(b"")
-            mapped = self._mapped()
+            mapped = None if self._mapped is None else self._mapped()
             if mapped is None:
-                mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
+                mapped = mmap.mmap(self._fd, self.size_bytes, prot=mmap.PROT_READ)
                 # Unmapped with its last view: no view can dangle, and nothing is mapped without need.
                 self._mapped = weakref.ref(mapped)
             return memoryview(mapped)[offset : offset + length]
@@ -150,31 +145,27 @@ class Arena:
         with self._using:
             if self._fd == -1:
                 return
-            fd, self._fd = self._fd, -1
-            maps = [self._mapped(), self._writable]
-            self._mapped, self._writable = _unmapped, None
+            fd, self._fd, self.path = self._fd, -1, ""
+            maps = [None if self._mapped is None else self._mapped(), self._writable]
+            self._mapped, self._writable = None, None
         # Unmapping takes a third of the time and holds Python's global lock: in pieces, other threads get their turn.
         # The kernel frees the pages with the last reference, which is the descriptor; this does not need the lock.
         while maps:
             if (mapped := maps.pop()) is None:
                 continue
-            for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
-                mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
+            for start in range(0, self.size_bytes, _UNMAPPED_AT_ONCE_BYTES):
+                mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self.size_bytes - start))
             del mapped
         os.close(fd)
 
     def _check(self, offset: int, length: int) -> None:
-        if self._fd == -1 or not 0 <= offset <= offset + length <= self._size_bytes:
+        if self._fd == -1 or not 0 <= offset <= offset + length <= self.size_bytes:
             raise self._refused(offset, length)
 
     def _refused(self, offset: int, length: int) -> ValueError:
         if self._fd == -1:
             return ValueError("the arena is closed")
-        return ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self._size_bytes} bytes")
-
-
-def _unmapped() -> None:
-    """The result of a weak reference without a map."""
+        return ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self.size_bytes} bytes")
 
 
 async def allocate_arena(size_bytes: int) -> Arena:
@@ -216,3 +207,44 @@ def map_arena(path: str, size_bytes: int) -> mmap.mmap:
         return mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
+
+
+class Arrival:
+    """How many bytes of an arena have arrived: the daemon's side. Made with 0 bytes."""
+
+    def __init__(self) -> None:
+        """Raises OSError if the process has too many files open."""
+        self._fd = os.memfd_create("genserve-arrival", os.MFD_CLOEXEC)
+        os.fchmod(self._fd, 0o600)
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        """The path for `ArrivedBytes` in a worker."""
+
+    def tell(self, num_bytes: int) -> None:
+        """Records that so many bytes have arrived, from the first one on without a gap."""
+        if self._fd != -1:
+            os.ftruncate(self._fd, num_bytes)
+
+    def close(self) -> None:
+        """Safe to call more than once; workers that have opened it keep the last number."""
+        fd, self._fd = self._fd, -1
+        if fd != -1:
+            os.close(fd)
+
+
+class ArrivedBytes:
+    """A worker's side, open for the length of a block."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError if the daemon has closed it."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def num_bytes(self) -> int:
+        """How many have arrived, without a gap."""
+        return os.fstat(self._fd).st_size
+
+    def __enter__(self) -> "ArrivedBytes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

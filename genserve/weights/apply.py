@@ -22,7 +22,7 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.memory.arrival import Arrival
+from genserve.memory.arena import Arrival
 from genserve.observe.trace import is_step
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush

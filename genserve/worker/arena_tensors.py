@@ -8,8 +8,7 @@ from threading import Event
 
 import torch
 
-from genserve.memory.arena import map_arena
-from genserve.memory.arrival import ArrivedBytes
+from genserve.memory.arena import ArrivedBytes, map_arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, item_bytes
 from genserve.worker.contract.calls import Prepare
 from genserve.worker.update.protocol import PrepareCancelledError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from genserve.memory.arrival import ArrivedBytes
+from genserve.memory.arena import ArrivedBytes
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.background import Background

@@ -25,8 +25,7 @@ from genserve.engine.types import (
     WeightDigest,
 )
 from genserve.errors import DeadlineError, LoraNotFoundError
-from genserve.memory.arena import map_arena
-from genserve.memory.arrival import ArrivedBytes
+from genserve.memory.arena import ArrivedBytes, map_arena
 from genserve.tensors.manifest import TensorSpec
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from genserve.aio.change import Change
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
-from genserve.memory.arena import Arena
-from genserve.memory.arrival import Arrival
+from genserve.memory.arena import Arena, Arrival
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.tensors.ranges import ByteRanges, Range

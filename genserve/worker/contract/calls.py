@@ -73,7 +73,7 @@ class Fetch(_Message):
 class Prepare(_Message):
     """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
     that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `arrival_path`: the
-    memory.arrival.Arrival of bytes that are still arriving; "" if all of them are there."""
+    memory.arena.Arrival of bytes that are still arriving; "" if all of them are there."""
 
     nonce: str
     arena_path: str

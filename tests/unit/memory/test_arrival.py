@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from genserve.memory.arrival import Arrival, ArrivedBytes
+from genserve.memory.arena import Arrival, ArrivedBytes
 
 
 def _read(path: str, told: "multiprocessing.SimpleQueue[int]", go_on: "multiprocessing.SimpleQueue[int]") -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from genserve.memory.arena import Arena
-from genserve.memory.arrival import Arrival
+from genserve.memory.arena import Arena, Arrival
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract.calls import Prepare
 from genserve.worker.update.protocol import PrepareCancelledError
