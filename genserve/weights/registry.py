@@ -26,7 +26,7 @@ from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import Attempt, LivePush
-from genserve.weights.push.live_pushes import Arrival, Arrivals, LivePushes, in_flight, not_found
+from genserve.weights.push.live_pushes import LivePushes, Opening, Openings, in_flight, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
@@ -68,7 +68,7 @@ class PushRegistry:
         self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
         self.live, self.measures = self._pushes, self._outcomes.measures
         """What is here, and numbers of what became of all."""
-        self.arrivals = Arrivals()
+        self.openings = Openings()
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False
@@ -98,10 +98,10 @@ class PushRegistry:
         """
         check_header(header)
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
-        with self.arrivals.begun(header.push_id) as arrival:
-            return await self._arrive(header, arrival)
+        with self.openings.begun(header.push_id) as opening:
+            return await self._arrive(header, opening)
 
-    async def _arrive(self, header: PushHeader, arrival: Arrival) -> PushStream:
+    async def _arrive(self, header: PushHeader, opening: Opening) -> PushStream:
         lora = self._loras.check(header.lora) if header.lora is not None else None
         if header.manifest is not None:
             self.check_num_tensors(len(header.manifest.tensors), lora=lora is not None)
@@ -118,7 +118,7 @@ class PushRegistry:
             async with self._opening:
                 waits = self._waits_for(header, can_leave=loop.time() < leave_s)
                 if not waits:
-                    return await self._open_whole(header, arrival, digest, issues)
+                    return await self._open_whole(header, opening, digest, issues)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if waits == "check" else leave_s):
                     await self._pushes.changed.wait()
@@ -134,13 +134,13 @@ class PushRegistry:
         return "attempt" if can_leave and push.meets_other(header) else ""
 
     async def _open_whole(
-        self, header: PushHeader, arrival: Arrival, digest: str, issues: list[PushIssue]
+        self, header: PushHeader, opening: Opening, digest: str, issues: list[PushIssue]
     ) -> PushStream:
         """Opens to its end even if the client is gone: nobody else may allocate meanwhile."""
         opened: list[PushStream] = []
 
         async def open_one() -> None:
-            opened.append(await self._open(header, arrival, digest, issues))
+            opened.append(await self._open(header, opening, digest, issues))
 
         try:
             await uninterrupted(open_one())
@@ -150,7 +150,7 @@ class PushRegistry:
             raise
         return opened[0]
 
-    async def _open(self, header: PushHeader, arrival: Arrival, digest: str, issues: list[PushIssue]) -> PushStream:
+    async def _open(self, header: PushHeader, opening: Opening, digest: str, issues: list[PushIssue]) -> PushStream:
         applied = self._outcomes.applied(header.push_id)
         if applied is not None:
             applied.identity.check(header, digest)
@@ -175,14 +175,14 @@ class PushRegistry:
             size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
             return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
-        push = await self._begin(header, arrival, header.manifest, digest, size_bytes)
+        push = await self._begin(header, opening, header.manifest, digest, size_bytes)
         return self._stream(push, push.attempt)
 
     async def _begin(
-        self, header: PushHeader, arrival: Arrival, manifest: Manifest, digest: str, size_bytes: int
+        self, header: PushHeader, opening: Opening, manifest: Manifest, digest: str, size_bytes: int
     ) -> LivePush:
         self.check_free()
-        arrival.check()
+        opening.check()
         present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
         partial, replaces = manifest.partial, header.replaces_weights
         with naming_wide_tensors(manifest, self._checkpoint):
@@ -196,7 +196,7 @@ class PushRegistry:
         arena = await allocate(manifest.total_bytes)
         try:
             self.check_open()
-            arrival.check()
+            opening.check()
         except GenserveError:
             await asyncio.to_thread(arena.close)
             raise
@@ -339,7 +339,7 @@ class PushRegistry:
         if push is not None and (push.lifecycle.is_busy or (push.is_held and not force)):
             raise push.in_progress()
         if force:
-            self.arrivals.discard(push_id)
+            self.openings.discard(push_id)
         if push is None:
             if refused is None:
                 raise not_found(push_id)

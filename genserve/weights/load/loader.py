@@ -38,7 +38,7 @@ from genserve.weights.load.types import (
     SourceSilentError,
     WeightSource,
 )
-from genserve.weights.push.live_pushes import Arrival
+from genserve.weights.push.live_pushes import Opening
 from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.push_admission import check_header
@@ -88,8 +88,8 @@ class WeightLoader:
             if is_applied:  # it has its answer, as that of a commit; and its fleet is told
                 return await self._pushes.commit(load.push_id, load.apply, fleet=load.fleet)
             load = replace(load, weight_version=known.push.weight_version)
-        with self._pushes.arrivals.begun(load.push_id) as arrival:
-            return await _Loading(self._pushes, load, sources, arrival).run()
+        with self._pushes.openings.begun(load.push_id) as opening:
+            return await _Loading(self._pushes, load, sources, opening).run()
 
     def _known(self, push_id: str) -> PushOutcome | None:
         try:
@@ -138,9 +138,9 @@ class _Loading:
     brings anything any more, and bring everything.
     """
 
-    def __init__(self, pushes: PushRegistry, load: Load, sources: Sequence[WeightSource], arrival: Arrival) -> None:
+    def __init__(self, pushes: PushRegistry, load: Load, sources: Sequence[WeightSource], opening: Opening) -> None:
         self._pushes = pushes
-        self._arrival = arrival
+        self._opening = opening
         self._load = load
         self._sources = sources
         report = self._report()
@@ -276,7 +276,7 @@ class _Loading:
 
     def _check_here(self) -> None:
         self._pushes.check_open()
-        self._arrival.check()
+        self._opening.check()
         if self._is_here and self._report() is None:
             raise PushNotFoundError(
                 f"push {self._load.push_id!r} was discarded, or nothing new came for too long: {self._about()}",

@@ -4,6 +4,7 @@ their time to live; `registry` decides who may open one."""
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from genserve.aio.change import Change
@@ -96,48 +97,42 @@ class LivePushes(dict[str, LivePush]):
             self.drop(push, DrainingError("the daemon is shutting down"))
 
 
-class Arrival:
-    """A caller that is about to open a push, or fetches one that is not open yet."""
+@dataclass(eq=False, slots=True)
+class Opening:
+    """A caller that is about to open a push, or fetches one that is not open yet. `is_discarded`: nobody wants the push
+    any more."""
 
-    def __init__(self, push_id: str) -> None:
-        self._push_id = push_id
-        self._is_discarded = False
-
-    def discard(self) -> None:
-        """Nobody wants the push any more."""
-        self._is_discarded = True
+    push_id: str
+    is_discarded: bool = False
 
     def check(self) -> None:
         """Raises PushNotFoundError if the push was discarded meanwhile."""
-        if self._is_discarded:
+        if self.is_discarded:
             raise PushNotFoundError(
-                f"push {self._push_id!r} was discarded while it was opened", metadata={"push_id": self._push_id}
+                f"push {self.push_id!r} was discarded while it was opened", metadata={"push_id": self.push_id}
             )
 
 
-class Arrivals:
-    """The callers that are about to open pushes, by the ids of these."""
+class Openings:
+    """The callers that are about to open pushes."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, list[Arrival]] = {}
+        self._openings: set[Opening] = set()
 
     @contextmanager
-    def begun(self, push_id: str) -> Iterator[Arrival]:
+    def begun(self, push_id: str) -> Iterator[Opening]:
         """A caller is about to open this push, for the length of the block."""
-        arrival = Arrival(push_id)
-        self._by_id.setdefault(push_id, []).append(arrival)
+        opening = Opening(push_id)
+        self._openings.add(opening)
         try:
-            yield arrival
+            yield opening
         finally:
-            left = self._by_id[push_id]
-            left.remove(arrival)
-            if not left:
-                del self._by_id[push_id]
+            self._openings.remove(opening)
 
     def discard(self, push_id: str) -> None:
-        """Nobody wants the push any more, in whoever's hands it is."""
-        for arrival in self._by_id.get(push_id, ()):
-            arrival.discard()
+        """Nobody wants the push any more: each of its callers finds out."""
+        for opening in self._openings:
+            opening.is_discarded |= opening.push_id == push_id
 
 
 def _described(push: LivePush) -> PushInFlight:
