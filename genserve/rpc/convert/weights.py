@@ -159,8 +159,8 @@ def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
         previous_version=applied.previous_version,
         active_version=applied.active_version,
         timings=[
-            weights_pb2.StepTiming(step=timing.step, duration=duration_of(timing.duration_s))
-            for timing in applied.timings
+            weights_pb2.StepTiming(step=step, duration=duration_of(duration_s))
+            for step, duration_s in applied.step_s.items()
         ],
         paused=None if applied.paused_s is None else duration_of(applied.paused_s),
         requests_kept=applied.requests_kept,

@@ -18,7 +18,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import MAX_VERSION, Applied, LoraAdapter, timings_of
+from genserve.weights.push.types import MAX_VERSION, Applied, LoraAdapter
 from genserve.wire.bounds import check_timeout
 
 _MIN_TIMEOUT_S = 0.001
@@ -65,7 +65,7 @@ class LoraLoader:
         push.header = replace(header, weight_version=loaded.version)
         commit_s = time.perf_counter() - began_s - prepare_s
         served = self._engine.weight_version
-        steps = {
+        step_s = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,
             "prepare": prepare_s,
@@ -74,7 +74,7 @@ class LoraLoader:
         return Applied(
             served,
             served,
-            timings_of(steps),
+            step_s,
             paused_s=0.0,
             requests_kept=0,
             requests_aborted=0,

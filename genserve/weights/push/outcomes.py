@@ -121,8 +121,8 @@ class PushMeasures:
     def applied(self, kind: PushKind, applied: Applied) -> None:
         """It is served."""
         self.outcomes[kind, "APPLIED"] += 1
-        for timing in applied.timings:
-            self.steps[timing.step].add(timing.duration_s)
+        for step, duration_s in applied.step_s.items():
+            self.steps[step].add(duration_s)
         if applied.paused_s is not None:
             self.paused.add(applied.paused_s)
 

@@ -199,30 +199,18 @@ class PushInFlight:
     state_since_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """Wall time, in seconds, of one step: receive, verify, prepare, pause, commit or resume."""
-
-    step: str
-    duration_s: float
-
-
-def timings_of(steps: Mapping[str, float]) -> tuple[StepTiming, ...]:
-    """The wall time of each step, in seconds, in their order."""
-    return tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
-
-
 @dataclass(slots=True)
 class Applied:
-    """The result of applying. `paused_s`: seconds that generation was stopped; None if it was paused before and stays
-    so. `recomputed_tokens`: whose keys and values are to be computed again.
+    """The result of applying. `step_s`: wall time of each step (receive, verify, prepare, pause, commit, resume), in
+    their order. `paused_s`: seconds that generation was stopped; None if it was paused before and stays so.
+    `recomputed_tokens`: whose keys and values are to be computed again.
 
     None of the last three may be known when a push is answered: they are written when they are, and None until then.
     """
 
     previous_version: int
     active_version: int
-    timings: tuple[StepTiming, ...]
+    step_s: Mapping[str, float]
     paused_s: float | None
     requests_kept: int
     requests_aborted: int
@@ -231,12 +219,12 @@ class Applied:
     discard_s: float | None = None
 
     @classmethod
-    def in_hold(cls, previous_version: int, active_version: int, steps: Mapping[str, float], hold: Hold) -> "Applied":
-        """While the engine was held still; `steps` in seconds."""
+    def in_hold(cls, previous_version: int, active_version: int, step_s: Mapping[str, float], hold: Hold) -> "Applied":
+        """While the engine was held still."""
         return cls(
             previous_version,
             active_version,
-            timings_of(steps),
+            step_s,
             hold.paused_s,
             hold.kept,
             hold.aborted,

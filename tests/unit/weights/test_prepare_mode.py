@@ -19,7 +19,7 @@ async def test_a_push_in_a_hurry_is_prepared_in_the_pause(rig: Rig) -> None:
     ]
     assert rig.engine.live == tensors(1)
     assert outcome.applied is not None
-    steps = {t.step: t.duration_s for t in outcome.applied.timings}
+    steps = outcome.applied.step_s
     assert outcome.applied.paused_s is not None
     assert outcome.applied.paused_s >= steps["prepare"] > 0
 

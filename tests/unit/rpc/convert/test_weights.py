@@ -24,7 +24,6 @@ from genserve.weights.push.types import (
     PushHeader,
     PushReport,
     PushState,
-    StepTiming,
 )
 from genserve.wire.conversions import manifest_message
 
@@ -103,7 +102,7 @@ def test_a_bad_field_is_named_by_its_path_in_the_frame(fields: dict[str, Any], p
 def test_an_outcome_arrives_in_a_response() -> None:
     """With the state of the engine."""
     report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
-    applied = Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6, 7, 1.5, 2.5)
+    applied = Applied(3, 4, {"receive": 0.25, "commit": 0.5}, 0.125, 5, 6, 7, 1.5, 2.5)
     answer = Answers(lambda: STATE)
     response = answer(weights_pb2.PushWeightsResponse, push=to_push(report), applied=to_applied(applied))
     assert json_format.MessageToDict(response) == {
@@ -126,10 +125,10 @@ def test_an_outcome_arrives_in_a_response() -> None:
 def test_nothing_applied_is_not_applied_with_zeros() -> None:
     """`applied` is unset; and `paused` is unset when the engine stays paused, as is what is not known yet."""
     assert not weights_pb2.PushWeightsResponse(applied=to_applied(None)).HasField("applied")
-    staying = to_applied(Applied(0, 1, (), None, 0, 0))
+    staying = to_applied(Applied(0, 1, {}, None, 0, 0))
     assert staying is not None and not staying.HasField("paused")
     assert not any(map(staying.HasField, ("recomputed_tokens", "longest_wait", "discard")))
-    known = to_applied(Applied(0, 1, (), None, 0, 0, 0, 0.0, 0.0))
+    known = to_applied(Applied(0, 1, {}, None, 0, 0, 0, 0.0, 0.0))
     assert known is not None and all(map(known.HasField, ("recomputed_tokens", "longest_wait", "discard")))
 
 

@@ -15,7 +15,6 @@ from genserve.weights.push.types import (
     PushOutcome,
     PushReport,
     PushState,
-    timings_of,
 )
 from genserve.weights.resident import ResidentStore
 from tests.unit.weights.conftest import header
@@ -189,8 +188,8 @@ def test_an_applied_push_counts_with_its_steps_and_its_pause() -> None:
     """Each step is counted once; a push under a lease did not stop generation by itself."""
     measures = PushMeasures()
     steps = {step: float(number) for number, step in enumerate(STEPS)}
-    measures.applied(PushKind.WEIGHTS, Applied(1, 2, timings_of(steps), 0.25, 3, 0))
-    measures.applied(PushKind.LORA, Applied(1, 2, timings_of({"receive": 7.0}), None, 3, 0))
+    measures.applied(PushKind.WEIGHTS, Applied(1, 2, steps, 0.25, 3, 0))
+    measures.applied(PushKind.LORA, Applied(1, 2, {"receive": 7.0}, None, 3, 0))
     assert {step: each.sum for step, each in measures.steps.items()} == {**steps, "receive": 7.0}
     assert (measures.paused.sum, sum(measures.paused.counts)) == (0.25, 1)
     assert measures.outcomes == {(PushKind.WEIGHTS, "APPLIED"): 1, (PushKind.LORA, "APPLIED"): 1}

@@ -11,8 +11,6 @@ from genserve.weights.push.types import (
     PushHeader,
     PushReport,
     PushState,
-    StepTiming,
-    timings_of,
 )
 from tests.support.scripted_engine import ScriptedInterruption
 from tests.unit.weights.conftest import MANIFEST, header
@@ -49,10 +47,9 @@ def test_what_was_applied_tells_of_the_hold_what_it_did() -> None:
     assert applied == Applied(
         previous_version=6,
         active_version=7,
-        timings=(StepTiming("pause", 3.0), StepTiming("commit", 8.0)),
+        step_s={"pause": 3.0, "commit": 8.0},
         paused_s=5.0,
         requests_kept=1,
         requests_aborted=2,
         recomputed_tokens=7,
     )
-    assert timings_of({}) == ()
