@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -49,6 +50,7 @@ from genserve.weights.lora.files import PulledLora
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentRules
 from genserve.weights.push.stream import until_expired
+from genserve.weights.push_admission import check_num_tensors
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
@@ -90,6 +92,7 @@ class WeightServicer(WeightServiceServicer):
         self._processes = processes
         self._peers = peers
         self._takes_segments = takes_segments
+        self._check_num_tensors = partial(check_num_tensors, checkpoint=checkpoint)
         # Once: to make the message of a large model takes long, and who asks for it is anybody.
         self._manifest = manifest_message(checkpoint.as_manifest()) if checkpoint is not None else None
         self._loader = WeightLoader(pushes, self._peer, keeper)
@@ -127,7 +130,7 @@ class WeightServicer(WeightServiceServicer):
     async def _push(self, frames: Frames, rules: SegmentRules) -> weights_pb2.PushWeightsResponse:
         header = await read_header(frames)
         if header.HasField("manifest"):
-            self._pushes.check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
+            self._check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
         # A manifest of a large model takes long to convert: token streams must not wait for it.
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
@@ -160,7 +163,7 @@ class WeightServicer(WeightServiceServicer):
         )
 
     def _peer(self, address: str, push_id: str) -> PeerSource:
-        return PeerSource(self._peers, address, push_id, self.max_header_bytes, self._pushes.check_num_tensors)
+        return PeerSource(self._peers, address, push_id, self.max_header_bytes, self._check_num_tensors)
 
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"

@@ -16,7 +16,7 @@ from genserve.tensors.manifest import (
 )
 from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
-from genserve.weights.push.types import MAX_VERSION, ApplyOptions, LoraAdapter, PushAction, PushHeader
+from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader
 from genserve.wire.bounds import check_text, check_timeout
 
 MAX_STREAMS = 1024
@@ -32,11 +32,14 @@ def check_header(header: PushHeader) -> None:
         _check_lora(header, header.lora)
     if header.lora is None or header.weight_version:
         check_version_number(header.weight_version, "header.weight_version")
-    _check_ttl(header.staging_ttl_s, "header.staging_ttl")
-    _check_ttl(header.prepared_ttl_s, "header.prepared_ttl")
+    for field, ttl_s in (("staging_ttl", header.staging_ttl_s), ("prepared_ttl", header.prepared_ttl_s)):
+        if not 0 < ttl_s <= _MAX_TTL_S:
+            raise InvalidFieldError.of(
+                f"header.{field}", f"must be above 0 s and at most {_MAX_TTL_S:g} s, is {ttl_s:g} s"
+            )
     if not 1 <= header.num_streams <= MAX_STREAMS:
         raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
-    check_apply(header.apply, "header.apply")
+    check_timeout(header.apply.timeout_s, "header.apply.timeout")
     for field in ("manifest_digest", "content_digest"):
         digest = getattr(header, field)
         if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
@@ -53,16 +56,6 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
         raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
     if header.action is PushAction.PREPARE:
         raise InvalidFieldError.of("header.action", "an adapter is not prepared: nothing is exchanged for it")
-
-
-def _check_ttl(ttl_s: float, field: str) -> None:
-    if not 0 < ttl_s <= _MAX_TTL_S:
-        raise InvalidFieldError.of(field, f"must be above 0 s and at most {_MAX_TTL_S:g} s, is {ttl_s:g} s")
-
-
-def check_apply(apply: ApplyOptions, field: str) -> None:
-    """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
-    check_timeout(apply.timeout_s, f"{field}.timeout")
 
 
 def check_version_number(version: int, field: str) -> None:
@@ -117,7 +110,8 @@ def examine(
 
 
 def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
-    """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors."""
+    """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors. Call it before
+    converting one, which would take seconds for a hostile one."""
     if checkpoint is not None:
         refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
     refuse_issues(too_many_tensors(num_tensors))

@@ -1,8 +1,7 @@
 """Memory for the bytes of a push, within the daemon's limit. Everything is decided before anything is freed."""
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
@@ -47,22 +46,20 @@ class Evictions:
             resident.release_replaced()  # pulls of a replaced version must start again
 
 
-@contextmanager
-def naming_wide_tensors(manifest: Manifest, checkpoint: CheckpointIndex | None) -> Iterator[None]:
-    """Adds to a StagingFullError how much wider the tensors of the push are than the checkpoint's, because its sender
-    can cast them."""
-    try:
-        yield
-    except StagingFullError as error:
-        known = {} if checkpoint is None else checkpoint.tensors
-        specs = [spec for spec in manifest.tensors if spec.name in known]
-        pushed_bytes, usual_bytes = sum(spec.length for spec in specs), sum(known[spec.name].length for spec in specs)
-        if pushed_bytes <= usual_bytes:
-            raise
-        times = f"{pushed_bytes / usual_bytes:.3g} times"
-        raise StagingFullError(
-            f"{error.message}; the push's tensors are {times} as wide as the checkpoint's", metadata=error.metadata
-        ) from error
+def naming_wide_tensors(
+    error: StagingFullError, manifest: Manifest, checkpoint: CheckpointIndex | None
+) -> StagingFullError:
+    """The error, with how much wider the tensors of the push are than the checkpoint's, because its sender can cast
+    them."""
+    known = {} if checkpoint is None else checkpoint.tensors
+    specs = [spec for spec in manifest.tensors if spec.name in known]
+    pushed_bytes, usual_bytes = sum(spec.length for spec in specs), sum(known[spec.name].length for spec in specs)
+    if pushed_bytes <= usual_bytes:
+        return error
+    times = f"{pushed_bytes / usual_bytes:.3g} times"
+    return StagingFullError(
+        f"{error.message}; the push's tensors are {times} as wide as the checkpoint's", metadata=error.metadata
+    )
 
 
 def plan_evictions(

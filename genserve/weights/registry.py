@@ -16,7 +16,7 @@ from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
-from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError
+from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, StagingFullError
 from genserve.memory.arena import allocate_arena
 from genserve.observe.log_lines import PUSH_ID
 from genserve.tensors.manifest import Manifest, PushIssue, completed
@@ -31,9 +31,10 @@ from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushInFlight, PushOutcome, PushReport
-from genserve.weights.push_admission import check_apply, check_header, check_num_tensors, examine, refuse_issues
+from genserve.weights.push_admission import check_header, check_num_tensors, examine, refuse_issues
 from genserve.weights.quota import naming_wide_tensors, plan_evictions
 from genserve.weights.resident import ResidentStore
+from genserve.wire.bounds import check_timeout
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
 _LEAVE_TIMEOUT_S = 2.0
@@ -83,11 +84,6 @@ class PushRegistry:
         """How far the pushes have come whose bytes are here, at most `MAX_LISTED` of them."""
         return in_flight(self._pushes.values())
 
-    def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
-        """Raises ManifestMismatchError for too many tensors. Call it before converting a manifest, which would take
-        seconds for a hostile one."""
-        check_num_tensors(num_tensors, self._checkpoint, lora=lora)
-
     async def open(self, header: PushHeader) -> PushStream:
         """Opens a push, or joins the one with this id: after a break, or as one of several streams.
 
@@ -104,7 +100,7 @@ class PushRegistry:
     async def _arrive(self, header: PushHeader, opening: Opening) -> PushStream:
         lora = self._loras.check(header.lora) if header.lora is not None else None
         if header.manifest is not None:
-            self.check_num_tensors(len(header.manifest.tensors), lora=lora is not None)
+            check_num_tensors(len(header.manifest.tensors), self._checkpoint, lora=lora is not None)
         else:
             await self._wait_for_first_stream(header)
         # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
@@ -185,10 +181,12 @@ class PushRegistry:
         opening.check()
         present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
         partial, replaces = manifest.partial, header.replaces_weights
-        with naming_wide_tensors(manifest, self._checkpoint):
+        try:
             evicted = plan_evictions(
                 size_bytes, present, limit_bytes, resident, partial=partial, replaces_weights=replaces
             )
+        except StagingFullError as error:
+            raise naming_wide_tensors(error, manifest, self._checkpoint) from error.__cause__
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)
         # An adapter does not use the arena that waits for the next version.
@@ -304,7 +302,7 @@ class PushRegistry:
         in the moment in which its version is live, also for one that is live already. Raises PushNotFoundError,
         PushTruncatedError, ApplyInProgressError while it is being sent, and as `open`, `PushStream.finish` and
         `FleetCommit.check`."""
-        check_apply(apply, "apply")
+        check_timeout(apply.timeout_s, "apply.timeout")
         PUSH_ID.set(push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.changed.wait()

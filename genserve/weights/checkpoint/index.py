@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +83,7 @@ class CheckpointIndex:
         """Size of all tensors."""
         return sum(tensor.length for tensor in self.tensors.values())
 
-    @property
+    @cached_property
     def max_tensors(self) -> int:
         """The largest number of tensors for which a manifest is read: far more than a valid one has, so that the error
         for an invalid one can name the wrong tensors."""

@@ -14,7 +14,6 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest, PushIssue, bounded
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction
 from genserve.weights.push_admission import (
-    check_apply,
     check_header,
     check_num_tensors,
     check_version,
@@ -22,7 +21,7 @@ from genserve.weights.push_admission import (
     refuse_issues,
 )
 from tests.support.refusals import refuses
-from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, header
+from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, header
 
 DAY_S = 24 * 3600.0
 LORA = LoraAdapter("policy", "{}")
@@ -94,10 +93,10 @@ def test_a_name_of_an_adapter_may_have_256_characters() -> None:
     check_header(header(weight_version=0, lora=LoraAdapter("x" * 256, "{}")))
 
 
-def test_options_of_a_commit_are_named_by_their_own_path() -> None:
+async def test_options_of_a_commit_are_named_by_their_own_path(rig: Rig) -> None:
     """They come in another request."""
     with pytest.raises(InvalidFieldError) as caught:
-        check_apply(ApplyOptions(timeout_s=-1.0), "apply")
+        await rig.registry.commit("p1", ApplyOptions(timeout_s=-1.0))
     assert [violation.field for violation in caught.value.violations] == ["apply.timeout"]
 
 
