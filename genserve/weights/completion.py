@@ -104,7 +104,7 @@ class Completion:
         """An adapter's bytes are not kept, but what was applied under its id has a digest. Raises PushConflictError for
         other contents: they would have the version of the first ones."""
         await push.compute_digest()
-        applied = self._outcomes.applied(push.push_id)
+        applied = self._outcomes.applied.get(push.push_id)
         if applied is not None and applied.outcome.push.content_digest != push.content_digest:
             raise PushConflictError(
                 f"push {push.push_id!r} was applied with other tensors: push these under another push_id",
@@ -159,7 +159,7 @@ class Completion:
         """Returns the version under which the push is to be applied: a repeat that names none has that of the first
         time; 0 = the next one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may
         follow what it replaces. A repeat of the push that brought the loaded adapter replaces no other."""
-        if not header.weight_version and (applied := self._outcomes.applied(header.push_id)) is not None:
+        if not header.weight_version and (applied := self._outcomes.applied.get(header.push_id)) is not None:
             header = replace(header, weight_version=applied.outcome.push.weight_version)
         if not self.has_loaded(header):
             served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
@@ -169,7 +169,7 @@ class Completion:
     def has_loaded(self, header: PushHeader) -> bool:
         """Whether the adapter that is loaded is what this push brought when it was applied, under the version that it
         names, if any."""
-        if header.lora is None or self._outcomes.applied(header.push_id) is None:
+        if header.lora is None or self._outcomes.applied.get(header.push_id) is None:
             return False
         loaded = self._loras.loaded(header.lora_name)
         if loaded is None or loaded.push_id != header.push_id:

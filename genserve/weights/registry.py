@@ -147,14 +147,15 @@ class PushRegistry:
         return opened[0]
 
     async def _open(self, header: PushHeader, opening: Opening, digest: str, issues: list[PushIssue]) -> PushStream:
-        applied = self._outcomes.applied(header.push_id)
+        applied = self._outcomes.applied.get(header.push_id)
         if applied is not None:
             applied.identity.check(header, digest)
             if self._outcomes.repeated(header) is not None:
                 return self._repeat(applied, header.attempt)
         check_weights(self._board)
         self.check_open()
-        self._outcomes.check_refused(header)
+        if (refused := self._outcomes.refusal(header)) is not None:
+            raise refused.error.again()
         if header.action is PushAction.PREPARE:
             self._pushes.check_place(header.push_id)
         push = self._pushes.get(header.push_id)
@@ -283,7 +284,7 @@ class PushRegistry:
     def report(self, push_id: str, *, as_answered: bool = False) -> PushOutcome:
         """The progress of a push; `as_answered`: of one that was applied, without what became known after the answer.
         Raises PushNotFoundError if it was never opened or has expired."""
-        applied, refused = self._outcomes.applied(push_id), self._outcomes.refused(push_id)
+        applied, refused = self._outcomes.applied.get(push_id), self._outcomes.refused(push_id)
         if applied is not None:
             return applied.answer if as_answered else applied.outcome
         if push_id not in self._pushes and refused is not None:
@@ -306,7 +307,7 @@ class PushRegistry:
         PUSH_ID.set(push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.changed.wait()
-        applied, again = self._outcomes.applied(push_id), self._pushes.get(push_id)
+        applied, again = self._outcomes.applied.get(push_id), self._pushes.get(push_id)
         if applied is not None and (again is None or self._completion.has_loaded(again.header)):
             if again is not None and again.lifecycle.can_commit:
                 await self._pushes.drop(again, again.not_found())

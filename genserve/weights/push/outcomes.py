@@ -29,6 +29,7 @@ class AppliedPush:
     """A push that was applied. A repeat gets the first `answer` again; `outcome` gains what is known later. `version`
     returns its bytes while they are served; an adapter has none."""
 
+    kind: PushKind
     identity: PushIdentity
     attempt: str
     answer: PushOutcome
@@ -69,7 +70,7 @@ class RefusedPush:
     due_s: float
 
 
-class _Latest(Generic[T]):
+class Latest(Generic[T]):
     """The latest records by push id, of each kind of push for itself: adapters, which may be pushed much more often, do
     not push out what is known of the weights that are served."""
 
@@ -140,17 +141,14 @@ class Outcomes:
         self._clock = clock
         self.measures = PushMeasures()
         """The same as numbers."""
-        self._applied = _Latest[AppliedPush]()
-        self._refused = _Latest[RefusedPush]()
-
-    def applied(self, push_id: str) -> AppliedPush | None:
-        """The applied push with this id."""
-        return self._applied.get(push_id)
+        self.applied = Latest[AppliedPush]()
+        """Applied pushes."""
+        self._refused = Latest[RefusedPush]()
 
     def repeated(self, header: PushHeader) -> AppliedPush | None:
         """The applied push that answers this header, if any. The bytes of an adapter are not kept, so another attempt
         loads it again."""
-        applied = self._applied.get(header.push_id)
+        applied = self.applied.get(header.push_id)
         if applied is None or header.lora is None or applied.attempt == header.attempt != "":
             return applied
         return None
@@ -165,7 +163,7 @@ class Outcomes:
         if applied.compare(self._resident, offset, data) or (attempt and attempt == applied.attempt):
             return
         lora = applied.identity.lora
-        same_kind = self._applied.of_kind(PushKind.of(lora))
+        same_kind = self.applied.of_kind(applied.kind)
         alike = [each for each in same_kind if _target(each.identity.lora) == _target(lora)]
         if alike and alike[-1] is applied:
             push_id = applied.outcome.push.push_id
@@ -185,15 +183,10 @@ class Outcomes:
 
     def answers(self, header: PushHeader) -> bool:
         """Whether a stream with this header gets its answer here."""
-        return self.repeated(header) is not None or self._refusal(header) is not None
+        return self.repeated(header) is not None or self.refusal(header) is not None
 
-    def check_refused(self, header: PushHeader) -> None:
-        """Raises the error of a refused push for streams of the same attempt. Another attempt may start over."""
-        refused = self._refusal(header)
-        if refused is not None:
-            raise refused.error.again()
-
-    def _refusal(self, header: PushHeader) -> RefusedPush | None:
+    def refusal(self, header: PushHeader) -> RefusedPush | None:
+        """The refused push with this id, for streams of the same attempt. Another attempt may start over."""
         refused = self.refused(header.push_id)
         return refused if refused is not None and header.attempt in ("", refused.attempt) else None
 
@@ -205,8 +198,9 @@ class Outcomes:
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
         answer = replace(outcome, applied=None if outcome.applied is None else replace(outcome.applied))
-        record = AppliedPush(push.identity, push.attempt.name, answer, outcome, known)
-        self._applied.add(PushKind.of(push.identity.lora), push.push_id, record, loaded)
+        kind = push.header.kind
+        record = AppliedPush(kind, push.identity, push.attempt.name, answer, outcome, known)
+        self.applied.add(kind, push.push_id, record, loaded)
         return record
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:
@@ -216,7 +210,7 @@ class Outcomes:
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s
         refused = RefusedPush(push.attempt.name, PushOutcome(report), error.again(), due_s)
-        self._refused.add(PushKind.of(push.identity.lora), push.push_id, refused)
+        self._refused.add(push.header.kind, push.push_id, refused)
 
     def forget_refused(self, push_id: str) -> PushOutcome | None:
         """Makes the id free again, and returns what was refused under it."""

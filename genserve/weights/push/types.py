@@ -41,11 +41,6 @@ class PushKind(enum.Enum):
     LORA = "lora"
     TRANSFER = "transfer"
 
-    @classmethod
-    def of(cls, lora: "LoraAdapter | None") -> "PushKind":
-        """The kind of a push of weights (None) or of an adapter."""
-        return cls.WEIGHTS if lora is None else cls.LORA
-
 
 class PushState(enum.Enum):
     """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
@@ -128,7 +123,7 @@ class PushHeader:
     @property
     def kind(self) -> PushKind:
         """What it replaces."""
-        return PushKind.of(self.lora)
+        return PushKind.WEIGHTS if self.lora is None else PushKind.LORA
 
     @property
     def replaces_weights(self) -> bool:
