@@ -140,7 +140,11 @@ class MessageReader:
 
     async def next(self) -> Any:
         """The next message, or EOF. Raises a `GenserveError` if the call failed."""
-        message = self._messages.get_nowait() if not self._messages.empty() else await self._messages.get()
+        try:
+            message = self._messages.get_nowait() if not self._messages.empty() else await self._messages.get()
+        except BaseException:
+            del self  # a cancelled task keeps its error, and that this frame: a stream that nothing else has ends now
+            raise
         if not isinstance(message, _End):
             return message
         self._messages.put_nowait(message)  # for other waiting readers, and the next time
@@ -183,7 +187,11 @@ class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
 
     async def __anext__(self) -> ItemT:
         """The next response. Raises a `GenserveError` if the call failed, ClientClosedError if the client is closed."""
-        message = await self._messages.next()
+        try:
+            message = await self._messages.next()
+        except BaseException:
+            del self  # as MessageReader.next
+            raise
         if message is EOF:
             raise StopAsyncIteration
         return self._convert(message)

@@ -195,6 +195,27 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     await asyncio.wait_for(daemon.cancelled.wait(), STEP_S)
 
 
+async def test_a_cancelled_task_ends_the_stream_that_only_its_loop_has(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """At once: the task keeps its error and that the frames, but none of these has the stream."""
+    daemon.hangs_after = 0
+
+    async def read() -> None:
+        async for _ in client.stream("x"):
+            pass
+
+    reading = asyncio.create_task(read())
+    await asyncio.wait_for(daemon.hanging.wait(), STEP_S)
+    gc.disable()
+    try:
+        reading.cancel()
+        await asyncio.wait({reading})
+        await asyncio.wait_for(daemon.cancelled.wait(), STEP_S)
+    finally:
+        gc.enable()
+
+
 class FullCall:
     """A call of which more is there to read than a stream reads ahead."""
 
