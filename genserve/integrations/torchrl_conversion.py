@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
 
-from genserve.client.generation.options import GenerateOptions
+from genserve.client.generation.options import GenerateOptions, SamplingOptions
 from genserve.client.generation.results import GeneratedSequence, Generation, Logprobs, Prompt
 from genserve.errors import UnsupportedError
 
@@ -16,15 +16,7 @@ VllmPrompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 _MAX_TOKENS: Final = 16
 """vLLM's default where there are no SamplingParams; the client's is the rest of the context."""
 _SAME: Final = (
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
+    *SamplingOptions.__annotations__,
     "stop",
     "stop_token_ids",
     "ignore_eos",
@@ -33,9 +25,6 @@ _SAME: Final = (
     "logprobs",
     "prompt_logprobs",
     "skip_special_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
 )
 _RENAMED: Final = {"detokenize": "text", "include_stop_str_in_output": "include_stop"}
 _CONSTRAINTS: Final = {

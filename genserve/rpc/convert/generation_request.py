@@ -37,17 +37,6 @@ MAX_CONSTRAINT_CHARACTERS = 1 << 18
 MAX_LOGIT_BIAS = 100.0
 _MAX_PARAMS_BYTES = 1 << 16
 
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "top_k",
-    "seed",
-    "n",
-)
 _TEXT_CONSTRAINTS = {
     "json_schema": ConstraintKind.JSON,
     "regex": ConstraintKind.REGEX,
@@ -156,24 +145,20 @@ def _chat(message: generation_pb2.Chat) -> ChatPrompt:
 
 
 def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
-    given = _given(message, _NUMBERS)
+    given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
     for name, value in given.items():
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise InvalidFieldError.of(f"sampling.{name}", f"must be a number, is {value}")
     if given.get("n", 1) < 1:
         raise InvalidFieldError.of("sampling.n", f"must be at least 1, is {given['n']}")
-    if message.logit_bias:
+    if "logit_bias" in given:
         given["logit_bias"] = _logit_bias(message.logit_bias, info)
-    if message.allowed_token_ids:
+    if "allowed_token_ids" in given:
         given["allowed_token_ids"] = _token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", info)
-    if message.bad_words:
+    if "bad_words" in given:
         _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
         given["bad_words"] = list(message.bad_words)
     return Sampling(**given)
-
-
-def _given(message: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
 def _logit_bias(given: Mapping[int, float], info: EngineInfo) -> dict[int, float]:

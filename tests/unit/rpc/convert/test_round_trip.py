@@ -1,12 +1,21 @@
 """What the daemon says is what its client is told: every field is set to a value of its own, and goes over the wire."""
 
+import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genserve.client.control import state as told
 from genserve.client.generation import results
-from genserve.client.generation.options import GenerateOptions, generate_request
+from genserve.client.generation.options import (
+    GenerateOptions,
+    OutputOptions,
+    SamplingOptions,
+    StopOptions,
+    generate_request,
+)
 from genserve.client.weights.lora import Lora
 from genserve.client.weights.results import Applied as ToldApplied
 from genserve.client.weights.results import Push, PushResult
@@ -34,7 +43,7 @@ from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.listening import ListeningFacts, set_listening
 from genserve.rpc.convert.values import to_lease, to_state
 from genserve.rpc.convert.weights import to_applied, to_push
-from genserve.v1 import weights_pb2
+from genserve.v1 import generation_pb2, weights_pb2
 from genserve.weights.push.types import Applied, PushReport
 from tests.unit.rpc.convert.distinct import distinct, said
 
@@ -222,3 +231,44 @@ def test_every_option_of_a_request() -> None:
     message = sent(generate_request([said(each) for each in prompt.messages], options))  # type: ignore[arg-type]
     info = distinct(EngineInfo, max_model_len=4096, vocab_size=100)
     assert said(generation_request(message, info, "minted")) == said(expected)
+
+
+TYPESCRIPT = "clients/typescript/src/generation/options.ts"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "options", "names"),
+    [
+        (generation_pb2.Sampling, Sampling, SamplingOptions, {}),
+        (generation_pb2.Output, Output, OutputOptions, {}),
+        (
+            generation_pb2.Stop,
+            Stop,
+            StopOptions,
+            {"strings": "stop", "token_ids": "stop_token_ids", "time_budget": "time_budget_s"},
+        ),
+    ],
+)
+def test_every_option_of_the_contract_is_declared_wherever_it_has_to_be(
+    message: Any, kind: type, options: type, names: dict[str, str]
+) -> None:
+    """A field of the proto that one place lacks would be an option that nobody can set, or that the daemon drops. The
+    failure names the places."""
+    root = Path(__file__).resolve().parents[4]
+    declared = re.findall(r"^export interface (\w+) \{\n(.*?)^\}", (root / TYPESCRIPT).read_text(), re.M | re.S)
+    (in_typescript,) = (re.findall(r"^  (\w+)\?:", body, re.M) for name, body in declared if name == options.__name__)
+    lacking = {
+        "genserve/engine/generation.py": set(),
+        "genserve/client/generation/options.py": set(),
+        TYPESCRIPT: set(),
+    }
+    for field in message.DESCRIPTOR.fields:
+        option = names.get(field.name, field.name)
+        if {field.name, option}.isdisjoint(each.name for each in dataclasses.fields(kind)):
+            lacking["genserve/engine/generation.py"].add(field.name)
+        if option not in options.__annotations__:
+            lacking["genserve/client/generation/options.py"].add(option)
+        camel = re.sub("_(.)", lambda found: found[1].upper(), option.replace("time_budget_s", "time_budget_ms"))
+        if camel not in in_typescript:
+            lacking[TYPESCRIPT].add(camel)
+    assert not any(lacking.values()), lacking
