@@ -1,20 +1,13 @@
 """Converts updates of a generation to GenerateResponse. The hot path: one message per update, columns copied whole."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from genserve.engine.generation import (
     Finish,
     FinishReason,
     GenerationUpdate,
     LogprobColumns,
     PromptInfo,
-    WeightSpan,
 )
 from genserve.v1 import generation_pb2, types_pb2
-
-if TYPE_CHECKING:
-    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 _REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
@@ -35,7 +28,13 @@ def to_response(
         message.token_ids.extend(delta.token_ids)
         if delta.logprobs is not None:
             _fill_logprobs(message.logprobs, delta.logprobs)
-        _fill_spans(message.weight_spans, delta.weight_spans)
+        for version, start, end, lora_version in delta.weight_spans:
+            span = message.weight_spans.add()
+            span.version = version
+            span.start = start
+            span.end = end
+            if lora_version:
+                span.lora_version = lora_version
         if delta.finish is not None:
             _fill_finish(message.finish, delta.finish)
     if update.prompt is not None:
@@ -75,16 +74,7 @@ def _fill_finish(message: generation_pb2.Finish, finish: Finish) -> None:
     elif finish.stop is not None:
         message.stop_token_id = finish.stop
     message.num_tokens = finish.num_tokens
-    _fill_spans(message.weight_spans, finish.weight_spans)
+    for span in finish.weight_spans:
+        message.weight_spans.add(**span._asdict())
     if finish.cumulative_logprob is not None:
         message.cumulative_logprob = finish.cumulative_logprob
-
-
-def _fill_spans(messages: "RepeatedCompositeFieldContainer[types_pb2.WeightSpan]", spans: Sequence[WeightSpan]) -> None:
-    for version, start, end, lora_version in spans:
-        message = messages.add()
-        message.version = version
-        message.start = start
-        message.end = end
-        if lora_version:
-            message.lora_version = lora_version
