@@ -59,23 +59,16 @@ class AbortedStream:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._finished = False
-
-    @property
-    def request_id(self) -> str:
+        self.request_id = request.request_id
         """Its id."""
-        return self._request.request_id
-
-    @property
-    def is_finished(self) -> bool:
+        self.is_finished = False
         """Whether the update was taken."""
-        return self._finished
 
     def take(self) -> GenerationUpdate | None:
         """The update, once."""
-        if self._finished:
+        if self.is_finished:
             return None
-        self._finished = True
+        self.is_finished = True
         request, output = self._request, self._request.output
         ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else ()
         logprob = None if output.logprobs is None else 0.0
@@ -89,7 +82,7 @@ class AbortedStream:
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         """Calls it at once, unless the update was taken."""
-        if not self._finished:
+        if not self.is_finished:
             callback()
 
     def abort(self) -> None:
@@ -97,4 +90,4 @@ class AbortedStream:
 
     async def close(self) -> None:
         """Nothing runs."""
-        self._finished = True
+        self.is_finished = True

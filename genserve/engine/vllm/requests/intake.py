@@ -83,17 +83,14 @@ class Intake:
         )
         """Converts text."""
         self._builder = RequestBuilder(llm, info)
+        self.is_traced = self._builder.is_traced
+        """Whether vLLM exports spans."""
         self._streams: dict[str, VllmStream | Admission] = {}  # by id, from when the id is taken
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
         self._reason_if_aborted = FinishReason.ABORTED
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether vLLM exports spans."""
-        return self._builder.is_traced
 
     @property
     def streams(self) -> list[VllmStream]:
