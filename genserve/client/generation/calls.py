@@ -86,9 +86,9 @@ class GenerationCalls(ServiceCalls):
     ) -> ResponseStream[Delta]:
         """Generates from one prompt and yields strict deltas as they come. Errors are raised while iterating.
 
-        Leaving `async with` ends the request in the daemon. Use it where a task may be cancelled: the task keeps its
-        error, the error its frames, and these a stream that is only dropped, whose request then runs on. If a wait for
-        a delta is cancelled, the delta is not lost.
+        Leaving `async with` ends the request in the daemon. Use it where a variable has the stream and the task may be
+        cancelled: the task keeps its error, the error the variables of its frames, and the request then runs on. If a
+        wait for a delta is cancelled, the delta is not lost.
         """
         request = generate_request(prompt, options)
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
