@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from bench.soak.report import Report
 from bench.soak.samples import Latencies
-from genserve.aio.cancellation import is_cancelled
+from genserve.aio import is_cancelled
 from genserve.client import AsyncClient, Generation
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, UnavailableError, VersionNotNewerError
 from tests.support.oracle import Oracle

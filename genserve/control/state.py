@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease

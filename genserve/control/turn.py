@@ -33,7 +33,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             raise cancelled from (None if task.cancelled() else task.exception())
         return task.result()
     finally:
-        del task, cancelled  # see genserve.aio.cancellation
+        del task, cancelled  # see genserve.aio
 
 
 def remaining_s(deadline_s: float, step: str) -> float:

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import uvloop
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.hand_over import check_other_has_version, only_there

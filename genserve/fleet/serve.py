@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.desired import Version
 from genserve.fleet.everywhere import lacks_record, write_on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from genserve.aio.silence import silence
+from genserve.aio import silence
 from genserve.errors import UnavailableError
 from genserve.fleet.member import Member
 from genserve.forward.upstream import TokenUpstream

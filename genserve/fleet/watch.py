@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from genserve.aio.backoff import Backoff
-from genserve.aio.silence import silence
+from genserve.aio import Backoff, silence
 from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
 from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.errors import NoReplicaError
 from genserve.forward.upstream import TokenUpstream
 from genserve.routing.chain import Chain, eligible, why_none

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from genserve.aio.cancellation import cancel_all, is_cancelled
+from genserve.aio import cancel_all, is_cancelled
 from genserve.errors import DeadlineError, GenserveError, RequestIdInUseError, UnavailableError
 from genserve.forward.attempts import Attempts
 from genserve.forward.caller import Abort, AbortedWhileWaitingError, Action, Begun, Caller, Failure, Waiting

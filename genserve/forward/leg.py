@@ -8,8 +8,7 @@ from typing import Final, Generic
 
 import grpc.aio
 
-from genserve.aio.cancellation import is_cancelled
-from genserve.aio.change import Change
+from genserve.aio import Change, is_cancelled
 from genserve.forward.attempts import Attempts
 from genserve.forward.caller import Failure
 from genserve.forward.destinations import UpstreamT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
 
-from genserve.aio.cancellation import is_cancelled
+from genserve.aio import is_cancelled
 from genserve.errors import DeadlineError, DrainingError, EngineDeadError, GenserveError, UnavailableError
 from genserve.transport.errors import error_of
 from genserve.transport.trace_metadata import trace_metadata

@@ -5,7 +5,7 @@ The daemon writes them before it announces a change, so a front end that reads t
 
 import math
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.control.conditions import Phase
 from genserve.control.state import StateBoard
 from genserve.control.waits import LastPause

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.errors import ReplicaNotFoundError
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving

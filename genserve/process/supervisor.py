@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 from genserve.observe.notices import say
 
 FIRST_WAIT_S: Final = 0.5

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from genserve.aio.cancellation import is_cancelled
+from genserve.aio import is_cancelled
 from genserve.errors import InvalidFieldError
 from genserve.net.addresses import is_port, port_of
 from genserve.transport.errors import ClientClosedError, ClientMisuseError, error_of

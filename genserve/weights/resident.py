@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.errors import NotResidentError, StagingFullError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
 from genserve.memory.available import available_memory_bytes

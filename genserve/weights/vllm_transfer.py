@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController

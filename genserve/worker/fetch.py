@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import grpc
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 from genserve.memory.arena import Arena
 from genserve.security.caller import Caller
 from genserve.security.files import CallerFiles

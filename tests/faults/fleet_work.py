@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
 from tests.faults.fleet_processes import FleetProcesses

@@ -14,7 +14,7 @@ from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.patience import turns, until
 
 _PARTS: Final = 4
-"""Of genserve.aio.silence: a clock that leaps is a process that stood still, and ends one of them."""
+"""Of genserve.aio: a clock that leaps is a process that stood still, and ends one of them."""
 
 
 async def until_reported(fleet: Fleet, times: int = 2) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from tests.simulation.network import Network, Pipe
 from tests.simulation.served_call import Context, Ended, Metadata
 from tests.simulation.virtual_time import PROCESS, Process

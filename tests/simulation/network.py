@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.rpc.services import ServiceTable
 from tests.simulation.virtual_time import Process
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.rpc.handlers import behavior_of
 from tests.simulation.network import Server
 

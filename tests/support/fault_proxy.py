@@ -15,7 +15,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from tests.support.ports import free_port
 
 _PIECE_BYTES = 16 << 10

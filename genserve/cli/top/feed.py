@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from genserve.aio.backoff import Backoff
-from genserve.aio.silence import silence
+from genserve.aio import Backoff, silence
 from genserve.cli.options import default_holder
 from genserve.cli.top.lines import Tone
 from genserve.cli.top.questions import Action, Kind

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 from genserve.client.direct.replica import DirectUpstream, KnownReplica
 from genserve.client.direct.settings import Direct
 from genserve.errors import GenserveError, UnavailableError

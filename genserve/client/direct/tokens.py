@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
-from genserve.aio.backoff import Backoff
-from genserve.aio.silence import silence
+from genserve.aio import Backoff, silence
 from genserve.client.direct.calls import DirectCall, DirectGenerate, DirectGenerateMany
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 
 MIN_RESUMES: Final = 5
 RESUME_TIMEOUT_S: Final = 30.0

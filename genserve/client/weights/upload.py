@@ -147,7 +147,7 @@ class Upload:
         finally:
             sending.cancel()
             await asyncio.wait({sending})
-            del sending  # see genserve.aio.cancellation
+            del sending  # see genserve.aio
 
     def _late(self) -> DeadlineError:
         push_id, limit_s = self._header.push_id, self._timeout_s
@@ -194,7 +194,7 @@ class Upload:
                 for task in sending:
                     task.cancel()
                 await asyncio.gather(*sending, return_exceptions=True)
-                del sending, task  # see genserve.aio.cancellation
+                del sending, task  # see genserve.aio
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
         """One header for each stream; the first one has the manifest."""

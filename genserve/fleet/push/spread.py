@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
 from genserve.fleet.upstream import ASK_S, FETCH_S, Upstream
 from genserve.v1 import weights_pb2

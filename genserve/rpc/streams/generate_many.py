@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest

@@ -46,7 +46,7 @@ class WriteDeadline:
             del self._begun[task]
             if self._late:
                 self._late.discard(task)
-            del task  # see genserve.aio.cancellation
+            del task  # see genserve.aio
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s / _LOOKS, self._look)

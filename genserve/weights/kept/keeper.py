@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.control.membership import NO_RECORD
 from genserve.control.state import StateBoard
 from genserve.errors import GenserveError, NotResidentError

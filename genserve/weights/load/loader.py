@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from genserve.aio.backoff import Backoff
+from genserve.aio import Backoff
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.tensors.content import content_digest, tensor_digest
 from genserve.tensors.manifest import TensorSpec
 from genserve.weights.push.staging import Staging

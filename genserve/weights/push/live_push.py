@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.errors import (
     ApplyInProgressError,
     DeadlineError,

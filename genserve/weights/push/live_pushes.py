@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.errors import DrainingError, GenserveError, PushNotFoundError, StagingFullError
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena, Arrival
 from genserve.tensors.checksum import crc32c_of

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from genserve.aio.cancellation import cancel_all
+from genserve.aio import cancel_all
 from genserve.control.state import StateBoard
 from genserve.errors import MessageTooLargeError
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, FrontEnd

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
-from genserve.aio.silence import silence
+from genserve.aio import silence
 
 HEADER: Final = b"genserve-weight-versions"
 

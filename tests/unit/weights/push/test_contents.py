@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.memory.arena import Arena
 from genserve.tensors.content import tensor_digest
 from genserve.tensors.manifest import Manifest, TensorSpec

@@ -1,1 +1,0 @@
-"""Small parts for asyncio that the standard library lacks."""
