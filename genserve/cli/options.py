@@ -6,7 +6,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final, cast, get_args
 
-from genserve.net.addresses import DEFAULT_TARGET
+from genserve.net import DEFAULT_TARGET
 from genserve.wire.literals import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:

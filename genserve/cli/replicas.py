@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from genserve.cli.options import Subparsers, add_connection_options, count, open_client, seconds
 from genserve.cli.streams import print_json
 from genserve.errors import DeadlineError, UnavailableError, UnsupportedError
-from genserve.net.addresses import DEFAULT_ROUTER
+from genserve.net import DEFAULT_ROUTER
 
 if TYPE_CHECKING:
     from genserve.client import Client, FleetReplica, Replicas

@@ -173,7 +173,7 @@ def switches() -> list[str]:
 
 def _require_free(config: "ServeConfig | None") -> None:
     """Raises OSError for an address that the daemon will not be able to listen on."""
-    from genserve.net.listening import require_free
+    from genserve.net import require_free
 
     if config is not None and not config.headless:
         require_free(config.host, config.port, config.uds)

@@ -18,7 +18,7 @@ from genserve.cli.route import (
 )
 from genserve.cli.serve import check_flags, switches
 from genserve.errors import GenserveError
-from genserve.net.addresses import joined
+from genserve.net import joined
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
 
 _USAGE: Final = "genserve up --replicas N [flags of the router] [flags of genserve serve]"
@@ -96,7 +96,7 @@ def _check(wanted: UpConfig) -> int:
     from genserve.cli.serve import print_findings
     from genserve.doctor.verdict import Finding
     from genserve.installed_engine import EngineNotUsableError, installed_engine
-    from genserve.net.listening import require_free
+    from genserve.net import require_free
     from genserve.placement.config import flags_of_replica
     from genserve.placement.shares import process_shares
     from genserve.placement.up import daemon_flags

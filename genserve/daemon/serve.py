@@ -41,7 +41,7 @@ from genserve.frontends.template import Template, fork_template
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics, access_of, daemon_metrics
-from genserve.net.listening import require_free
+from genserve.net import require_free
 from genserve.observe.log_lines import write_log_lines
 from genserve.observe.notices import say, say_starting
 from genserve.process import leftovers

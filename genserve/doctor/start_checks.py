@@ -22,8 +22,7 @@ from genserve.doctor.trial.own_model import size_of
 from genserve.doctor.verdict import Finding
 from genserve.errors import GenserveError
 from genserve.memory.available import available_memory_bytes
-from genserve.net.addresses import joined
-from genserve.net.listening import require_free
+from genserve.net import joined, require_free
 from genserve.security.access_list import AccessList, AccessSource, listed_environment, open_access_list
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_accepted

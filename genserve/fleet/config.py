@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
-from genserve.net.addresses import DEFAULT_ROUTER, check_replica, split_name
+from genserve.net import DEFAULT_ROUTER, check_replica, split_name
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.settings.config import MAX_TIMEOUT_S, WRITE_TIMEOUT_S

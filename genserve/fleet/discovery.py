@@ -12,7 +12,7 @@ from genserve.errors import GenserveError, ReplicaNotFoundError
 from genserve.fleet.member import Member
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
-from genserve.net.addresses import joined, split_name
+from genserve.net import joined, split_name
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2
 

@@ -17,7 +17,7 @@ from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
-from genserve.net.addresses import check_replica
+from genserve.net import check_replica
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2, weights_pb2

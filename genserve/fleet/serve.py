@@ -24,7 +24,7 @@ from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.series import RouterSeries
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.metrics.process import ProcessMetrics, access_of
-from genserve.net.listening import require_free
+from genserve.net import require_free
 from genserve.observe.log_lines import JSON, write_log_lines
 from genserve.observe.notices import say
 from genserve.process.signals import Stopped, stop_on_signals

@@ -13,7 +13,7 @@ from genserve.frontends import questions
 from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat, Starter
 from genserve.frontends.questions import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
-from genserve.net.addresses import joined
+from genserve.net import joined
 from genserve.process.supervisor import start_all
 
 _OPENAI_START_TIMEOUT_S = 600.0

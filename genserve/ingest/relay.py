@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 
 from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
-from genserve.net.addresses import joined
+from genserve.net import joined
 from genserve.observe import trace
 from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles

@@ -28,7 +28,7 @@ from genserve.integrations.torchrl_conversion import (
     prompt_list,
     request_output,
 )
-from genserve.net.addresses import DEFAULT_TARGET
+from genserve.net import DEFAULT_TARGET
 from genserve.tensors.dtypes import FRAMEWORK_NAMES
 from genserve.transport.settings import ConnectionSettings
 from genserve.transport.timeouts import Timeouts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from genserve.net.addresses import is_local
+from genserve.net import is_local
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME = 19  # in /proc/PID/stat, behind the command's name

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from genserve.metrics.exposition import CONTENT_TYPE
-from genserve.net.addresses import joined
-from genserve.net.listening import bound_socket
+from genserve.net import bound_socket, joined
 
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8 << 10

@@ -6,8 +6,7 @@ from typing import Final
 
 import grpc.aio
 
-from genserve.net.addresses import joined
-from genserve.net.listening import require_unused
+from genserve.net import joined, require_unused
 from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.observed import CallObserver, ObservedCalls
 from genserve.rpc.services import ServiceTable

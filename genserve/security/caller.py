@@ -7,7 +7,7 @@ from typing import Final, Self
 import grpc
 import grpc.aio
 
-from genserve.net.addresses import is_local, is_socket
+from genserve.net import is_local, is_socket
 from genserve.security.access import TOKEN
 from genserve.security.certificates import check_own, read_pem
 from genserve.security.files import PLAINTEXT, CallerFiles

@@ -4,7 +4,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.net.addresses import is_loopback
+from genserve.net import is_loopback
 from genserve.observe.log_lines import FORMATS, TEXT
 from genserve.security.files import CallerFiles, CertificateFiles
 from genserve.security.roles import OPENABLE, ROLE_NAMES, Role

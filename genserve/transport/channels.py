@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from genserve.errors import GenserveError
-from genserve.net.addresses import is_socket
+from genserve.net import is_socket
 from genserve.transport.connection import Connection
 from genserve.transport.errors import ClientClosedError
 from genserve.v1 import control_pb2, generation_pb2, generation_pb2_grpc

@@ -20,7 +20,7 @@ import grpc.aio
 
 from genserve.aio import is_cancelled
 from genserve.errors import InvalidFieldError
-from genserve.net.addresses import is_port, port_of
+from genserve.net import is_port, port_of
 from genserve.transport.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.transport.fields import is_seconds
 from genserve.transport.fork import forked_error, never_free_in_children

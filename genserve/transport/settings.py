@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict
 import grpc
 
 from genserve.errors import InvalidFieldError
-from genserve.net.addresses import DEFAULT_TARGET
+from genserve.net import DEFAULT_TARGET
 from genserve.security.caller import Caller, TokenError
 from genserve.security.files import CallerFiles, CertificateError
 from genserve.security.watched_files import read_bounded

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from genserve.client import Client
-from genserve.net.addresses import is_loopback
+from genserve.net import is_loopback
 from tests.faults.ray_cluster import NUM_CPUS, RayCluster, RayUpProcess
 from tests.support.daemon_process import SMALL_ENGINE
 from tests.support.router_process import RouterProcess

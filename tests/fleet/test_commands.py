@@ -9,7 +9,7 @@ import pytest
 from genserve.cli import main, make_parser
 from genserve.control.conditions import DaemonCondition
 from genserve.fleet.config import RouteConfig
-from genserve.net.addresses import DEFAULT_ROUTER
+from genserve.net import DEFAULT_ROUTER
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, replica, routed
 from tests.support.patience import until

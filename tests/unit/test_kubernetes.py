@@ -11,7 +11,7 @@ import yaml
 from genserve.cli import make_parser
 from genserve.cli.route import make_config
 from genserve.cli.serve import check_flags
-from genserve.net.addresses import split_name
+from genserve.net import split_name
 from genserve.placement.config import CLOSE_S
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="run scripts/setup: the lock has it")

@@ -12,7 +12,7 @@ from genserve.client.direct.settings import Direct
 from genserve.errors import GenserveError, UnavailableError
 from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.forward.upstream import is_lost
-from genserve.net.addresses import is_local
+from genserve.net import is_local
 from genserve.routing.chain import with_reasons
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Replica, Request

@@ -27,7 +27,7 @@ from genserve.client.weights.upload import Upload
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.host import can_share
 from genserve.memory.ring import MIN_BYTES, SpareRings
-from genserve.net.addresses import is_local
+from genserve.net import is_local
 from genserve.tensors.ranges import num_bytes
 from genserve.transport import channels
 from genserve.transport.connection import UNSET, ServiceCalls, Timeout

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from genserve.net.addresses import is_loopback
+from genserve.net import is_loopback
 
 _PREFIXES: Final = ("VLLM_", "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "NCCL_", "GENSERVE_")
 """As vLLM carries them to its own workers on Ray: settings of the engine and of the hub, and tokens."""

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from genserve.fleet.serve import start_router
-from genserve.net.listening import require_free
+from genserve.net import require_free
 from genserve.observe.notices import say
 from genserve.placement.config import UpConfig
 from genserve.placement.ray.process import RayProcess

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.weights.push.types import PushState
 
 

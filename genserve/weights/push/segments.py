@@ -10,7 +10,7 @@ from genserve.errors import GenserveError, InvalidFieldError
 from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import Segment, SegmentChunk
-from genserve.net.addresses import is_local
+from genserve.net import is_local
 from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import InvalidFieldError
-from genserve.net.addresses import DEFAULT_TARGET
+from genserve.net import DEFAULT_TARGET
 from genserve.transport.settings import reach, target_of
 from tests.support.credentials import Authority
 from tests.support.refusals import refuses

@@ -13,7 +13,7 @@ from typing import Any, Final
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from genserve.net.listening import bound_socket
+from genserve.net import bound_socket
 from genserve.settings.config import OPENAI_FLAGS, ServeConfig
 
 API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"

@@ -19,7 +19,7 @@ from vllm.utils.network_utils import get_ip
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals
 from genserve.engine.vllm.start.failure import EngineStartError, Report
-from genserve.net.addresses import is_loopback, joined
+from genserve.net import is_loopback, joined
 from genserve.process import leftovers
 from genserve.settings.config import ServeConfig
 from genserve.worker.contract.lifetime import end_with_address

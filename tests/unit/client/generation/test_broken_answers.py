@@ -4,7 +4,7 @@ import pytest
 
 from genserve.client import AsyncClient, Delta, Generation
 from genserve.errors import GenserveError
-from genserve.net.addresses import is_socket
+from genserve.net import is_socket
 from genserve.v1 import generation_pb2
 from tests.support.refusals import refuses
 from tests.unit.client.silent_daemon import silent_daemon

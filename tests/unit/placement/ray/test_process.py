@@ -14,7 +14,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import UnauthenticatedError
 from genserve.fleet.config import RouteConfig
-from genserve.net.listening import bound_socket
+from genserve.net import bound_socket
 from genserve.placement.config import UpConfig
 from genserve.placement.ray import process
 from genserve.placement.ray.process import RayProcess, ray_addresses

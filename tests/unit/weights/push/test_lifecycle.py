@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from genserve.aio.change import Change
+from genserve.aio import Change
 from genserve.weights.push.lifecycle import TRANSITIONS, Event, Lifecycle, State
 from genserve.weights.push.types import PushState
 

@@ -1,1 +1,0 @@
-"""Addresses, and listening on them."""
