@@ -31,7 +31,7 @@ from genserve.rpc.server import ServerParts
 from genserve.security.access_list import AccessList
 from genserve.security.caller import Caller
 from genserve.settings.config import ServeConfig
-from genserve.tracing.spans import CallSpans
+from genserve.tracing import CallSpans
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import OpenedCheckpoint, loaded_index, resident_store
 from genserve.weights.kept.start import Kept, start_keeping

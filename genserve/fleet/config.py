@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from genserve.net import DEFAULT_ROUTER, check_replica, split_name
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
-from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.routing.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.settings.config import MAX_TIMEOUT_S, WRITE_TIMEOUT_S
 from genserve.settings.flags import setting
 from genserve.settings.listen_config import ListenConfig

@@ -31,8 +31,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import MultiProcessValue
 
 from genserve.errors import UnauthenticatedError
-from genserve.metrics.exposition import Exposition, Family, Registry
-from genserve.metrics.http import OPEN, Access, start_metrics_server
+from genserve.metrics.exposition import OPEN, Access, Exposition, Family, Registry, start_metrics_server
 from genserve.process.leftovers import prefix
 from genserve.rpc.access import Callers, bearer_token
 from genserve.rpc.handlers import Context

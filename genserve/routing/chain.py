@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from genserve.routing.policies.policy import Policy
+from genserve.routing.policies import Policy
 from genserve.routing.replica import Replica, ReplicaState, Request
 
 _MAX_NAMED: Final = 4

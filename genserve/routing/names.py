@@ -6,14 +6,8 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
 from genserve.routing.chain import Chain
-from genserve.routing.policies.kv_cache import KvCache
-from genserve.routing.policies.least_requests import LeastRequests
-from genserve.routing.policies.policy import Policy
-from genserve.routing.policies.power_of_two import PowerOfTwo
-from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD, PrefixAware
-from genserve.routing.policies.prefix_index import PrefixIndex
-from genserve.routing.policies.round_robin import RoundRobin
-from genserve.routing.policies.sessions import Sessions
+from genserve.routing.policies import KvCache, LeastRequests, Policy, PowerOfTwo, RoundRobin, Sessions
+from genserve.routing.prefix_aware import OVERLOAD_THRESHOLD, PrefixAware, PrefixIndex
 
 PolicyName: TypeAlias = Literal["session", "prefix-aware", "requests", "kv-cache", "power-of-two", "round-robin"]
 """A policy. torchrl's balancer knows all but session and power-of-two by these names."""

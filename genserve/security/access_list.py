@@ -17,7 +17,7 @@ from genserve.security.access import (
     parse_environment,
     parse_file,
 )
-from genserve.security.watched_files import WatchedContent, read_bounded
+from genserve.security.files import WatchedContent, read_bounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import grpc.aio
 from genserve.net import is_local, is_socket
 from genserve.security.access import TOKEN
 from genserve.security.certificates import check_own, read_pem
-from genserve.security.files import PLAINTEXT, CallerFiles
-from genserve.security.watched_files import WatchedContent, read_bounded
+from genserve.security.files import PLAINTEXT, CallerFiles, WatchedContent, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
 

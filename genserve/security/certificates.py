@@ -8,8 +8,7 @@ from typing import Any, Final
 import grpc
 
 from genserve.observe.notices import say
-from genserve.security.files import CertificateError, CertificateFiles
-from genserve.security.watched_files import WatchedContent, read_bounded
+from genserve.security.files import CertificateError, CertificateFiles, WatchedContent, read_bounded
 
 MAX_PEM_BYTES: Final = 1 << 20
 _NOT_FOUND: Final = "no certificate with its key in PEM is there; a key in another file must be named, too"

@@ -17,8 +17,7 @@ import grpc
 from genserve.errors import InvalidFieldError
 from genserve.net import DEFAULT_TARGET
 from genserve.security.caller import Caller, TokenError
-from genserve.security.files import CallerFiles, CertificateError
-from genserve.security.watched_files import read_bounded
+from genserve.security.files import CallerFiles, CertificateError, read_bounded
 from genserve.transport.fields import refuse_unknown
 from genserve.transport.timeouts import Timeouts
 

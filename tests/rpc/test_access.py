@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from genserve.client import AsyncClient
 from genserve.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
-from genserve.security import watched_files
+from genserve.security import files
 from genserve.security.roles import METHODS, ROLE_NAMES, Role
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
@@ -163,7 +163,7 @@ async def test_who_is_taken_off_the_list_can_make_no_new_calls(
     served: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that runs goes on: it was admitted."""
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
     async with served.client("generate") as client:
         watching = client.watch_status(interval_s=0.1)
         await anext(watching)

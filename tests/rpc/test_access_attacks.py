@@ -8,7 +8,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError
-from genserve.security import watched_files
+from genserve.security import files
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import read_pem
@@ -48,7 +48,7 @@ async def test_half_written_credential_files_do_not_end_a_clients_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It calls with the certificate of before, until both files are there."""
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
     authority, callers = Authority(tmp_path), list_callers(tmp_path, {"before": ["generate"], "after": ["operator"]})
     server, pair = authority.issue("127.0.0.1"), authority.issue("before")
     config = ServeConfig(
@@ -89,12 +89,12 @@ def test_an_empty_file_is_no_certificate_no_key_and_no_authority(tmp_path: Path)
     """gRPC would end the process, or trust the authorities of the system."""
     pair, empty = Authority(tmp_path).issue("client"), tmp_path / "empty"
     empty.touch()
-    for files in (
+    for unusable in (
         CallerFiles(ca_file=str(empty)),
         CallerFiles(cert_file=str(empty)),
         CallerFiles(cert_file=pair.cert_file, key_file=str(empty)),
     ):
         with pytest.raises(CertificateError, match="empty"):
-            Caller(files)
+            Caller(unusable)
     with pytest.raises(CertificateError, match="is empty"):
         read_pem(str(empty))

@@ -16,7 +16,7 @@ from genserve.errors import PeersFailedError, PermissionDeniedError, Unauthentic
 from genserve.ingest.processes import IngestProcesses
 from genserve.ingest.relay import IngestSettings
 from genserve.rpc.listener import server_options
-from genserve.security import watched_files
+from genserve.security import files
 from genserve.settings.config import ServeConfig
 from tests.rpc.served import weights
 from tests.support import pulled_peers as peers
@@ -104,7 +104,7 @@ async def test_new_connections_get_a_new_certificate(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are there go on. A key that is not the certificate's changes nothing."""
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
     pair, successor = authority.issue("127.0.0.1"), Authority(tmp_path)
     async with serving(tls(pair)) as daemon, AsyncClient(daemon.address, ca_file=authority.ca_file) as first:
         await first.status()
@@ -124,7 +124,7 @@ async def test_a_client_connects_with_its_certificate_of_now(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its running calls go on over the connection that they have."""
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
     callers = list_callers(tmp_path, {"before": ["generate"], "after": ["operator"]})
     config = tls(authority.issue("127.0.0.1"), ssl_ca_certs=authority.ca_file, auth_file=callers.auth_file)
     pair = authority.issue("before")
@@ -143,7 +143,7 @@ async def test_a_client_connects_with_its_certificate_of_now(
 
 
 async def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
     callers = one_each(tmp_path)
     path = callers.token_file("generate")
     async with (

@@ -6,7 +6,7 @@ from typing import Final
 
 from genserve.errors import InvalidFieldError
 from genserve.routing.names import DIRECT_POLICIES, parse_policies
-from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.routing.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.settings.config import MAX_TIMEOUT_S
 from genserve.transport.fields import is_seconds
 from genserve.wire.bounds import MIN_WATCH_INTERVAL_S

@@ -10,7 +10,7 @@ from genserve.forward import attempts
 from genserve.forward.attempts import Attempts
 from genserve.forward.destinations import Destinations
 from genserve.routing.chain import Chain
-from genserve.routing.policies.round_robin import RoundRobin
+from genserve.routing.policies import RoundRobin
 from genserve.routing.replica import Replica, Request
 from tests.unit.routing.fleets import VERSION, fleet
 

@@ -8,7 +8,7 @@ from random import Random
 
 from genserve.routing.chain import Chain
 from genserve.routing.names import DEFAULT_POLICIES, DIRECT_POLICIES, POLICY_NAMES, make_chain, parse_policies
-from genserve.routing.policies.least_requests import LeastRequests
+from genserve.routing.policies import LeastRequests
 from genserve.routing.replica import Replica, Request
 from tests.unit.routing.fleet_model import MAX_NUM_SEQS
 

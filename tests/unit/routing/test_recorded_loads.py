@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from genserve.routing.names import DEFAULT_POLICIES, DIRECT_POLICIES
-from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.routing.prefix_aware import OVERLOAD_THRESHOLD
 from tests.unit.routing.compared import COMPARED
 from tests.unit.routing.fleet_model import Figures, replay
 from tests.unit.routing.recorded_loads import LOADS, RecordedLoad, agents, grpo, hot_prefix

@@ -17,7 +17,7 @@ from genserve.observe import trace
 from genserve.observe.log_lines import REQUEST_ID
 from genserve.rpc.observed import ObservedCalls
 from genserve.rpc.services import ServiceTable
-from genserve.tracing.spans import CallSpans
+from genserve.tracing import CallSpans
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"

@@ -1,4 +1,4 @@
-"""Files that are replaced while somebody looks at them."""
+"""Files that others replace are noticed."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from genserve.security.access_list import AccessList, AccessSource
-from genserve.security.watched_files import WatchedFiles
+from genserve.security.files import WatchedFiles
 from tests.support.credentials import list_callers
 
 

@@ -1,4 +1,7 @@
-"""A span for each call, and one for each step in it."""
+"""Spans of OpenTelemetry, for each call and for each step in it. The only place of a server that knows opentelemetry.
+
+vLLM's --otlp-traces-endpoint turns it on. vLLM makes the exporter, in each process that has a client of the engine, and
+these spans go the same way as its own."""
 
 from collections.abc import Callable
 from typing import Any
