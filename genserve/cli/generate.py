@@ -193,7 +193,7 @@ def telling_why(client: "Client") -> "Iterator[threading.Event]":
 
 
 def _tell(client: "Client", begun: threading.Event) -> None:
-    from genserve.client.control.waits import why_waiting
+    from genserve.cli.status import why_waiting
 
     said, wait_s = "", _WHY_FIRST_S
     while not begun.wait(wait_s):

@@ -10,24 +10,10 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from genserve.client.async_client import AsyncClient
-from genserve.client.control.lease import HeldPause
-from genserve.client.control.state import (
-    EngineState,
-    Limits,
-    Load,
-    ModelMemory,
-    PauseLease,
-    PauseResult,
-    Protection,
-    PushInFlight,
-    ResumeResult,
-    ServerInfo,
-    Status,
-)
+from genserve.client.control import HeldPause
 from genserve.client.direct.settings import Direct
 from genserve.client.fleet import FleetReplica, Replicas
-from genserve.client.generation.as_completed import CompletedStream
-from genserve.client.generation.calls import AbortResult
+from genserve.client.generation.calls import AbortResult, CompletedStream
 from genserve.client.generation.many import ManyItem, ManyStream
 from genserve.client.generation.options import GenerateOptions, PromptLike
 from genserve.client.generation.results import (
@@ -40,6 +26,19 @@ from genserve.client.generation.results import (
     SequenceDelta,
     Usage,
     WeightSpan,
+)
+from genserve.client.state import (
+    EngineState,
+    Limits,
+    Load,
+    ModelMemory,
+    PauseLease,
+    PauseResult,
+    Protection,
+    PushInFlight,
+    ResumeResult,
+    ServerInfo,
+    Status,
 )
 from genserve.client.sync_client import BlockingStream, Client
 from genserve.client.weights.download import PulledWeights

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self, Unpack
 
-from genserve.client.control.calls import ControlCalls
+from genserve.client.control import ControlCalls
 from genserve.client.direct.settings import Direct, direct_settings
 from genserve.client.fleet import FleetCalls
 from genserve.client.generation.calls import GenerationCalls

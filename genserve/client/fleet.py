@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
-from genserve.client.control.state import EngineState, Load, PushInFlight
+from genserve.client.state import EngineState, Load, PushInFlight
 from genserve.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.transport.fields import build, optional_duration, word_of
 from genserve.transport.streams import ResponseStream

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from typing import Any, Final, Unpack
 
 from genserve.client import ClientClosedError
-from genserve.client.control.state import Load
 from genserve.client.fleet import FleetReplica, Replicas
 from genserve.client.generation.options import GenerateOptions
+from genserve.client.state import Load
 from genserve.client.sync_client import Client
 from genserve.errors import DeadlineError, NoReplicaError, UnsupportedError
 from genserve.integrations.host_copies import whole

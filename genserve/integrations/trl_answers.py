@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-from genserve.client.control.state import ServerInfo
 from genserve.client.generation.results import GeneratedSequence, Generation, Logprobs
+from genserve.client.state import ServerInfo
 
 
 class Completions(TypedDict):

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.client import AsyncClient, ClientClosedError, ManyItem
-from genserve.client.generation.columns import Sequences
-from genserve.client.generation.many import ManyStream, StreamOverError
+from genserve.client.generation.many import ManyStream, Sequences, StreamOverError
 from genserve.client.generation.options import GenerateOptions
 from genserve.engine.generation import FinishReason
 from genserve.errors import (

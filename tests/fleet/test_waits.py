@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from genserve.cli import main
+from genserve.cli.status import why_waiting
 from genserve.client import AsyncClient
-from genserve.client.control.waits import why_waiting
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.errors import DeadlineError, NoReplicaError

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 import genserve.rpc.weights as servicer_module
 from genserve.cli import main
-from genserve.client import AsyncClient
-from genserve.client.control import calls as control_calls
+from genserve.client import AsyncClient, control
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -217,7 +216,7 @@ async def test_pause_cancelled_as_its_answer_arrives_leaves_no_lease(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of somebody else stays."""
-    monkeypatch.setattr(control_calls, "_GIVE_UP_S", STEP_S)
+    monkeypatch.setattr(control, "_GIVE_UP_S", STEP_S)
     theirs = await daemon.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="other", ttl_s=60, timeout_s=5)
     async with FaultProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
         await client.status()

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from genserve.client import AsyncClient, Client
-from genserve.client.generation.columns import Sequences
+from genserve.client.generation.many import Sequences
 from genserve.control.conditions import Phase
 from genserve.errors import (
     DrainingError,

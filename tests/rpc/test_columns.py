@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genserve.client import AsyncClient
-from genserve.client.generation.columns import RowsDelta, Sequences
+from genserve.client.generation.many import RowsDelta, Sequences
 from genserve.client.generation.results import Delta, Generation, Logprobs
 from genserve.engine.generation import (
     Finish,

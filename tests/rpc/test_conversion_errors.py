@@ -5,7 +5,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from genserve.client.generation.columns import Sequences
+from genserve.client.generation.many import Sequences
 from genserve.engine.generation import GenerationUpdate, LogprobColumns, PromptInfo, SequenceDelta, Usage, WeightSpan
 from genserve.v1 import generation_pb2
 from tests.support.patience import until

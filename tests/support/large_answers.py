@@ -2,7 +2,7 @@
 
 import grpc.aio
 
-from genserve.client.generation.columns import Sequences
+from genserve.client.generation.many import Sequences
 from genserve.client.generation.results import Delta, Generation
 from genserve.engine.generation import (
     Finish,

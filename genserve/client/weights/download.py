@@ -7,9 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from genserve.client.weights.layout import computes_checksums
 from genserve.client.weights.resumes import Resumes
 from genserve.client.weights.sources import to_torch
-from genserve.client.weights.upload import computes_checksums
 from genserve.errors import (
     ChecksumMismatchError,
     GenserveError,

@@ -1,15 +1,19 @@
-"""The flat byte space of a push: tensors end to end in order of their names, cut into chunks.
+"""The flat byte space of a push: tensors end to end in order of their names, cut into chunks, and whether
+chunks have checksums.
 
-Pure apart from `TensorSource.read`, which is called in a worker thread.
+Pure apart from `TensorSource.read`, which is called in a worker thread, and from one warning.
 """
 
 import asyncio
+import warnings
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from genserve.client.weights.sources import TensorSource
+from genserve.tensors.checksum import is_fast
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range, merged
 
@@ -95,3 +99,15 @@ class ByteSpace:
                     pieces.append(data[first : first + num_bytes])
                     position += num_bytes
                 yield chunk_start, pieces
+
+
+@cache
+def computes_checksums() -> bool:
+    """Whether checksums cost little here; where they do not a warning says so, once."""
+    if not is_fast():
+        warnings.warn(
+            "google-crc32c is not installed, or not its build in C: a push relies on the transport's checksums "
+            '(pip install "genserve[push]")',
+            stacklevel=4,
+        )
+    return is_fast()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
-from genserve.client.control.state import EngineState
+from genserve.client.state import EngineState
 from genserve.tensors.dtypes import item_bytes
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range

@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.client.weights.dtensor import MAX_PIECES, Cut, Share, shared_out
-from genserve.client.weights.modules import is_module, module_tensors
+from genserve.client.weights.modules import MAX_PIECES, Cut, Share, is_module, module_tensors, shared_out
 from genserve.errors import InvalidFieldError
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint

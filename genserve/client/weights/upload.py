@@ -1,21 +1,19 @@
 """Sends one push of weights: makes its frames, streams the bytes, and when a stream breaks, those that are missing."""
 
 import asyncio
-import warnings
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import cache
 from typing import Any, Final
 
 import grpc.aio
 
-from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.layout import ByteSpace, computes_checksums
 from genserve.client.weights.options import Delivery
 from genserve.client.weights.results import Push, PushProgress, PushResult
 from genserve.client.weights.resumes import RESUME_TIMEOUT_S, Resumes, pauses
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
-from genserve.tensors.checksum import crc32c_of, is_fast
+from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
 from genserve.tensors.ranges import Range, common, num_bytes, split
 from genserve.transport.channels import PushChannels
@@ -44,18 +42,6 @@ def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: 
     for piece in pieces:
         computed = crc32c_of(piece, computed)
     return encoded_chunk(offset, pieces, computed)
-
-
-@cache
-def computes_checksums() -> bool:
-    """Whether checksums cost little here; where they do not a warning says so, once."""
-    if not is_fast():
-        warnings.warn(
-            "google-crc32c is not installed, or not its build in C: a push relies on the transport's checksums "
-            '(pip install "genserve[push]")',
-            stacklevel=4,
-        )
-    return is_fast()
 
 
 class Upload:

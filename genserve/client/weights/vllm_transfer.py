@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from genserve.client.control.state import EngineState
+from genserve.client.state import EngineState
 from genserve.client.weights.results import Applied
 from genserve.transport.connection import RequestT, ResponseT, ServiceCalls
 from genserve.transport.fields import build, duration, naming, wire_value

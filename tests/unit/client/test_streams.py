@@ -354,7 +354,7 @@ async def test_a_queue_that_stays_full_ends_the_batch_at_its_deadline(busy: Busy
 
 async def test_a_batch_begins_only_so_many_requests_at_once(busy: BusyDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many prompts there are: the daemon's queue is shared with others."""
-    monkeypatch.setattr("genserve.client.generation.as_completed.MAX_IN_FLIGHT", 64)
+    monkeypatch.setattr("genserve.client.generation.calls.MAX_IN_FLIGHT", 64)
     async with AsyncClient(busy.target) as client:
         assert len(await client.generate_many(["x"] * 1000)) == 1000
     assert busy.most_running <= 64

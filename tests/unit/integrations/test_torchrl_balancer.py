@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.client.control.state import EngineState, Load
 from genserve.client.fleet import FleetReplica, Replicas
+from genserve.client.state import EngineState, Load
 from genserve.errors import NoReplicaError
 from genserve.integrations.torchrl_balancer import LoadBalancer
 from genserve.v1 import fleet_pb2

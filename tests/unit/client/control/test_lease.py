@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from genserve.client.control.lease import held_pause
-from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult
+from genserve.client.control import held_pause
+from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 from genserve.wire.literals import KvPolicy, PauseMode
 from tests.support.clocks import leaping_clock

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from genserve.client.generation import as_completed
-from genserve.client.generation.as_completed import CompletedStream
+from genserve.client.generation import calls
+from genserve.client.generation.calls import CompletedStream
 from genserve.client.generation.many import ManyItem, StreamOverError
 from genserve.client.generation.results import Delta
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
@@ -114,7 +114,7 @@ async def test_no_more_run_at_once_than_a_daemon_takes_of_all_its_clients(
     many: ScriptedMany, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ends makes room for one."""
-    monkeypatch.setattr(as_completed, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(calls, "MAX_IN_FLIGHT", 2)
     batch = completed(many, 4)
     await many.has_sent("r1", "r2")
     many.end("r2")
@@ -167,7 +167,7 @@ async def test_with_each_delay_twice_as_many_may_run_until_as_many_as_ever(
     many: ScriptedMany, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one would take a large batch for ever; all at once would be refused again."""
-    monkeypatch.setattr(as_completed, "MAX_IN_FLIGHT", 7)
+    monkeypatch.setattr(calls, "MAX_IN_FLIGHT", 7)
     with leaping_clock():
         batch = completed(many, 9)
         await many.has_sent(*(f"r{number}" for number in range(1, 8)))

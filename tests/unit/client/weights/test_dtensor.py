@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from genserve.client.weights.dtensor import MAX_PIECES, block_ranges
+from genserve.client.weights.modules import MAX_PIECES, block_ranges
 from genserve.client.weights.sources import num_ranks, tensor_sources
 
 Play = Callable[[int, tuple[int, ...]], DeviceMesh]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genserve.client.weights import upload
-from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.layout import ByteSpace, computes_checksums
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import weights_pb2
 
@@ -26,12 +26,12 @@ def test_a_chunk_is_encoded_as_protobuf_does(offset: int, pieces: list[bytes], c
 
 def test_without_google_crc32c_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks then have no checksum; a warning tells, but not a thousand times."""
-    upload.computes_checksums.cache_clear()
+    computes_checksums.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         frame, *_ = [upload.chunk_frame(0, [memoryview(b"x")], checksum=True) for _ in range(3)]
-    upload.computes_checksums.cache_clear()
+    computes_checksums.cache_clear()
     assert len(warned) == 1
     assert "google-crc32c" in str(warned[0].message)
     assert not weights_pb2.PushWeightsRequest.FromString(frame).chunk.HasField("crc32c")

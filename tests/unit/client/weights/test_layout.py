@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.client.weights.dtensor import Share
 from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.modules import Share
 from genserve.client.weights.sources import TensorSource
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range

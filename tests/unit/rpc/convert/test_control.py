@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
-from genserve.client.control.state import ServerInfo
+from genserve.client.state import ServerInfo
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.control.state import EngineState

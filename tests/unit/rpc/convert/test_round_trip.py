@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genserve.client.control import state as told
+from genserve.client import state as told
 from genserve.client.generation import results
 from genserve.client.generation.options import (
     GenerateOptions,

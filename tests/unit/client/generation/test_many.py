@@ -3,7 +3,7 @@
 import pytest
 from google.rpc import status_pb2
 
-from genserve.client.generation.columns import Sequences
+from genserve.client.generation.many import Sequences
 from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2, types_pb2
 from tests.support.kept import kept

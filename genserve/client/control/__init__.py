@@ -1,1 +1,0 @@
-"""ControlService for a client."""
