@@ -15,7 +15,7 @@ from shutil import disk_usage
 from genserve.demo_model import built_demo_model
 from genserve.doctor.children import Children
 from genserve.doctor.machine import facts as machine
-from genserve.doctor.machine.host import nvidia_driver
+from genserve.doctor.machine.facts import nvidia_driver
 from genserve.doctor.room import Memory, ModelSize, fits, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial.own_model import size_of

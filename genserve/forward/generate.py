@@ -4,9 +4,18 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from genserve.errors import GenserveError
 from genserve.forward.attempts import Attempts
-from genserve.forward.caller import AbortedWhileWaitingError, Caller, Waiting
+from genserve.forward.caller import (
+    AbortedWhileWaitingError,
+    Caller,
+    Forwarded,
+    Loss,
+    NumTokens,
+    Waiting,
+    in_generate,
+    needed,
+    replica_lost,
+)
 from genserve.forward.destinations import Destinations, UpstreamT
-from genserve.forward.forwarded import Forwarded, Loss, NumTokens, in_generate, needed, replica_lost
 from genserve.forward.resume import Resumption, Tokenize
 from genserve.forward.upstream import frames_of, is_lost, until_ended
 from genserve.v1 import generation_pb2

@@ -7,9 +7,18 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from genserve.aio import cancel_all, is_cancelled
 from genserve.errors import DeadlineError, GenserveError, RequestIdInUseError, UnavailableError
 from genserve.forward.attempts import Attempts
-from genserve.forward.caller import Abort, AbortedWhileWaitingError, Action, Begun, Caller, Failure, Waiting
+from genserve.forward.caller import (
+    Abort,
+    AbortedWhileWaitingError,
+    Action,
+    Begun,
+    Caller,
+    Failure,
+    Loss,
+    Waiting,
+    replica_lost,
+)
 from genserve.forward.destinations import Destinations, UpstreamT
-from genserve.forward.forwarded import Loss, replica_lost
 from genserve.forward.leg import Leg, Legs, Running, has_only_columns
 from genserve.forward.resume import Resumption, Tokenize
 from genserve.forward.upstream import frames_of, is_lost, told

@@ -10,9 +10,8 @@ import grpc.aio
 
 from genserve.aio import Change, is_cancelled
 from genserve.forward.attempts import Attempts
-from genserve.forward.caller import Failure
+from genserve.forward.caller import Failure, Forwarded, Loss, in_generate_many, needed
 from genserve.forward.destinations import UpstreamT
-from genserve.forward.forwarded import Forwarded, Loss, in_generate_many, needed
 from genserve.forward.resume import Resumption
 from genserve.forward.upstream import told, until_ended
 from genserve.tensors.varint import read_varint

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.errors import DeadlineError, GenserveError
-from genserve.forward.caller import Abort, AbortedWhileWaitingError, Action, Begun, Failure, Waiting, action_of
-from genserve.forward.forwarded import Forwarded
+from genserve.forward.caller import (
+    Abort,
+    AbortedWhileWaitingError,
+    Action,
+    Begun,
+    Failure,
+    Forwarded,
+    Waiting,
+    action_of,
+)
 from genserve.forward.generate import Generate
 from genserve.forward.generate_many import GenerateMany
 from genserve.transport.streams import EOF

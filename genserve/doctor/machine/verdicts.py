@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from genserve.doctor.machine.facts import DeviceFacts, MachineFacts, TorchFacts
-from genserve.doctor.machine.host import HostFacts
+from genserve.doctor.machine.facts import DeviceFacts, HostFacts, MachineFacts, TorchFacts
 from genserve.doctor.machine.shared_memory import SharedMemoryFacts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, ok, warn

@@ -6,7 +6,7 @@ from typing import Final
 from genserve.errors import DeadlineError, LoraNotFoundError, NoReplicaError
 from genserve.fleet.everywhere import everywhere, of_all, write_record
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.push.relay import relay
+from genserve.fleet.push.spread import relay
 from genserve.fleet.upstream import ASK_S, Upstream, load_lora_s
 from genserve.forward.upstream import frames_of
 from genserve.routing.replica import ReplicaState

@@ -11,8 +11,7 @@ from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.header import applies, request_of
-from genserve.fleet.push.relay import relay
-from genserve.fleet.push.spread import Spread
+from genserve.fleet.push.spread import Spread, relay
 from genserve.fleet.upstream import ASK_S, DISCARD_S, FETCH_S, Upstream, apply_s, prepared_ttl_s
 from genserve.forward.upstream import may_have_done
 from genserve.v1 import weights_pb2

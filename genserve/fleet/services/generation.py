@@ -14,9 +14,8 @@ from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, Unav
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.services.callers import RemoteCaller, actions_of, parsed, read, remaining_s
 from genserve.fleet.upstream import TOKENIZE_S, Upstream
-from genserve.forward.caller import Waiting
+from genserve.forward.caller import Forwarded, Waiting
 from genserve.forward.destinations import ANY_REQUEST
-from genserve.forward.forwarded import Forwarded
 from genserve.forward.generate import Generate
 from genserve.forward.generate_many import GenerateMany
 from genserve.forward.upstream import is_lost

@@ -13,8 +13,7 @@ from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
 from genserve.observe.notices import say
 from genserve.placement.config import START_TIMEOUT_S
-from genserve.placement.ray.actor import Ending
-from genserve.placement.ray.cluster import Placement, RayFailedError
+from genserve.placement.ray.cluster import Ending, Placement, RayFailedError
 from genserve.placement.ray.resources import place_on_node
 from genserve.placement.replica import Members, Replica
 

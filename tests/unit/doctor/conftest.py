@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.doctor.machine.facts import DeviceFacts, MachineFacts, TorchFacts
-from genserve.doctor.machine.host import HostFacts
+from genserve.doctor.machine.facts import DeviceFacts, HostFacts, MachineFacts, TorchFacts
 from genserve.doctor.machine.shared_memory import SharedMemoryFacts
 from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 

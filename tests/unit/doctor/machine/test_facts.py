@@ -11,7 +11,7 @@ import torch
 
 from genserve.doctor.checkup import chosen_ways
 from genserve.doctor.children import Children
-from genserve.doctor.machine import device, host, shared_memory
+from genserve.doctor.machine import device, shared_memory
 from genserve.doctor.machine import facts as machine
 from genserve.doctor.machine.facts import DeviceFacts, TorchFacts
 from genserve.errors import InvalidFieldError
@@ -146,13 +146,13 @@ def test_the_driver_is_read_where_it_tells_its_version(tmp_path: Path) -> None:
         "NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  R",
     ):
         version.write_text(f"NVRM version: {words}\nGCC version:\n")
-        assert host.nvidia_driver(tmp_path) in ("550.54.15", "580.95.05")
+        assert machine.nvidia_driver(tmp_path) in ("550.54.15", "580.95.05")
 
 
 def test_little_memory_is_not_taken_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end the process that looks."""
-    monkeypatch.setattr(host, "available_memory_bytes", lambda: 1 << 20)
-    assert host.look().memcpy_bytes_per_s == 0.0
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 1 << 20)
+    assert machine.look_at_host().memcpy_bytes_per_s == 0.0
 
 
 def test_every_value_of_the_flag_is_a_way_but_for_the_one_that_chooses() -> None:

@@ -9,8 +9,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
-from genserve.placement.ray.actor import Ending
-from genserve.placement.ray.cluster import Placement, RayFailedError
+from genserve.placement.ray.cluster import Ending, Placement, RayFailedError
 from genserve.placement.ray.replica import RayDaemon
 from tests.support.clocks import leaping_clock
 from tests.support.patience import STEP_S, turns

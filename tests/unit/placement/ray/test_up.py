@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genserve.fleet.config import RouteConfig
-from genserve.placement import machine
+from genserve.placement import shares
 from genserve.placement.config import UpConfig
 from genserve.placement.ray.up import fleet_of
 
@@ -25,7 +25,7 @@ def test_a_replica_asks_for_a_cpu_and_a_gpu_for_each_worker(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], gpus_each: int | None, is_cpu: bool, cpus: int, gpus: int
 ) -> None:
     """As many GPUs as on one host."""
-    monkeypatch.setattr(machine, "is_cpu_engine", lambda: is_cpu)
+    monkeypatch.setattr(shares, "is_cpu_engine", lambda: is_cpu)
     fleet = fleet_of(UpConfig(2, flags, gpus_each))
     assert (fleet.cpus, fleet.gpus, fleet.num_replicas) == (cpus, gpus, 2)
 
