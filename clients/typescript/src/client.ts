@@ -115,9 +115,9 @@ export class Client implements Disposable {
   /**
    * Streams a checkpoint into the daemon, which applies all of it or nothing.
    *
-   * A stream that breaks is resumed with what is missing, a few times within `timeoutMs`. Aborting the `signal` stops
-   * sending, and nothing is applied unless every byte had arrived. Throws ManifestMismatchError, which names the
-   * tensors, and CheckpointFileError.
+   * A stream that breaks is resumed with what is missing, within `timeoutMs`; after 30 s without progress this throws
+   * UnavailableError. Aborting the `signal` stops sending, and nothing is applied unless every byte had arrived. Throws
+   * ManifestMismatchError, which names the tensors, and CheckpointFileError.
    *
    * @param path a .safetensors file, the index of a sharded checkpoint, or the directory of either. The files must not
    *   change before the push has ended.
@@ -152,7 +152,7 @@ export class Client implements Disposable {
   }
 
   /**
-   * Returns all served weights, in memory. A stream that breaks is continued, a few times within `timeoutMs`. Throws
+   * Returns all served weights, in memory. A stream that breaks is continued as that of a push is. Throws
    * NotResidentError, and WeightVersionMismatchError, also if the version is replaced meanwhile.
    */
   pullWeights(options: PullOptions = {}): Promise<PulledWeights> {

@@ -10,7 +10,7 @@ import {
   status,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
-import { Client } from "genserve";
+import { Client, UnavailableError } from "genserve";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import {
   type GenerateManyRequest,
@@ -28,6 +28,7 @@ import {
   type PushWeightsResponse,
   WeightServiceService,
 } from "../src/wire/genserve/v1/weights.js";
+import { Clock } from "./clock.js";
 import { listening, serve } from "./raw-server.js";
 
 type Frame = NonNullable<Parameters<typeof PullWeightsResponse.fromPartial>[0]["frame"]>;
@@ -37,6 +38,8 @@ let client: Client;
 let responses: GenerateResponse[] = [];
 let frames: Frame[] = [];
 let missing = { start: 0n, end: 0n };
+let attempt = "";
+let numPushStreams = 0;
 
 beforeAll(async () => {
   const calls: UntypedServiceImplementation = {
@@ -57,11 +60,11 @@ beforeAll(async () => {
     for (const frame of frames) call.write(PullWeightsResponse.fromPartial({ frame }));
     call.end();
   };
-  let attempt = "";
   const pushWeights = (call: ServerReadableStream<PushWeightsRequest, PushWeightsResponse>) => {
     call.on("data", ({ frame }: PushWeightsRequest) => {
       if (frame?.$case !== "header") return;
       attempt = frame.value.attempt;
+      numPushStreams++;
       call.emit("error", { code: status.UNAVAILABLE, details: "Connection dropped" });
     });
   };
@@ -123,4 +126,22 @@ test.each([
   await expect(client.pushTensors(tensors, { version: 1 })).rejects.toThrow(
     `the daemon misses bytes ${start} to ${end} of a push of 4`,
   );
+});
+
+test("a push that breaks again and again without progress is given up after half a minute", async () => {
+  missing = { start: 0n, end: 4n };
+  numPushStreams = 0;
+  await client.getWeights({ timeoutMs: 1 }).catch(() => undefined); // the connection
+  using clock = new Clock();
+  const tensors = { a: { dtype: "U8" as const, shape: [4], data: new Uint8Array(4) } };
+  let problem: unknown;
+  client.pushTensors(tensors, { version: 1, timeoutMs: Infinity }).catch((error: unknown) => (problem = error));
+  const beganAt = Date.now();
+  while (problem === undefined) await clock.advance(100);
+  expect(Date.now() - beganAt).toBeGreaterThan(25_000);
+  expect(Date.now() - beganAt).toBeLessThan(35_000);
+  expect(problem).toBeInstanceOf(UnavailableError);
+  expect((problem as Error).message).toMatch(/^waited \d+ s to resume push "[\w-]+": /);
+  expect(numPushStreams).toBeGreaterThan(6);
+  expect(numPushStreams).toBeLessThan(30); // with pauses between them
 });

@@ -1,16 +1,9 @@
 /** Pulls the served weights, and when the stream breaks, what is missing. */
 
-import {
-  ChecksumMismatchError,
-  GenserveError,
-  PushTruncatedError,
-  UnavailableError,
-  WeightVersionMismatchError,
-} from "../errors.js";
+import { ChecksumMismatchError, GenserveError, PushTruncatedError, WeightVersionMismatchError } from "../errors.js";
 import type { Connection } from "../transport/connection.js";
 import { exactNumber } from "../transport/fields.js";
 import { CALL, checkOptions, type Kinds } from "../transport/options.js";
-import { pause } from "../transport/pause.js";
 import { type CallOptions, deadlineOf } from "../transport/timeouts.js";
 import {
   type PullWeightsRequest,
@@ -23,6 +16,7 @@ import { loadChecksum } from "./checksum.js";
 import type { Checksum } from "./chunk-frame.js";
 import { type Dtype, isDtype, sizeBytesOf } from "./dtypes.js";
 import { chunkBytesOf } from "./options.js";
+import { isInterruption, Outage } from "./outage.js";
 import type { Tensor } from "./sources.js";
 
 /** A tensor that was pulled. */
@@ -56,8 +50,6 @@ interface PlacedTensor {
   readonly data: Uint8Array;
 }
 
-const MAX_RESUMES = 5;
-const FIRST_PAUSE_MS = 200; // before the first of them; then twice as long each time
 const OPTIONS: Kinds<PullOptions> = { ...CALL, version: "uint32", chunkBytes: "int32", onProgress: "function" };
 
 /** One version over one stream at a time. */
@@ -65,6 +57,7 @@ export class Download {
   readonly #connection: Connection;
   readonly #options: PullOptions;
   readonly #deadline: number;
+  readonly #outage: Outage;
   readonly #chunkBytes: number;
   #version: number | undefined;
   /** In order of their places, which follow each other. Undefined before the first header. */
@@ -81,21 +74,20 @@ export class Download {
     this.#version = options.version;
     this.#chunkBytes = chunkBytesOf(options);
     this.#deadline = deadlineOf(options.timeoutMs ?? connection.timeouts.pushMs);
+    const transfer = { name: "a pull", ifLate: "", metadata: {} };
+    this.#outage = new Outage(transfer, this.#deadline, options.signal);
   }
 
   async run(): Promise<PulledWeights> {
     const checksum = await loadChecksum();
-    for (let numResumes = 0; ; numResumes++) {
+    for (;;) {
       try {
-        await this.#receive(checksum, numResumes > 0);
+        await this.#receive(checksum);
         break;
       } catch (error) {
-        const mayResume = error instanceof UnavailableError || error instanceof PushTruncatedError;
-        if (!mayResume || this.#tensors === undefined) throw error;
+        if (!isInterruption(error) || this.#tensors === undefined) throw error;
         if (this.#receivedBytes === this.#totalBytes) break;
-        if (numResumes >= MAX_RESUMES) throw error;
-        const leftMs = this.#deadline - Date.now();
-        await pause(Math.min(FIRST_PAUSE_MS * 2 ** numResumes, leftMs), this.#options.signal);
+        await this.#outage.untilNextAttempt(error);
       }
     }
     const tensors = this.#tensors?.map(({ name, dtype, shape, data }) => [name, { dtype, shape, data }] as const) ?? [];
@@ -106,7 +98,7 @@ export class Download {
     };
   }
 
-  async #receive(checksum: Checksum | undefined, reconnects: boolean): Promise<void> {
+  async #receive(checksum: Checksum | undefined): Promise<void> {
     const isBegun = this.#receivedBytes > 0;
     const request: PullWeightsRequest = {
       weightVersion: this.#version,
@@ -114,11 +106,7 @@ export class Download {
       chunkBytes: this.#chunkBytes,
       pushId: "",
     };
-    const call = {
-      timeoutMs: this.#deadline - Date.now(),
-      signal: this.#options.signal,
-      waitForReady: reconnects,
-    };
+    const call = { timeoutMs: this.#deadline - Date.now(), signal: this.#options.signal };
     for await (const { frame } of this.#connection.responses(WeightServiceService.pullWeights, request, call)) {
       if (frame?.$case === "end") {
         this.#checkComplete();
@@ -187,6 +175,7 @@ export class Download {
       this.#receivedBytes += part.length;
       if (position + part.length === tensor.data.length) this.#next++;
     }
+    this.#outage.over();
     this.#options.onProgress?.(this.#receivedBytes, this.#totalBytes);
   }
 }

@@ -1,29 +1,18 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import {
-  DeadlineError,
-  detailsOf,
-  GenserveError,
-  PushNotFoundError,
-  PushTruncatedError,
-  UnavailableError,
-} from "../errors.js";
+import { DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
 import type { ClientStream, Connection } from "../transport/connection.js";
-import { pause } from "../transport/pause.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
 import { ByteSpace } from "./byte-space.js";
 import { loadChecksum } from "./checksum.js";
 import { type Checksum, ChunkFrames } from "./chunk-frame.js";
 import { chunkBytesOf, type SendOptions } from "./options.js";
+import { isInterruption, Outage } from "./outage.js";
 import { type PushResult, pushResultOf } from "./push.js";
 import { type ByteRange, numBytes } from "./ranges.js";
 import type { TensorSource } from "./sources.js";
 
-const MAX_RESUMES = 5;
-const RECONNECT_TIMEOUT_MS = 30_000;
-const FIRST_PAUSE_MS = 200;
-const MAX_PAUSE_MS = 3_200;
 const MAX_FRAMES_AHEAD = 4;
 
 const END_FRAME = Buffer.from(PushWeightsRequest.encode({ frame: { $case: "end", value: {} } }).finish());
@@ -48,10 +37,14 @@ class Upload {
   readonly #options: SendOptions;
   readonly #chunkBytes: number;
   readonly #deadline: number;
+  readonly #outage: Outage;
   readonly #startedAt = performance.now();
+  /** What the daemon is to get. */
+  readonly #wanted: readonly ByteRange[];
   #sentBytes = 0;
-  #numResumes = 0;
-  #hasReachedDaemon = false;
+  /** Streams whose header a connection has taken, and when it took the header of the present one. */
+  #numStreams = 0;
+  #streamingSince = Infinity;
 
   constructor(connection: Connection, header: PushHeader, space: ByteSpace, options: SendOptions) {
     this.#connection = connection;
@@ -60,30 +53,35 @@ class Upload {
     this.#options = options;
     this.#chunkBytes = chunkBytesOf(options);
     this.#deadline = deadlineOf(options.timeoutMs ?? connection.timeouts.pushMs);
+    this.#wanted = header.action === PushAction.VALIDATE ? [] : space.ranges;
+    const { pushId } = header;
+    const ifLate = ", and may still be applied: getPush tells";
+    const transfer = { name: `push ${JSON.stringify(pushId)}`, ifLate, metadata: { push_id: pushId } };
+    this.#outage = new Outage(transfer, this.#deadline, options.signal);
   }
 
   async run(): Promise<PushResult> {
     const checksum = this.#options.checksum === false ? undefined : await loadChecksum();
-    let missing: readonly ByteRange[] = this.#header.action === PushAction.VALIDATE ? [] : this.#space.ranges;
-    for (;;) {
-      let known: PushResult | undefined;
+    let missing = this.#wanted;
+    for (let isResume = false; ; isResume = true) {
       try {
+        if (isResume) {
+          const known = await this.#lookUp();
+          const isOwn = known?.push.attempt === this.#header.attempt;
+          if (known?.push.state === "valid") return known;
+          if (known?.push.state === "applied" && isOwn) return await this.#answerOf(known); // only the answer was lost
+          // Of a push that is unknown nothing has arrived, and bytes of another attempt are compared.
+          const left = known !== undefined && isOwn ? this.#checked(known.push.missing) : this.#wanted;
+          if (numBytes(left) < numBytes(missing)) this.#outage.over();
+          missing = left;
+        }
         return await this.#send(missing, checksum);
       } catch (error) {
-        const mayResume = error instanceof UnavailableError || error instanceof PushTruncatedError;
-        const hasReachedDaemon = this.#hasReachedDaemon || error instanceof PushTruncatedError;
-        if (!mayResume || !hasReachedDaemon || this.#numResumes >= MAX_RESUMES) throw this.#late(error);
-        this.#numResumes++;
-        known = await this.#lookUp(error);
+        if (isLate(error)) throw this.#outage.late(error);
+        const hasReachedDaemon = this.#numStreams > 0 || error instanceof PushTruncatedError;
+        if (!hasReachedDaemon || !isInterruption(error)) throw error;
+        await this.#outage.untilNextAttempt(error);
       }
-      if (known === undefined) {
-        missing = this.#space.ranges; // nothing of it had arrived
-        continue;
-      }
-      const isOwn = known.push.attempt === this.#header.attempt;
-      if (known.push.state === "valid") return known;
-      if (known.push.state === "applied" && isOwn) return this.#answerOf(known); // only the answer was lost
-      missing = isOwn ? this.#checked(known.push.missing) : this.#space.ranges; // those of another attempt are compared
     }
   }
 
@@ -112,6 +110,7 @@ class Upload {
       timeoutMs: this.#deadline - Date.now(),
       signal: this.#options.signal,
     });
+    this.#streamingSince = Infinity;
     // The answer says why the daemon stopped reading.
     const answered = new AbortController();
     const whenAnswered = () => {
@@ -126,7 +125,12 @@ class Upload {
         throw error; // of a file that cannot be read, say
       }
     }
-    return pushResultOf(await stream.answer);
+    try {
+      return pushResultOf(await stream.answer);
+    } catch (error) {
+      this.#outage.streamed(Date.now() - this.#streamingSince);
+      throw error;
+    }
   }
 
   async #write(
@@ -136,8 +140,15 @@ class Upload {
     answered: AbortSignal,
   ): Promise<void> {
     const header = { frame: { $case: "header" as const, value: this.#header } };
-    call.write(Buffer.from(PushWeightsRequest.encode(header).finish()), (error: unknown) => {
-      this.#hasReachedDaemon ||= !error; // the connection has taken it
+    // No chunk is read before there is a connection for it.
+    await new Promise<void>((resolve, reject) => {
+      answered.addEventListener("abort", reject, { once: true });
+      call.write(Buffer.from(PushWeightsRequest.encode(header).finish()), (error: unknown) => {
+        if (error) return; // the answer says why
+        this.#numStreams++;
+        this.#streamingSince = Date.now();
+        resolve();
+      });
     });
     // Waiting for a frame is the back-pressure: a frame comes back when the connection has taken it.
     const frames = new ChunkFrames(MAX_FRAMES_AHEAD, Math.min(this.#chunkBytes, numBytes(ranges)), checksum);
@@ -156,37 +167,23 @@ class Upload {
     call.end();
   }
 
-  /** The push as the daemon knows it; undefined if it does not. Throws `error` if the daemon cannot be asked. */
-  async #lookUp(error: unknown): Promise<PushResult | undefined> {
-    const until = Math.min(this.#deadline, Date.now() + RECONNECT_TIMEOUT_MS);
-    let pauseMs = FIRST_PAUSE_MS;
-    for (;;) {
-      try {
-        const request = { pushId: this.#header.pushId };
-        return pushResultOf(
-          await this.#connection.unary(WeightServiceService.getPush, request, {
-            timeoutMs: until - Date.now(),
-            signal: this.#options.signal,
-            waitForReady: true,
-          }),
-        );
-      } catch (failure) {
-        if (failure instanceof PushNotFoundError) return undefined;
-        if (failure instanceof DeadlineError) throw error;
-        if (!(failure instanceof UnavailableError)) throw failure;
-        // This connection broke with that of the push, which noticed it first; or a proxy waits for the daemon.
-        if (Date.now() + pauseMs >= until) throw error;
-        await pause(pauseMs, this.#options.signal);
-        pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
-      }
-    }
-  }
-
-  #late(error: unknown): unknown {
-    if (!(error instanceof DeadlineError) || error.metadata["push_id"] !== undefined) return error;
+  /** The push as the daemon knows it; undefined if it does not. */
+  async #lookUp(): Promise<PushResult | undefined> {
     const { pushId } = this.#header;
-    const message = `push ${JSON.stringify(pushId)} did not end in time, and may still be applied: getPush tells`;
-    return new DeadlineError(message, { ...detailsOf(error), metadata: { push_id: pushId }, cause: error });
+    // gRPC waits for the connection, instead of using up its attempts while there is none.
+    const call = {
+      timeoutMs: this.#outage.endsAt - Date.now(),
+      signal: this.#options.signal,
+      waitForReady: true,
+    };
+    try {
+      return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, { pushId }, call));
+    } catch (error) {
+      if (error instanceof PushNotFoundError) return undefined;
+      if (!(error instanceof DeadlineError)) throw error;
+      const message = `GetPush was not answered by ${this.#connection.address}`;
+      throw new UnavailableError(message, { code: error.code, cause: error });
+    }
   }
 
   #report(newBytes: number): void {
@@ -196,7 +193,12 @@ class Upload {
       sentBytes: this.#sentBytes,
       totalBytes: this.#space.totalBytes,
       elapsedMs: performance.now() - this.#startedAt,
-      numResumes: this.#numResumes,
+      numResumes: Math.max(this.#numStreams - 1, 0),
     });
   }
+}
+
+/** Whether the deadline of the push has passed. An error of the daemon names the push itself, and says more. */
+function isLate(error: unknown): error is DeadlineError {
+  return error instanceof DeadlineError && error.metadata["push_id"] === undefined;
 }
