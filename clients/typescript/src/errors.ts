@@ -6,10 +6,16 @@ export interface FieldViolation {
   readonly description: string;
 }
 
+/** A reason that has a class. */
+export type KnownReason = "INTERNAL" | (typeof SUBCLASSES)[number]["reason"];
+
+/** Why a call failed. A newer daemon may have reasons that are not known here. */
+export type ErrorReason = KnownReason | (string & {});
+
 /** The properties of an error besides its message. */
 export interface ErrorDetails {
   /** Default: the reason of the class. */
-  reason?: string;
+  reason?: ErrorReason;
   /** gRPC's name of the status code; "" for an error that the client itself has found. */
   code?: string;
   violations?: readonly FieldViolation[];
@@ -33,7 +39,7 @@ export class GenserveError extends Error {
   static readonly reason: string = "INTERNAL";
 
   /** Why it failed, as in `google.rpc.ErrorInfo`. */
-  readonly reason: string;
+  readonly reason: ErrorReason;
   /** gRPC's name of the status code, such as "UNAVAILABLE"; "" for an error that the client itself has found. */
   readonly code: string;
   /** The wrong fields or tensors. */
@@ -258,9 +264,7 @@ export class ClientClosedError extends Error {
   }
 }
 
-/** Every class of an error that a daemon gives a reason for. */
-export const ERROR_CLASSES: readonly (typeof GenserveError)[] = [
-  GenserveError,
+const SUBCLASSES = [
   InvalidFieldError,
   PromptTooLongError,
   ManifestMismatchError,
@@ -298,4 +302,7 @@ export const ERROR_CLASSES: readonly (typeof GenserveError)[] = [
   DeadlineError,
   UnauthenticatedError,
   PermissionDeniedError,
-];
+] as const;
+
+/** Every class of an error that a daemon gives a reason for. */
+export const ERROR_CLASSES: readonly (typeof GenserveError)[] = [GenserveError, ...SUBCLASSES];

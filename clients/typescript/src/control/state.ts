@@ -1,13 +1,13 @@
 /** The engine as the control plane reports it: state, leases, load, what is served. */
 
 import { exactNumber } from "../transport/fields.js";
-import { type Word, wordOf } from "../transport/words.js";
+import { type ReceivedWord, type Word, wordOf } from "../transport/words.js";
 import * as wire from "../wire/genserve/v1/control.js";
 import * as types from "../wire/genserve/v1/types.js";
 import * as weights from "../wire/genserve/v1/weights.js";
 
 /** What the engine is doing. */
-export type Phase = Word<typeof types.Phase>;
+export type Phase = ReceivedWord<typeof types.Phase>;
 
 /** What a pause does to requests in flight: freeze them, let them finish first, or end them. */
 export type PauseMode = Word<typeof types.PauseMode>;
@@ -16,13 +16,13 @@ export type PauseMode = Word<typeof types.PauseMode>;
 export type KvPolicy = Word<typeof types.KvPolicy>;
 
 /** How far a push has come. */
-export type PushState = Word<typeof weights.PushState>;
+export type PushState = ReceivedWord<typeof weights.PushState>;
 
 /** The right to keep the engine paused. */
 export interface PauseLease {
   leaseId: string;
   holder: string;
-  mode: PauseMode;
+  mode: ReceivedWord<typeof types.PauseMode>;
   /** By the daemon's clock; undefined if it never expires. */
   expireTime: Date | undefined;
 }

@@ -1,12 +1,12 @@
 /** The results of a generation: deltas as they stream, and their sum. Positions count from 0 in a sequence's output. */
 
 import { GenserveError } from "../errors.js";
-import { type Word, wordOf } from "../transport/words.js";
+import { type ReceivedWord, wordOf } from "../transport/words.js";
 import * as wire from "../wire/genserve/v1/generation.js";
 import type * as types from "../wire/genserve/v1/types.js";
 
-/** Why a sequence ended. */
-export type FinishReason = Word<typeof wire.FinishReason>;
+/** Why a sequence ended; `unknown_9` for a reason of a newer daemon. */
+export type FinishReason = ReceivedWord<typeof wire.FinishReason>;
 
 /** Natural logarithms of consecutive tokens' probabilities, as columns; `alternativesAt` reads a row. */
 export type Logprobs = types.Logprobs;

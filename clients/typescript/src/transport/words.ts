@@ -6,12 +6,15 @@ import { shown } from "./fields.js";
 /** The words of an enum. */
 export type Word<Enum> = Lowercase<Exclude<keyof Enum & string, "UNSPECIFIED">>;
 
+/** The words of a value that a daemon sent: `unspecified` if it left it out, `unknown_9` if it is newer than this client. */
+export type ReceivedWord<Enum> = Word<Enum> | "unspecified" | `unknown_${number}`;
+
 type EnumObject = Readonly<Record<string, string | number>>;
 
-/** The word for a value; `unknown_9` for one of a newer daemon. */
-export function wordOf<Enum extends EnumObject>(names: Enum, value: number): Word<Enum> {
+/** The word for a value. */
+export function wordOf<Enum extends EnumObject>(names: Enum, value: number): ReceivedWord<Enum> {
   const name = (names as Readonly<Record<number, string | number>>)[value];
-  return (typeof name === "string" ? name.toLowerCase() : `unknown_${value}`) as Word<Enum>;
+  return typeof name === "string" ? (name.toLowerCase() as Word<Enum>) : `unknown_${value}`;
 }
 
 /** The value for a word; UNSPECIFIED for none. Throws InvalidFieldError naming `field`. */
