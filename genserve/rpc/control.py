@@ -8,7 +8,6 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
     drain_timeout_s,
@@ -20,7 +19,7 @@ from genserve.rpc.convert.control import (
     to_lora,
     to_server_info,
 )
-from genserve.rpc.convert.values import to_lease
+from genserve.rpc.convert.values import to_lease, to_state
 from genserve.rpc.router_calls import router_id_of
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
@@ -55,7 +54,6 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         self._pauses = pauses
         self._sleeps = sleeps
         self._board = board
-        self._answer = Answers(board.state)
         self._facts = facts
         self._stop = stop
 
@@ -73,11 +71,11 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
             fleet_lease_id=asked.fleet_lease_id,
             timeout_s=asked.timeout_s,
         )
-        return self._answer(
-            control_pb2.PauseResponse,
+        return control_pb2.PauseResponse(
             lease=to_lease(lease),
             requests_kept=lease.counts.kept,
             requests_aborted=lease.counts.aborted,
+            state=to_state(self._board.state()),
         )
 
     async def RenewPause(
@@ -85,20 +83,20 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     ) -> control_pb2.RenewPauseResponse:
         """Extends a lease."""
         lease = self._pauses.renew(request.lease_id, renewed_ttl_s(request))
-        return self._answer(control_pb2.RenewPauseResponse, lease=to_lease(lease))
+        return control_pb2.RenewPauseResponse(lease=to_lease(lease), state=to_state(self._board.state()))
 
     async def Resume(
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
         """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
-        return self._answer(control_pb2.ResumeResponse, lease_expired=lease_expired)
+        return control_pb2.ResumeResponse(lease_expired=lease_expired, state=to_state(self._board.state()))
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
         """What is served."""
-        answer = self._answer(to_server_info, self._engine.info, self._facts())
+        answer = to_server_info(self._engine.info, self._facts(), self._board.state())
         if (record := self._board.membership.record).epoch:
             answer.fleet.MergeFromString(record.content)
         return answer
@@ -108,7 +106,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     ) -> control_pb2.SetFleetStateResponse:
         """Keeps what the fleet should be."""
         self._board.membership.keep(router_id_of(context), fleet_record(request.fleet))
-        return self._answer(control_pb2.SetFleetStateResponse)
+        return control_pb2.SetFleetStateResponse(state=to_state(self._board.state()))
 
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
@@ -116,37 +114,37 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         """Releases the device's memory."""
         mode, depth, timeout_s = sleep_arguments(request)
         await self._sleeps.sleep(mode, depth, timeout_s)
-        return self._answer(control_pb2.SleepResponse)
+        return control_pb2.SleepResponse(state=to_state(self._board.state()))
 
     async def WakeUp(
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Ends a sleep, or a part of it."""
         await self._sleeps.wake_up(request.tags)
-        return self._answer(control_pb2.WakeUpResponse)
+        return control_pb2.WakeUpResponse(state=to_state(self._board.state()))
 
     async def LoadLora(
         self, request: control_pb2.LoadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.LoadLoraResponse:
         """Loads an adapter from a directory."""
         lora = await self._loras.load_directory(request.lora_name, request.path, load_timeout_s(request))
-        return self._answer(control_pb2.LoadLoraResponse, lora=to_lora(lora))
+        return control_pb2.LoadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
 
     async def UnloadLora(
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter."""
         lora = self._loras.unload(request.lora_name)
-        return self._answer(control_pb2.UnloadLoraResponse, lora=to_lora(lora))
+        return control_pb2.UnloadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
 
     async def ListLoras(
         self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ListLorasResponse:
         """The adapters."""
-        return self._answer(
-            control_pb2.ListLorasResponse,
+        return control_pb2.ListLorasResponse(
             loras=[to_lora(lora) for lora in self._engine.loras.loaded()],
             max_loras=self._engine.info.max_loras,
+            state=to_state(self._board.state()),
         )
 
     async def ResetCache(
@@ -154,7 +152,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     ) -> control_pb2.ResetCacheResponse:
         """Drops the prefix cache."""
         reset = await self._engine.reset_prefix_cache(request.reset_running_requests, RESET_TIMEOUT_S)
-        return self._answer(control_pb2.ResetCacheResponse, reset=reset)
+        return control_pb2.ResetCacheResponse(reset=reset, state=to_state(self._board.state()))
 
     async def Drain(
         self, request: control_pb2.DrainRequest, context: "ServicerContext[Any, Any]"
@@ -165,4 +163,4 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
             self._board.membership.let_go(router_id)
         self._stop("Drain", drain_timeout_s(request))
         self._board.become(DaemonCondition.DRAINING)
-        return self._answer(control_pb2.DrainResponse)
+        return control_pb2.DrainResponse(state=to_state(self._board.state()))

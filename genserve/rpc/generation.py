@@ -11,10 +11,10 @@ from genserve.control.state import StateBoard
 from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.observe.log_lines import REQUEST_ID
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.token_columns import Slots, first_slot
+from genserve.rpc.convert.values import to_state
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.last_look import last_look
@@ -39,11 +39,11 @@ Abort = Callable[[Sequence[str] | None], Awaitable[generation_pb2.AbortResponse]
 
 def abort_with(engine: Engine, board: StateBoard) -> Abort:
     """Ends them in the engine, and answers with the state."""
-    answer = Answers(board.state)
 
     async def abort(request_ids: Sequence[str] | None) -> generation_pb2.AbortResponse:
         aborted_ids, unknown_ids = await engine.abort(request_ids)
-        return answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
+        state = to_state(board.state())
+        return generation_pb2.AbortResponse(aborted_ids=aborted_ids, unknown_ids=unknown_ids, state=state)
 
     return abort
 

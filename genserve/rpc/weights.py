@@ -18,8 +18,8 @@ from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.relay import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.observe.trace import step
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import fleet_record
+from genserve.rpc.convert.values import to_state
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
     init_info,
@@ -87,8 +87,8 @@ class WeightServicer(WeightServiceServicer):
         self._transfers = transfers
         self._engine = engine
         self._digests = LiveDigests(engine, pauses, board)
+        self._board = board
         self._membership = board.membership
-        self._answer = Answers(board.state)
         self._processes = processes
         self._peers = peers
         self._takes_segments = takes_segments
@@ -140,8 +140,8 @@ class WeightServicer(WeightServiceServicer):
             outcome = await stream.finish()
         finally:
             stream.detach()
-        return self._answer(
-            weights_pb2.PushWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        return weights_pb2.PushWeightsResponse(
+            push=to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(self._board.state())
         )
 
     async def GetPush(
@@ -149,8 +149,8 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.GetPushResponse:
         """How far a push has come."""
         outcome = self._pushes.report(request.push_id)
-        return self._answer(
-            weights_pb2.GetPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        return weights_pb2.GetPushResponse(
+            push=to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(self._board.state())
         )
 
     async def LoadWeights(
@@ -158,8 +158,8 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.LoadWeightsResponse:
         """Fetches a version, and answers with the outcome of its push."""
         outcome = await self._loader.load(load_of(request, self._for_fleet(request, context)))
-        return self._answer(
-            weights_pb2.LoadWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        return weights_pb2.LoadWeightsResponse(
+            push=to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(self._board.state())
         )
 
     def _peer(self, address: str, push_id: str) -> PeerSource:
@@ -175,8 +175,8 @@ class WeightServicer(WeightServiceServicer):
             request.expected_version if request.HasField("expected_version") else None,
             fleet=self._for_fleet(request, context),
         )
-        return self._answer(
-            weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        return weights_pb2.CommitPushResponse(
+            push=to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(self._board.state())
         )
 
     def _for_fleet(
@@ -196,7 +196,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.DiscardPushResponse:
         """Frees what is staged."""
         outcome = self._pushes.discard(request.push_id, force=request.force)
-        return self._answer(weights_pb2.DiscardPushResponse, push=to_push(outcome.push))
+        return weights_pb2.DiscardPushResponse(push=to_push(outcome.push), state=to_state(self._board.state()))
 
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"
@@ -206,14 +206,14 @@ class WeightServicer(WeightServiceServicer):
         weight_version = self._engine.weight_version
         if request.include_digests:
             weight_version, digests = await self._digests.read()
-        return self._answer(
-            weights_pb2.GetWeightsResponse,
+        return weights_pb2.GetWeightsResponse(
             weight_version=weight_version,
             manifest=None if request.omit_manifest else self._manifest,
             digests=to_digests(digests),
             resident=self._resident.served is not None,
             push_id=self._resident.push_id,
             content_digest=self._resident.content_digest,
+            state=to_state(self._board.state()),
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only
@@ -247,18 +247,18 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.InitWeightTransferResponse:
         """Sets up vLLM's own transfer engine."""
         backend = await self._transfers.init(init_info(request), call_timeout_s(request))
-        return self._answer(weights_pb2.InitWeightTransferResponse, backend=backend)
+        return weights_pb2.InitWeightTransferResponse(backend=backend, state=to_state(self._board.state()))
 
     async def StartWeightUpdate(
         self, request: weights_pb2.StartWeightUpdateRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.StartWeightUpdateResponse:
         """Pauses for an update through it."""
         update = await self._transfers.start(update_options(request))
-        return self._answer(
-            weights_pb2.StartWeightUpdateResponse,
+        return weights_pb2.StartWeightUpdateResponse(
             update_id=update.update_id,
             requests_kept=update.hold.kept,
             requests_aborted=update.hold.aborted,
+            state=to_state(self._board.state()),
         )
 
     async def UpdateWeights(
@@ -268,7 +268,7 @@ class WeightServicer(WeightServiceServicer):
         # Names and shapes of a large model take long to parse: see `_push`.
         info = await asyncio.to_thread(update_info, request)
         await self._transfers.update(request.update_id, info, call_timeout_s(request))
-        return self._answer(weights_pb2.UpdateWeightsResponse)
+        return weights_pb2.UpdateWeightsResponse(state=to_state(self._board.state()))
 
     async def FinishWeightUpdate(
         self, request: weights_pb2.FinishWeightUpdateRequest, context: "ServicerContext[Any, Any]"
@@ -276,4 +276,4 @@ class WeightServicer(WeightServiceServicer):
         """Ends an update."""
         version = request.weight_version if request.HasField("weight_version") else None
         applied = await self._transfers.finish(request.update_id, version, call_timeout_s(request), force=request.force)
-        return self._answer(weights_pb2.FinishWeightUpdateResponse, applied=to_applied(applied))
+        return weights_pb2.FinishWeightUpdateResponse(applied=to_applied(applied), state=to_state(self._board.state()))

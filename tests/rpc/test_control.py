@@ -44,6 +44,26 @@ async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None
     assert daemon.engine.running
 
 
+async def test_each_answer_of_the_control_plane_carries_the_state(daemon: Daemon) -> None:
+    """Also one that has nothing else to say."""
+    control, weights = daemon.control, daemon.weights
+    lease_id = (await control.Pause(control_pb2.PauseRequest())).lease.lease_id
+    for call, request in (
+        (control.GetStatus, control_pb2.GetStatusRequest()),
+        (control.GetServerInfo, control_pb2.GetServerInfoRequest()),
+        (control.RenewPause, control_pb2.RenewPauseRequest(lease_id=lease_id)),
+        (control.Sleep, control_pb2.SleepRequest(level=0)),
+        (control.WakeUp, control_pb2.WakeUpRequest()),
+        (control.Resume, control_pb2.ResumeRequest(lease_id=lease_id)),
+        (control.ResetCache, control_pb2.ResetCacheRequest()),
+        (control.ListLoras, control_pb2.ListLorasRequest()),
+        (weights.GetWeights, weights_pb2.GetWeightsRequest()),
+        (control.Drain, control_pb2.DrainRequest()),
+    ):
+        answer: Any = await call(request)
+        assert answer.state.instance_id == "test", type(answer).__name__
+
+
 async def test_a_holder_is_told_that_its_lease_was_ended_by_somebody_else(daemon: Daemon) -> None:
     """The engine has run meanwhile."""
     granted = await daemon.control.Pause(control_pb2.PauseRequest())

@@ -176,7 +176,7 @@ def to_lora(lora: LoadedLora) -> control_pb2.Lora:
     )
 
 
-def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServerInfoResponse:
+def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> control_pb2.GetServerInfoResponse:
     """What is served."""
     versions = {
         "genserve": genserve.__version__,
@@ -225,6 +225,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         ),
         features=facts.features,
         versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
+        state=to_state(state),
     )
     set_listening(answer, facts.listening)
     return answer

@@ -13,7 +13,6 @@ from genserve.control.conditions import Phase
 from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, ModelMemory, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     PauseArguments,
     ServerFacts,
@@ -125,8 +124,8 @@ def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> Non
     }
     facts["model_memory"] = ModelMemory(*range(100, 100 + len(dataclasses.fields(ModelMemory))))
     info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
-    answer = Answers(lambda: EngineState("instance", 1, Phase.RUNNING, (), 0, 0))
-    told = ServerInfo.of(answer(to_server_info, info, ServerFacts("served", 1, 2, 3, ["push"])))
+    state = EngineState("instance", 1, Phase.RUNNING, (), 0, 0)
+    told = ServerInfo.of(to_server_info(info, ServerFacts("served", 1, 2, 3, ["push"]), state))
     found = {**dataclasses.asdict(told), **dataclasses.asdict(told.limits)}
     # Which adapters fit, and whether it can sleep, is told by `features` and by errors.
     kept_back = {"max_loras", "max_lora_rank", "can_sleep"}

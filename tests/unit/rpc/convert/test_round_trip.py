@@ -36,7 +36,6 @@ from genserve.engine.generation import (
     Stop,
 )
 from genserve.engine.types import EngineInfo, Load, LoadedLora
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import to_response
@@ -84,7 +83,7 @@ def test_the_load() -> None:
 def test_what_is_served() -> None:
     """The engine's facts are those of `test_control`; these are the daemon's, and its state."""
     facts, state = distinct(ServerFacts), distinct(EngineState)
-    message = sent(Answers(lambda: state)(to_server_info, distinct(EngineInfo), facts))
+    message = sent(to_server_info(distinct(EngineInfo), facts, state))
     assert (message.host_id, tuple(message.ingest_ports)) == (facts.host_id, tuple(facts.ingest_ports))
     info = told.ServerInfo.of(message)
     assert (info.frontend_ports, info.num_frontends_down) == (list(facts.frontend_ports), facts.num_frontends_down)
@@ -116,14 +115,14 @@ def told_of_ports(info: told.ServerInfo) -> ListeningFacts:
 def test_what_protects_the_ports(flag: str) -> None:
     """One of them says nothing about the others."""
     facts = ListeningFacts(**{flag: True})
-    answer = Answers(lambda: distinct(EngineState))
-    message = sent(answer(to_server_info, distinct(EngineInfo), distinct(ServerFacts, listening=facts)))
+    facts_of_all = distinct(ServerFacts, listening=facts)
+    message = sent(to_server_info(distinct(EngineInfo), facts_of_all, distinct(EngineState)))
     assert told_of_ports(told.ServerInfo.of(message)) == facts
 
 
 def test_the_ports_of_a_router_replace_those_of_the_replica_that_it_asked() -> None:
     """Also what the replica has, and the router has not."""
-    message = Answers(lambda: distinct(EngineState))(to_server_info, distinct(EngineInfo), distinct(ServerFacts))
+    message = to_server_info(distinct(EngineInfo), distinct(ServerFacts), distinct(EngineState))
     for facts in (distinct(ListeningFacts), ListeningFacts(max_streams=5)):
         set_listening(message, facts)
         assert told_of_ports(told.ServerInfo.of(sent(message))) == facts

@@ -11,7 +11,6 @@ from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState
 from genserve.engine.types import KvPolicy, PauseMode, WeightDigest
 from genserve.errors import InvalidFieldError
-from genserve.rpc.answers import Answers
 from genserve.rpc.convert.values import to_state
 from genserve.rpc.convert.weights import push_header, to_applied, to_digests, to_push
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec
@@ -103,8 +102,7 @@ def test_an_outcome_arrives_in_a_response() -> None:
     """With the state of the engine."""
     report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
     applied = Applied(3, 4, {"receive": 0.25, "commit": 0.5}, 0.125, 5, 6, 7, 1.5, 2.5)
-    answer = Answers(lambda: STATE)
-    response = answer(weights_pb2.PushWeightsResponse, push=to_push(report), applied=to_applied(applied))
+    response = weights_pb2.PushWeightsResponse(push=to_push(report), applied=to_applied(applied), state=to_state(STATE))
     assert json_format.MessageToDict(response) == {
         "push": {
             "pushId": "p", "state": "PUSH_STATE_APPLIED", "weightVersion": 4, "receivedBytes": "16", "totalBytes": "32",
