@@ -18,7 +18,6 @@ from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.push.types import DEFAULT_APPLY_TIMEOUT_S, DEFAULT_PREPARED_TTL_S
-from genserve.wire.conversions import seconds_of
 from genserve.wire.literals import ROUTER_ID_KEY
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def prepared_ttl_s(header: weights_pb2.PushHeader) -> float:
 
 
 def _seconds_or(duration: Duration, default_s: float) -> float:
-    seconds = seconds_of(duration)
+    seconds = duration.ToNanoseconds() / 1e9
     return seconds if seconds > 0 else default_s
 
 
