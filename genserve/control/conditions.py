@@ -1,4 +1,4 @@
-"""The conditions of the engine and of the daemon, and what follows from both. Pure.
+"""The conditions of the engine and of the daemon, and what follows from both: what calls are refused. Pure.
 
 The two conditions are separate because one must not hide the other: a draining daemon still has to know that its engine
 is tainted. Clients see one `Phase` for the pair, and the phase decides what they are refused. There is one exception: a
@@ -9,6 +9,7 @@ depends only on the engine's condition.
 import enum
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
@@ -101,7 +102,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What a phase allows. `serves`: health says SERVING. `generation`: why requests are refused; None = they are
-    admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `weights_refusal`."""
+    admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `check_weights`."""
 
     serves: bool
     generation: Refusal | None = None
@@ -137,9 +138,69 @@ RULES: Mapping[Phase, Rules] = {
 }
 
 
-def weights_refusal(engine: EngineCondition, daemon: DaemonCondition) -> Refusal | None:
-    """Why pushes, adapters and reading the live weights are refused; None = they are accepted."""
-    phase = phase_of(engine, daemon)
-    if phase is not Phase.SLEEPING:
-        return RULES[phase].control
-    return None if engine is EngineCondition.WEIGHTS_AWAKE else _WEIGHTS_ASLEEP
+class HasPhase(Protocol):
+    """The daemon's state board, or what a front end sees of it."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that clients see."""
+
+    @property
+    def cause_of_death(self) -> str:
+        """Why the engine is dead, for people; "" while it lives."""
+
+
+class HasConditions(HasPhase, Protocol):
+    """The daemon's state board, which knows what the phase follows from."""
+
+    @property
+    def engine_condition(self) -> EngineCondition:
+        """What the engine is doing."""
+
+
+def check_control(board: HasPhase) -> None:
+    """Raises the error if the phase refuses pauses. Pushes and adapters have `check_weights`."""
+    if (refusal := RULES[board.phase].control) is not None:
+        raise _error(refusal, board)
+
+
+def check_weights(board: HasConditions) -> None:
+    """Raises the error if pushes, adapters and reading the live weights are refused. TAINTED allows them: a complete
+    push ends it. Sleep allows them once the weights are awake."""
+    refusal = RULES[board.phase].control
+    if board.phase is Phase.SLEEPING:
+        refusal = None if board.engine_condition is EngineCondition.WEIGHTS_AWAKE else _WEIGHTS_ASLEEP
+    if refusal is not None:
+        raise _error(refusal, board)
+
+
+def check_generation(board: HasPhase) -> None:
+    """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
+    if (refusal := RULES[board.phase].generation) is not None:
+        raise _error(refusal, board)
+
+
+def check_alive(board: HasConditions) -> None:
+    """Raises EngineDeadError if the engine is dead, whatever the daemon does."""
+    if board.engine_condition is EngineCondition.DEAD:
+        raise _error(DEAD, board)
+
+
+def check_whole(weights_lost: bool) -> None:
+    """Raises EngineTaintedError after a sleep of level 2 has dropped the weights, until a version is applied. For calls
+    that read the weights."""
+    if weights_lost:
+        raise EngineTaintedError(
+            "a sleep of level 2 dropped the weights, and no version was applied since: push one, or wake up the rest, "
+            "which restores the served version"
+        )
+
+
+def check_sound(engine: EngineCondition) -> None:
+    """Raises EngineTaintedError while the live weights may be inconsistent. For calls that need consistent weights."""
+    if engine is EngineCondition.TAINTED:
+        raise TAINTED()
+
+
+def _error(refusal: Refusal, board: HasPhase) -> GenserveError:
+    return refusal(board.cause_of_death if refusal is DEAD else "")

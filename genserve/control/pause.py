@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from genserve.control.conditions import may_run
+from genserve.control.conditions import check_alive, check_control, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
-from genserve.control.phase_admission import check_alive, check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption

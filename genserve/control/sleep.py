@@ -11,9 +11,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Protocol
 
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
-from genserve.control.conditions import EngineCondition
+from genserve.control.conditions import EngineCondition, check_alive, check_sound
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import check_alive, check_sound
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine

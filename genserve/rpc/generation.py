@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from genserve.control.phase_admission import HasPhase, check_generation
+from genserve.control.conditions import HasPhase, check_generation
 from genserve.control.state import StateBoard
 from genserve.control.waits import CanWait
 from genserve.engine.protocol import Engine, GeneratingEngine

@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from genserve.control.conditions import EngineCondition
+from genserve.control.conditions import EngineCondition, check_weights
 from genserve.control.pause import Hold, PauseController
-from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from genserve.control.phase_admission import check_weights
+from genserve.control.conditions import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import ChecksumMismatchError, PushConflictError

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from genserve.control.conditions import check_whole
 from genserve.control.pause import PauseController
-from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.engine.types import WeightDigest

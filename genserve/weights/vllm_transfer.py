@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.aio import Change
-from genserve.control.conditions import EngineCondition
+from genserve.control.conditions import EngineCondition, check_sound, check_weights
 from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController
-from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from genserve.aio import cancel_all
-from genserve.control.phase_admission import HasPhase, check_generation
+from genserve.control.conditions import HasPhase, check_generation
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import GeneratingEngine, GenerationStream

@@ -12,11 +12,15 @@ from genserve.control.conditions import (
     DaemonCondition,
     EngineCondition,
     Phase,
+    check_alive,
+    check_control,
+    check_generation,
+    check_sound,
+    check_weights,
     condition_of,
     may_run,
     phase_of,
 )
-from genserve.control.phase_admission import check_alive, check_control, check_generation, check_sound, check_weights
 from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 from tests.support.refusals import refuses
