@@ -20,7 +20,7 @@ from genserve.rpc.convert.control import (
     to_server_info,
 )
 from genserve.rpc.convert.values import to_lease, to_state
-from genserve.rpc.router_calls import router_id_of
+from genserve.rpc.services import router_id_of
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer

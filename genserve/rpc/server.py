@@ -34,8 +34,7 @@ from genserve.rpc.health import Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
-from genserve.rpc.router_calls import RouterCalls
-from genserve.rpc.services import ServiceTable
+from genserve.rpc.services import RouterCalls, ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.rpc.streams.write_deadline import WriteDeadline

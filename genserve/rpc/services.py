@@ -1,24 +1,32 @@
-"""The methods that a server has, and the end of each call whose servicer raises an error."""
+"""The way of a call to its servicer: which handler serves it, whether its router may make it, and how it ends if an
+error is raised."""
 
 import asyncio
 import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from genserve.control.membership import Membership
+from genserve.errors import FleetHeldError
 from genserve.observe.log_lines import METHOD
 from genserve.observe.trace import TRACEPARENT, keep_headers
-from genserve.rpc.handlers import Context, Handler, behavior_of, with_behavior
+from genserve.rpc.handlers import Context, Continuation, Handler, behavior_of, refusing, with_behavior
 from genserve.rpc.status import known_error, to_status
+from genserve.wire.literals import ROUTER_ID_KEY
 
 log = logging.getLogger(__name__)
 
 Behavior = Callable[[Any, Any], Awaitable[Any]]
+
+_BEFORE_WATCHING: Final = frozenset(
+    {"/genserve.v1.ControlService/WatchStatus", "/genserve.v1.ControlService/GetServerInfo"}
+)
 
 
 class ServiceTable(grpc.GenericRpcHandler):
@@ -53,6 +61,30 @@ class ServiceTable(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
         """The handler of a method, if there is one. gRPC asks for each call."""
         return self._handlers.get(handler_call_details.method)
+
+
+class RouterCalls(grpc.aio.ServerInterceptor):
+    """Refuses calls of routers that do not look after this daemon any more. Callers that are no routers pass."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        """The handler of a method, or one that refuses."""
+        router_id = dict(handler_call_details.invocation_metadata or ()).get(ROUTER_ID_KEY)
+        if router_id and handler_call_details.method not in _BEFORE_WATCHING:
+            try:
+                self._membership.check(str(router_id))
+            except FleetHeldError as error:
+                return refusing(error)
+        return await continuation(handler_call_details)
+
+
+def router_id_of(context: Context) -> str:
+    """The run of a router that a call comes from; "" = no router."""
+    return str(dict(context.invocation_metadata() or ()).get(ROUTER_ID_KEY, ""))
 
 
 def _guarded(handler: Handler, method: str) -> Handler:

@@ -37,7 +37,7 @@ from genserve.rpc.convert.weights import (
 from genserve.rpc.frames.peer import PeerSource
 from genserve.rpc.frames.pull import Pullable, pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header
-from genserve.rpc.router_calls import router_id_of
+from genserve.rpc.services import router_id_of
 from genserve.rpc.status import known_error, to_message
 from genserve.security.caller import Caller
 from genserve.v1 import weights_pb2

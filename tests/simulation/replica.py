@@ -10,9 +10,8 @@ from genserve.control.membership import Membership
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import ServedWeights, StateBoard
-from genserve.rpc.router_calls import RouterCalls
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
-from genserve.rpc.services import ServiceTable
+from genserve.rpc.services import RouterCalls, ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.settings.config import ServeConfig
 from genserve.weights.apply import PushApplier
