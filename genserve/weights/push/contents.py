@@ -67,12 +67,12 @@ class Contents:
 
     @property
     def _has_every_byte(self) -> bool:
-        return self._staging.num_there == self._staging.manifest.total_bytes
+        return self._staging.there.prefix == self._staging.manifest.total_bytes
 
     def _there(self, waiting: list[TensorSpec]) -> list[TensorSpec]:
         """Takes from the end of those that wait the next ones whose bytes are there: small ones, or a single one."""
         taken: list[TensorSpec] = []
-        num_bytes, prefix = 0, self._staging.num_there
+        num_bytes, prefix = 0, self._staging.there.prefix
         while waiting and len(taken) < _AT_ONCE_TENSORS and _end(waiting[-1]) <= prefix:
             num_bytes += waiting[-1].length
             if taken and num_bytes > _AT_ONCE_BYTES:

@@ -301,7 +301,7 @@ class LivePush:
     def truncation(self) -> PushTruncatedError:
         """The error for a push that ended with bytes or end frames missing."""
         total_bytes = self.staging.manifest.total_bytes
-        missing_bytes = total_bytes - self.staging.num_counted
+        missing_bytes = total_bytes - self.staging.counted.total
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
             lacks = f"did not get an end frame from all of its {self.attempt.num_streams} streams"
@@ -319,7 +319,7 @@ class LivePush:
         """Distinct bytes that count for the present attempt."""
         if self.lifecycle.state is not State.RECEIVING:
             return self.staging.manifest.total_bytes
-        return self.staging.num_counted if self._keeps_counting else 0
+        return self.staging.counted.total if self._keeps_counting else 0
 
     @property
     def _keeps_counting(self) -> bool:

@@ -69,11 +69,11 @@ class LivePushes(dict[str, LivePush]):
     @property
     def received_bytes(self) -> int:
         """All bytes that were new when they arrived, also of pushes that are gone."""
-        return self._gone_bytes + sum(push.staging.num_new_bytes for push in self.values())
+        return self._gone_bytes + sum(push.staging.there.total for push in self.values())
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
         """Frees in a thread, because it would delay token streams."""
-        self._gone_bytes += push.staging.num_new_bytes
+        self._gone_bytes += push.staging.there.total
         return asyncio.get_running_loop().run_in_executor(None, push.close)
 
     async def run(self) -> None:

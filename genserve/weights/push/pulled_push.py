@@ -63,7 +63,7 @@ class PulledPush:
         if self._push.lifecycle.state is State.FAILED:
             about = "; ".join(issue.description for issue in self._push.issues)
             raise PushRolledBackError(f"push {self.push_id!r} has failed here: {about}")
-        return self._push.staging.first_counted(start, end)
+        return self._push.staging.counted.first_in(start, end)
 
     async def wait(self) -> None:
         """Returns when bytes have arrived, or the push has another state."""

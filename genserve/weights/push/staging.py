@@ -72,8 +72,10 @@ class Staging:
         self.claims: set[Claim] = set()
         """Places that others write to; they do not overlap."""
         self._settled = Change()
-        self._there = ByteRanges()
-        self._counted = self._there  # all count, until another attempt begins
+        self.there = ByteRanges()
+        """The bytes that have arrived, whether they count or not."""
+        self.counted = self.there
+        """Those that count: all, until another attempt begins."""
         self._first_byte_s: float | None = None
         self._last_byte_s = 0.0
         self._arrival: Arrival | None = None
@@ -83,16 +85,16 @@ class Staging:
         bytes do not change any more, whatever attempt has brought them."""
         self._arrival = arrival
         if arrival is not None:
-            arrival.tell(self._there.prefix)
+            arrival.tell(self.there.prefix)
 
     def begin_anew(self) -> None:
         """Begins a new attempt: bytes that arrived before do not count until they are sent again."""
-        self._counted = ByteRanges()
+        self.counted = ByteRanges()
         self._first_byte_s, self.verify_s = None, 0.0
 
     def count_all(self) -> None:
         """Makes all bytes count, when every byte has arrived and was checked."""
-        self._counted.add(0, self.manifest.total_bytes)
+        self.counted.add(0, self.manifest.total_bytes)
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> int:
         """Stages a chunk and compares bytes that are there already. Returns how many more bytes count.
@@ -105,17 +107,17 @@ class Staging:
             return 0
         if self._first_byte_s is None:
             self._first_byte_s = time.perf_counter()
-        end, there = offset + len(data), self._there
+        end, there = offset + len(data), self.there
         # Most chunks come in order, behind all others.
         new = [(offset, end)] if offset >= there.end else there.gaps(offset, end)
         if new != [(offset, end)]:
             self.compare(offset, data, new)
-        if max(there.num_ranges, self._counted.num_ranges) + len(new) > _MAX_RANGES:
+        if max(there.num_ranges, self.counted.num_ranges) + len(new) > _MAX_RANGES:
             raise _too_many_holes()
         chunk = memoryview(data)
         for start, stop in new:
             self.arena.write(start, chunk[start - offset : stop - offset])
-        return self._add(offset, end, self._counted)
+        return self._add(offset, end, self.counted)
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Checks that a chunk belongs to this push and arrived undamaged. Raises ChunkOutOfRangeError and
@@ -150,15 +152,15 @@ class Staging:
         end = offset + length
         if offset < 0 or end > self.manifest.total_bytes:
             raise out_of_range(offset, end, self.manifest.total_bytes)
-        if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
+        if length == 0 or self.there.gaps(offset, end) != [(offset, end)]:
             return None
-        if max(self._there.num_ranges, self._counted.num_ranges) + 1 > _MAX_RANGES:
+        if max(self.there.num_ranges, self.counted.num_ranges) + 1 > _MAX_RANGES:
             raise _too_many_holes()
         if self._is_claimed(offset, end):
             raise ValueError(f"[{offset}, {end}) is claimed already")
         if self._first_byte_s is None:
             self._first_byte_s = time.perf_counter()
-        claim = Claim(offset, end, self.arena.target(offset, length), self._counted)
+        claim = Claim(offset, end, self.arena.target(offset, length), self.counted)
         self.claims.add(claim)
         return claim
 
@@ -179,43 +181,24 @@ class Staging:
         return any(claim.start < end and start < claim.end for claim in self.claims)
 
     def _add(self, start: int, end: int, counted: ByteRanges) -> int:
-        there = self._there
+        there = self.there
         before, new = there.prefix, there.add(start, end)
         if self._arrival is not None and there.prefix > before:
             self._arrival.tell(there.prefix)
-        if counted is not self._counted:
+        if counted is not self.counted:
             return 0  # of an attempt that another one has followed
         self._last_byte_s = time.perf_counter()
         return new if counted is there else counted.add(start, end)
 
-    def first_counted(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first bytes of [start, end) that count; None if there are none."""
-        return self._counted.first_in(start, end)
-
-    @property
-    def num_there(self) -> int:
-        """The number of bytes that are there, from the first one on without a gap, whether they count or not."""
-        return self._there.prefix
-
-    @property
-    def num_new_bytes(self) -> int:
-        """The number of bytes that are there, whether they count or not."""
-        return self._there.total
-
     @property
     def has_every_byte(self) -> bool:
         """Whether every byte counts."""
-        return self._counted.total == self.manifest.total_bytes
-
-    @property
-    def num_counted(self) -> int:
-        """The number of bytes that count."""
-        return self._counted.total
+        return self.counted.total == self.manifest.total_bytes
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
         """The ranges of bytes that do not count, in order."""
-        return tuple(self._counted.missing(self.manifest.total_bytes))
+        return tuple(self.counted.missing(self.manifest.total_bytes))
 
     @property
     def receive_s(self) -> float:

@@ -68,7 +68,7 @@ async def test_bytes_that_a_thread_has_written_count_as_those_of_a_message(
     clock.now_s = 107.0
     stream.settle(claim, written=written)
     assert push.idle_until_s == (107.0 if written else 100.0) + TTL_S
-    assert push.staging.num_counted == (8 if written else 0)
+    assert push.staging.counted.total == (8 if written else 0)
 
 
 @pytest.mark.parametrize(("name", "num_counted"), [("a", 8), ("b", 0), ("", 0)])
@@ -82,8 +82,8 @@ async def test_bytes_claimed_before_a_break_count_for_the_same_attempt(
     assert push.join(header(attempt=name)) is not before
     claim.target[:] = DATA[:8]
     stream.settle(claim, written=True)
-    assert push.staging.num_counted == num_counted
-    assert push.staging.num_there == 8
+    assert push.staging.counted.total == num_counted
+    assert push.staging.there.prefix == 8
 
 
 async def test_a_further_attempt_begins_anew_with_its_own_time(push: LivePush, clock: Clock) -> None:
@@ -93,9 +93,9 @@ async def test_a_further_attempt_begins_anew_with_its_own_time(push: LivePush, c
     first = push.attempt
     again = push.join(replace(push.header, staging_ttl_s=3.0))
     assert again is not first
-    assert (push.idle_until_s, push.staging.num_counted) == (203.0, 8)
+    assert (push.idle_until_s, push.staging.counted.total) == (203.0, 8)
     push.join(replace(push.header, attempt="b"))
-    assert push.staging.num_counted == 0
+    assert push.staging.counted.total == 0
 
 
 async def test_a_push_id_stands_for_one_push(push: LivePush) -> None:

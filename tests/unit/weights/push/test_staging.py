@@ -41,7 +41,7 @@ def test_chunks_in_any_order_and_overlap_make_the_bytes(cuts: list[tuple[int, in
         staging.write(start, DATA[start:end], google_crc32c.value(DATA[start:end]))
     assert staging.has_every_byte
     assert bytes(staging.arena.view(0, 32)) == DATA
-    assert staging.num_counted == 32
+    assert staging.counted.total == 32
     staging.close()
 
 
@@ -50,7 +50,7 @@ def test_report_tells_what_is_missing(staging: Staging) -> None:
     staging.write(4, DATA[4:8], None)
     staging.write(20, DATA[20:32], None)
     assert staging.missing == ((0, 4), (8, 20))
-    assert staging.num_counted == 16
+    assert staging.counted.total == 16
 
 
 def test_flipped_bit_is_refused_by_name(staging: Staging) -> None:
@@ -58,9 +58,9 @@ def test_flipped_bit_is_refused_by_name(staging: Staging) -> None:
     with pytest.raises(ChecksumMismatchError) as error:
         staging.write(18, DATA[18:20], google_crc32c.value(DATA[18:20]) ^ 1)
     assert error.value.metadata == {"offset": "18", "tensor": "b"}
-    assert staging.num_counted == 0
+    assert staging.counted.total == 0
     staging.write(18, DATA[18:20], google_crc32c.value(DATA[18:20]))
-    assert staging.num_counted == 2
+    assert staging.counted.total == 2
 
 
 def test_checksum_zero_is_a_checksum(staging: Staging) -> None:
@@ -77,7 +77,7 @@ def test_chunk_outside_is_refused(staging: Staging, offset: int, length: int) ->
     with pytest.raises(ChunkOutOfRangeError) as error:
         staging.write(offset, b"x" * length, None)
     assert error.value.metadata == {"offset": str(offset), "total_bytes": "32"}
-    assert staging.num_counted == 0
+    assert staging.counted.total == 0
 
 
 def test_other_bytes_than_before_are_a_conflict(staging: Staging) -> None:
@@ -89,9 +89,9 @@ def test_other_bytes_than_before_are_a_conflict(staging: Staging) -> None:
         staging.write(4, chunk, None)
     assert error.value.metadata == {"push_id": "p1", "offset": "8"}
     assert bytes(staging.arena.view(0, 32)) == before
-    assert staging.num_counted == 8
+    assert staging.counted.total == 8
     staging.write(4, DATA[4:20], None)
-    assert staging.num_counted == 16
+    assert staging.counted.total == 16
 
 
 def test_chunks_full_of_holes_are_refused_at_last(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_bytes_of_an_earlier_attempt_count_once_they_compare_equal(staging: Stag
     """They are there, so nobody writes them again; other bytes are a conflict."""
     assert staging.write(0, DATA[:20], None) == 20
     staging.begin_anew()
-    assert (staging.num_counted, staging.missing) == (0, ((0, 32),))
+    assert (staging.counted.total, staging.missing) == (0, ((0, 32),))
     assert staging.claim(16, 8) is None, "some of it is there: to be compared"
     with pytest.raises(PushConflictError):
         staging.write(10, DATA[10:15] + b"\xff", None)
-    assert staging.num_counted == 0
+    assert staging.counted.total == 0
     assert staging.write(10, DATA[10:30], None) == 20
     assert staging.missing == ((0, 10), (30, 32))
     assert staging.write(0, DATA, None) == 12
@@ -125,7 +125,7 @@ def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Sta
     staging.begin_anew()
     claim.target[:] = DATA
     assert staging.settle(claim, written=True) == 0
-    assert staging.num_counted == 0
+    assert staging.counted.total == 0
     with pytest.raises(PushConflictError):
         staging.write(0, bytes(32), None)
 
@@ -229,7 +229,7 @@ def test_claimed_bytes_count_when_they_are_written() -> None:
     assert not push.has_every_byte
     assert push.claims == {claim}
     push.settle(claim, written=False)
-    assert push.num_counted == 0
+    assert push.counted.total == 0
     again = push.claim(0, total)
     assert again is not None
     push.settle(again, written=True)
