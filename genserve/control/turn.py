@@ -19,7 +19,7 @@ _UNDO_GRACE_S = 1.0
 T = TypeVar("T")
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def uninterrupted(work: "Coroutine[Any, Any, T] | asyncio.Future[T]") -> T:
     """Runs `work` to its end even if the caller is cancelled, and then raises the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -33,7 +33,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             raise cancelled from (None if task.cancelled() else task.exception())
         return task.result()
     finally:
-        del task, cancelled  # see genserve.aio
+        del work, task, cancelled  # see genserve.aio
 
 
 def remaining_s(deadline_s: float, step: str) -> float:

@@ -25,7 +25,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push.live_push import Attempt, LivePush
+from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes, Opening, Openings, in_flight, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
@@ -95,29 +95,26 @@ class PushRegistry:
         check_header(header)
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         with self.openings.begun(header.push_id) as opening:
-            return await self._arrive(header, opening)
-
-    async def _arrive(self, header: PushHeader, opening: Opening) -> PushStream:
-        lora = self._loras.check(header.lora) if header.lora is not None else None
-        if header.manifest is not None:
-            check_num_tensors(len(header.manifest.tensors), self._checkpoint, lora=lora is not None)
-        else:
-            await self._wait_for_first_stream(header)
-        # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
-        digest, issues = await asyncio.to_thread(
-            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
-        )
-        PUSH_ID.set(header.push_id)
-        leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
-        while True:
-            # One at a time: the second of two equal headers must find the push of the first.
-            async with self._opening:
-                waits = self._waits_for(header, can_leave=loop.time() < leave_s)
-                if not waits:
-                    return await self._open_whole(header, opening, digest, issues)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if waits == "check" else leave_s):
-                    await self._pushes.changed.wait()
+            lora = self._loras.check(header.lora) if header.lora is not None else None
+            if header.manifest is not None:
+                check_num_tensors(len(header.manifest.tensors), self._checkpoint, lora=lora is not None)
+            else:
+                await self._wait_for_first_stream(header)
+            # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
+            digest, issues = await asyncio.to_thread(
+                examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
+            )
+            PUSH_ID.set(header.push_id)
+            leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
+            while True:
+                # One at a time: the second of two equal headers must find the push of the first.
+                async with self._opening:
+                    waits = self._waits_for(header, can_leave=loop.time() < leave_s)
+                    if not waits:
+                        return await self._open_whole(header, opening, digest, issues)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(None if waits == "check" else leave_s):
+                        await self._pushes.changed.wait()
 
     def _waits_for(self, header: PushHeader, *, can_leave: bool) -> str:
         """What must end before a header can be answered: the "check" of the bytes, or another "attempt" whose streams
@@ -133,18 +130,15 @@ class PushRegistry:
         self, header: PushHeader, opening: Opening, digest: str, issues: list[PushIssue]
     ) -> PushStream:
         """Opens to its end even if the client is gone: nobody else may allocate meanwhile."""
-        opened: list[PushStream] = []
-
-        async def open_one() -> None:
-            opened.append(await self._open(header, opening, digest, issues))
-
+        opened = asyncio.ensure_future(self._open(header, opening, digest, issues))
         try:
-            await uninterrupted(open_one())
+            return await uninterrupted(opened)
         except asyncio.CancelledError:
-            for stream in opened:
-                stream.detach()
+            if not opened.cancelled() and opened.exception() is None:
+                opened.result().detach()
             raise
-        return opened[0]
+        finally:
+            del opened  # see genserve.aio
 
     async def _open(self, header: PushHeader, opening: Opening, digest: str, issues: list[PushIssue]) -> PushStream:
         applied = self._outcomes.applied.get(header.push_id)
@@ -173,7 +167,7 @@ class PushRegistry:
         if header.action is PushAction.VALIDATE:
             return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
         push = await self._begin(header, opening, header.manifest, digest, size_bytes)
-        return self._stream(push, push.attempt)
+        return LiveStream(push, push.attempt, self._advance, self._refuse)
 
     async def _begin(
         self, header: PushHeader, opening: Opening, manifest: Manifest, digest: str, size_bytes: int
@@ -222,13 +216,10 @@ class PushRegistry:
             attempt = push.join(header)
             if attempt.num_opened == 0:
                 self._completion.begin_early(push)
-            return self._stream(push, attempt)
+            return LiveStream(push, attempt, self._advance, self._refuse)
         except PushConflictError as error:
             self._refuse(push, error)
             raise
-
-    def _stream(self, push: LivePush, attempt: Attempt) -> PushStream:
-        return LiveStream(push, attempt, self._advance, self._refuse)
 
     async def _wait_for_first_stream(self, header: PushHeader) -> None:
         try:

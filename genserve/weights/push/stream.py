@@ -135,8 +135,9 @@ class LiveStream:
     async def finish(self) -> PushOutcome:
         """Handles PushEnd."""
         if self._sends:
+            self._sends = False
+            self._attempt.num_sending -= 1
             self._attempt.num_ended += 1
-            self._stop_sending()
             self._tell_ended(self._push)
         return await asyncio.shield(self._attempt.result)
 
@@ -147,13 +148,10 @@ class LiveStream:
         self._is_attached = False
         self._attempt.num_attached -= 1
         self._push.num_attached -= 1
-        self._stop_sending()
-        self._tell_ended(self._push)
-
-    def _stop_sending(self) -> None:
         if self._sends:
             self._sends = False
             self._attempt.num_sending -= 1
+        self._tell_ended(self._push)
 
 
 class AnsweredStream:
