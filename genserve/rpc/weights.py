@@ -107,27 +107,11 @@ class WeightServicer(WeightServiceServicer):
         return _MIN_HEADER_BYTES + 4 * self._manifest.ByteSize()
 
     async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
-        self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
+        self, request_iterator: Frames, context: "ServicerContext[Any, Any]", ring: OwnRing | None = None
     ) -> weights_pb2.PushWeightsResponse:
-        """Stages the chunks of a stream and answers with the outcome of the push."""
-        peer = context.peer() if self._takes_segments else ""
-        return await self._push(aiter(request_iterator), SegmentRules(peer, self._processes))
-
-    async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
-        """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
-        clients may be anywhere. Callers are trusted to be such a process: register it where nobody else can call it."""
-        metadata = dict(context.invocation_metadata() or ())
-        ring = OwnRing(str(metadata.get(PATH_KEY, "")), str(metadata.get(ACK_PATH_KEY, "")))
-        try:
-            outcome = await self._push(aiter(request_iterator), SegmentRules(daemon=self._processes, own=ring))
-            answer = OUTCOME + outcome.SerializeToString()
-        except (GenserveError, DecodeError) as error:
-            failure = to_message(known_error(error, METHOD))
-            answer = FAILED + failure.SerializeToString()
-            context.set_code(_CODES[failure.code])  # for who counts calls; the client gets what is in the message
-        await context.write(answer)
-
-    async def _push(self, frames: Frames, rules: SegmentRules) -> weights_pb2.PushWeightsResponse:
+        """Stages the chunks of a stream and answers with the outcome of the push. `ring`: the only memory of a stream
+        that a receiving process passes on."""
+        frames = aiter(request_iterator)
         header = await read_header(frames)
         if header.HasField("manifest"):
             self._check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
@@ -136,13 +120,28 @@ class WeightServicer(WeightServiceServicer):
         try:
             async with until_expired(stream):
                 with step("receive"):
-                    await read_chunks(frames, stream, rules)
+                    peer = context.peer() if self._takes_segments else ""
+                    await read_chunks(frames, stream, SegmentRules(peer, self._processes, ring))
             outcome = await stream.finish()
         finally:
             stream.detach()
         return weights_pb2.PushWeightsResponse(
             push=to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(self._board.state())
         )
+
+    async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
+        """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
+        clients may be anywhere. Callers are trusted to be such a process: register it where nobody else can call it."""
+        metadata = dict(context.invocation_metadata() or ())
+        ring = OwnRing(str(metadata.get(PATH_KEY, "")), str(metadata.get(ACK_PATH_KEY, "")))
+        try:
+            outcome = await self.PushWeights(request_iterator, context, ring)
+            answer = OUTCOME + outcome.SerializeToString()
+        except (GenserveError, DecodeError) as error:
+            failure = to_message(known_error(error, METHOD))
+            answer = FAILED + failure.SerializeToString()
+            context.set_code(_CODES[failure.code])  # for who counts calls; the client gets what is in the message
+        await context.write(answer)
 
     async def GetPush(
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"
@@ -265,7 +264,7 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.UpdateWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.UpdateWeightsResponse:
         """Receives tensors."""
-        # Names and shapes of a large model take long to parse: see `_push`.
+        # Names and shapes of a large model take long to parse: see `PushWeights`.
         info = await asyncio.to_thread(update_info, request)
         await self._transfers.update(request.update_id, info, call_timeout_s(request))
         return weights_pb2.UpdateWeightsResponse(state=to_state(self._board.state()))

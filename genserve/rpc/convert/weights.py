@@ -1,6 +1,6 @@
 """Messages of WeightService to and from domain types."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from genserve.control.membership import FleetCommit
 from genserve.engine.types import KvPolicy, WeightDigest
@@ -123,7 +123,7 @@ def to_push(push: PushReport) -> weights_pb2.Push:
         weight_version=push.weight_version,
         received_bytes=push.received_bytes,
         total_bytes=push.total_bytes,
-        missing=_to_ranges(push.missing),
+        missing=[weights_pb2.ByteRange(start=start, end=end) for start, end in push.missing],
         issues=[weights_pb2.PushIssue(tensor=i.tensor, description=i.description) for i in push.issues],
         manifest_digest=push.manifest_digest,
         lora_name=push.lora_name,
@@ -145,10 +145,6 @@ def to_push_in_flight(push: PushInFlight) -> weights_pb2.PushInFlight:
         begin_time=to_timestamp(push.began_at_s),
         state_time=to_timestamp(push.state_since_s),
     )
-
-
-def _to_ranges(ranges: Sequence[tuple[int, int]]) -> list[weights_pb2.ByteRange]:
-    return [weights_pb2.ByteRange(start=start, end=end) for start, end in ranges]
 
 
 def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
