@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Preparation:
     """A version that workers prepare beside the live one, and keep until it is used.
 
-    Begins when it is made. Either `finish` it and use what is prepared, or `end` it and discard that.
+    Begins when it is made. Either wait for its `task` and use what is prepared, or `end` it and discard that.
 
     Bytes that have arrived do not change, so nothing that is prepared from them is wrong later; whether all of them may
     be applied is checked when the last one is there, as for any push.
@@ -59,8 +59,10 @@ class Preparation:
         where = ArenaRef(push.staging.arena.path, weights.total_bytes, push.push_id, arrival_path)
         limit_s = _UNTIMED_S if timeout_s is None else timeout_s
         preparing = engine.prepare_weights(self.nonce, where, weights.tensors, limit_s)
-        self._task = asyncio.create_task(preparing, name=f"preparing push {push.push_id}")
-        self._task.add_done_callback(self._close)
+        self.task = asyncio.create_task(preparing, name=f"preparing push {push.push_id}")
+        self.task.add_done_callback(self._close)
+        self.has_limit = timeout_s is not None
+        """Whether the engine has a time limit of its own."""
 
     @property
     def is_useless(self) -> bool:
@@ -70,20 +72,10 @@ class Preparation:
             return self.push.attempt.result.done()
         return self.push.lifecycle.state in _UNWANTED
 
-    async def finish(self, timeout_s: float) -> bool:
-        """Waits until the version is prepared; False if it is not within `timeout_s`. Raises as
-        `Engine.prepare_weights`."""
-        # Without an arrival the engine has a time limit of its own, and its error says more.
-        await asyncio.wait({self._task}, timeout=None if self._arrival is None else timeout_s)
-        if not self._task.done():
-            return False
-        self._task.result()
-        return True
-
     def end(self) -> None:
         """Stops waiting. What workers have prepared, or still prepare, is to be discarded: a push that is prepared is
         staged again."""
-        self._task.cancel()
+        self.task.cancel()
         self.push.unprepare()
         self.push.changed.tell()
 
@@ -92,7 +84,7 @@ class Preparation:
             self.push.staging.tell_arrival(None)
             self._arrival.close()
         if not task.cancelled():
-            task.exception()  # if nobody will `finish`, nobody else retrieves it
+            task.exception()  # if nobody waits for it, nobody else retrieves it
 
 
 class PushApplier:
@@ -155,16 +147,14 @@ class PushApplier:
             if not arrives or self._preparation is not None or self._board.engine_condition not in _AWAKE:
                 return
             try:
-                self._hold(Preparation(self._engine, push))
+                self._preparation = preparation = Preparation(self._engine, push)
             except OSError as error:
                 log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
-
-    def _hold(self, preparation: Preparation) -> None:
-        """Keeps what is prepared until it is used, or nobody needs it any more."""
-        self._preparation = preparation
-        self._start(self._watch(preparation), f"watch over the preparation of push {preparation.push.push_id}")
+                return
+        await self._watch(preparation)
 
     async def _watch(self, preparation: Preparation) -> None:
+        """Keeps what is prepared until it is used, or nobody needs it any more."""
         while self._preparation is preparation:
             if not preparation.is_useless:
                 await preparation.push.changed.wait()
@@ -195,8 +185,6 @@ class PushApplier:
         `apply`: then nothing is prepared."""
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
-            self._applied_id = push.push_id
-            check_weights(self._board)
             try:
                 await self._finish(push, deadline_s)
                 await asyncio.wait({digesting}, timeout=remaining_s(deadline_s, "compute the content digest"))
@@ -215,7 +203,7 @@ class PushApplier:
         await self._end_preparation(1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
         if not isinstance(error, Exception):
             return
-        if push.is_served:
+        if push.served is not None:
             raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
         if not isinstance(error, GenserveError):
             raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
@@ -239,15 +227,50 @@ class PushApplier:
         """
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
-            self._applied_id = push.push_id
-            check_weights(self._board)
-            return await self._apply(push, deadline_s)
+            options = push.header.apply
+            previous_version = self._engine.weight_version
+            self.check(options)  # reported now, not after a long preparation
+            try:
+                if options.prepare_mode is PrepareMode.RUNNING:
+                    preparation, prepare_s = await self._finish(push, deadline_s)
+                async with self._pauses.hold(
+                    options.pause_mode,
+                    options.kv_policy,
+                    timeout_s=remaining_s(deadline_s, "pause"),
+                    lease_id=options.pause_lease_id,
+                ) as hold:
+                    if options.prepare_mode is PrepareMode.PAUSED:
+                        preparation, prepare_s = await self._finish(push, deadline_s)
+                    commit_s = await self._commit(push, preparation.nonce, deadline_s)
+            except BaseException as error:
+                await self._clean_up(push, error)
+                raise
+            steps = {
+                "receive": push.staging.receive_s,
+                "verify": push.staging.verify_s,
+                "prepare": prepare_s,
+                "pause": hold.pause_s,
+                "commit": commit_s,
+                "resume": hold.resume_s,
+            }
+            applied = Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
+            if hold.interruption is not None:
+                # Nothing waits for it. An interruption ends the one before, so few are followed at a time.
+                task = asyncio.create_task(_follow(applied, hold, hold.interruption), name="aftermath of an update")
+                self._following.add(task)
+                task.add_done_callback(self._following.discard)
+            # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step,
+            # which may compute every running request again.
+            self._preparation = None
+            self._freeing = asyncio.create_task(self._free(preparation.nonce, applied), name="freeing replaced weights")
+            return applied
 
     @asynccontextmanager
     async def _alone(
         self, timeout_s: float, too_late: Callable[[], str], push: LivePush | None = None
     ) -> AsyncIterator[None]:
-        """Nothing else is applied in the block, and nothing else than `push` is prepared."""
+        """Nothing else is applied in the block, and nothing else than `push` is prepared. Raises as `check_weights` for
+        a push."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._lock.acquire()
@@ -256,6 +279,9 @@ class PushApplier:
         try:
             if self._preparation is not None and self._preparation.push is not push:
                 await self._end_preparation(min(timeout_s, _DISCARD_TIMEOUT_S))
+            if push is not None:
+                self._applied_id = push.push_id
+                check_weights(self._board)
             yield
         finally:
             if self._freeing is None:  # otherwise the task releases the lock when it has freed what was replaced
@@ -275,45 +301,6 @@ class PushApplier:
             self._freeing = None
             self._release()
 
-    async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
-        options = push.header.apply
-        previous_version = self._engine.weight_version
-        self.check(options)  # reported now, not after a long preparation
-        try:
-            if options.prepare_mode is PrepareMode.RUNNING:
-                preparation, prepare_s = await self._finish(push, deadline_s)
-            async with self._pauses.hold(
-                options.pause_mode,
-                options.kv_policy,
-                timeout_s=remaining_s(deadline_s, "pause"),
-                lease_id=options.pause_lease_id,
-            ) as hold:
-                if options.prepare_mode is PrepareMode.PAUSED:
-                    preparation, prepare_s = await self._finish(push, deadline_s)
-                commit_s = await self._commit(push, preparation.nonce, deadline_s)
-        except BaseException as error:
-            await self._clean_up(push, error)
-            raise
-        steps = {
-            "receive": push.staging.receive_s,
-            "verify": push.staging.verify_s,
-            "prepare": prepare_s,
-            "pause": hold.pause_s,
-            "commit": commit_s,
-            "resume": hold.resume_s,
-        }
-        applied = Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
-        if hold.interruption is not None:
-            # Nothing waits for it. An interruption ends the one before, so few are followed at a time.
-            task = asyncio.create_task(_follow(applied, hold, hold.interruption), name="aftermath of an update")
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
-        # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
-        # may compute every running request again.
-        self._preparation = None
-        self._freeing = asyncio.create_task(self._free(preparation.nonce, applied), name="freeing replaced weights")
-        return applied
-
     @is_step("prepare")
     async def _finish(self, push: LivePush, deadline_s: float) -> tuple[Preparation, float]:
         """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done:
@@ -321,10 +308,13 @@ class PushApplier:
         began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
         preparation = self._preparation
         if preparation is None:
-            preparation = Preparation(self._engine, push, timeout_s)
-            self._hold(preparation)
-        if not await preparation.finish(timeout_s):
+            self._preparation = preparation = Preparation(self._engine, push, timeout_s)
+            self._start(self._watch(preparation), f"watch over the preparation of push {push.push_id}")
+        # The error of the engine's own limit says more.
+        await asyncio.wait({preparation.task}, timeout=None if preparation.has_limit else timeout_s)
+        if not preparation.task.done():
             raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
+        preparation.task.result()
         return preparation, time.perf_counter() - began_s
 
     @is_step("commit")

@@ -53,8 +53,7 @@ class Completion:
         hashes them, if the digest of its contents will be needed."""
         if push.header.action is PushAction.PREPARE or push.header.content_digest:
             push.begin_digest()
-        prepares = push.header.action in (PushAction.APPLY, PushAction.PREPARE)
-        if prepares and push.header.lora is None and not push.staging.manifest.partial:
+        if push.header.replaces_weights and not push.staging.manifest.partial:
             self._applier.begin_early(push)
 
     def start(self, push: LivePush) -> None:
@@ -118,7 +117,8 @@ class Completion:
         self._pushes.check_place(push.push_id)
         with self._carrying_out(push):
             await self._pushes.make_place(push.push_id)
-            await self._complete(push)
+            if push.staging.manifest.partial:
+                await self._complete(push)
             digesting = asyncio.create_task(push.compute_digest(), name=f"content digest of push {push.push_id}")
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())
             await self._applier.prepare(push, digesting)
@@ -129,12 +129,13 @@ class Completion:
         with self._carrying_out(push):
             if push.header.lora is not None:
                 return await self._loras.apply(push, push.header.lora, lambda: self.check_version(push.header))
-            await self._complete(push)
+            if push.staging.manifest.partial:
+                await self._complete(push)
             return await self._applier.apply(push)
 
     async def _complete(self, push: LivePush) -> None:
         """Adds what a partial push lacks, as it is served now; what is prepared was completed from that already."""
-        if push.staging.manifest.partial and not self._applier.has_prepared(push):
+        if not self._applier.has_prepared(push):
             await push.staging.complete(self._resident.require(), self._tied)
 
     @contextmanager
@@ -159,11 +160,13 @@ class Completion:
         """Returns the version under which the push is to be applied: a repeat that names none has that of the first
         time; 0 = the next one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may
         follow what it replaces. A repeat of the push that brought the loaded adapter replaces no other."""
+        if header.lora is None:
+            check_version(header, self._engine.weight_version)
+            return header.weight_version
         if not header.weight_version and (applied := self._outcomes.applied.get(header.push_id)) is not None:
             header = replace(header, weight_version=applied.outcome.push.weight_version)
         if not self.has_loaded(header):
-            served = self._engine.weight_version if header.lora is None else self._loras.version(header.lora_name)
-            check_version(header, served)
+            check_version(header, self._loras.version(header.lora_name))
         return header.weight_version
 
     def has_loaded(self, header: PushHeader) -> bool:
@@ -189,11 +192,10 @@ class Completion:
         """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also
         when the engine could not be resumed."""
         record, measures = None, self._outcomes.measures
-        if applied is not None or push.is_served:
+        if applied is not None or push.served is not None:
             push.lifecycle.go("applied")
-            served = self._resident.served if push.is_served else None
             outcome, loaded = PushOutcome(push.report(), applied), self._loras.push_ids()
-            record = self._outcomes.add_applied(push, outcome, served, loaded)
+            record = self._outcomes.add_applied(push, outcome, push.served, loaded)
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None:
             push.fail(error)

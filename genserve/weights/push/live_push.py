@@ -118,7 +118,8 @@ class LivePush:
         self.gone = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
-        self.is_served = False
+        self.served: ResidentVersion | None = None
+        """The version that it brought, once that is live."""
         self.is_to_wait = False
         """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
@@ -214,10 +215,9 @@ class LivePush:
     def serve(self) -> ResidentVersion:
         """Records that its version is live: from now on the arena belongs to the resident store, with what is known of
         the version."""
-        self.is_served = True
         if self.header.fleet is not None:
             self.header.fleet.served()
-        version = ResidentVersion(
+        version = self.served = ResidentVersion(
             self.header.weight_version,
             self.staging.weights,
             ArenaBytes(self.staging.arena),
@@ -287,7 +287,7 @@ class LivePush:
 
     def close(self) -> None:
         """Frees the bytes, unless they are served. Call it in a thread, because it would delay token streams."""
-        if not self.is_served:
+        if self.served is None:
             self.staging.close()
 
     def in_progress(self) -> ApplyInProgressError:

@@ -87,7 +87,7 @@ class PulledPush:
 
     @property
     def _is_complete(self) -> bool:
-        return self._push.is_readable or self._push.is_served
+        return self._push.is_readable or self._push.served is not None
 
     def _check(self) -> None:
         push = self._push
@@ -100,10 +100,10 @@ class PulledPush:
             raise PushNotFoundError(
                 f"push {self.push_id!r} was completed from another version since", metadata={"push_id": self.push_id}
             )
-        if push.is_served and not self._resident.serves(push.staging.arena):
+        if push.served is not None and not self._resident.serves(push.staging.arena):
             raise PushNotFoundError(
                 f"push {self.push_id!r} was applied, and another version is served since",
                 metadata={"push_id": self.push_id},
             )
-        if push.gone.is_set() or (push.lifecycle.state is State.APPLIED and not push.is_served):
+        if push.gone.is_set() or (push.lifecycle.state is State.APPLIED and push.served is None):
             raise push.not_found()
