@@ -1,10 +1,10 @@
 """The outcomes of pushes: of those whose bytes are gone, by id, and of all as numbers."""
 
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from genserve.errors import GenserveError, PushConflictError
 from genserve.observe.histogram import Histogram
@@ -20,8 +20,6 @@ STEP_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _ROLLED_BACK = "PUSH_ROLLED_BACK"
 _UNKNOWN = "INTERNAL"
 _NUM_REMEMBERED = 64
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +62,28 @@ class AppliedPush:
 class RefusedPush:
     """A push in which one attempt brought other bytes than another. `due_s`: until when it is remembered."""
 
+    kind: PushKind
     attempt: str
     outcome: PushOutcome
     error: PushConflictError
     due_s: float
 
 
-class Latest(Generic[T]):
-    """The latest records by push id, of each kind of push for itself: adapters, which may be pushed much more often, do
-    not push out what is known of the weights that are served."""
+RecordT = TypeVar("RecordT", AppliedPush, RefusedPush)
 
-    def __init__(self) -> None:
-        self._by_kind: dict[PushKind, OrderedDict[str, T]] = {kind: OrderedDict() for kind in PushKind}
 
-    def get(self, push_id: str) -> T | None:
-        """The record of this id."""
-        return next((records[push_id] for records in self._by_kind.values() if push_id in records), None)
+class Latest(dict[str, RecordT]):
+    """The latest records by push id, the latest last, of each kind of push for itself: adapters, which may be pushed
+    much more often, do not push out what is known of the weights that are served."""
 
-    def add(self, kind: PushKind, push_id: str, record: T, keeping: Collection[str] = ()) -> None:
+    def add(self, push_id: str, record: RecordT, keeping: Collection[str] = ()) -> None:
         """A new record, which replaces one of this id. Those with the ids of `keeping` are forgotten for none."""
-        self.forget(push_id)
-        records = self._by_kind[kind]
-        records[push_id] = record
-        others = [each for each in records if each not in keeping]
-        for each in others[: max(0, len(records) - _NUM_REMEMBERED)]:
-            del records[each]
-
-    def forget(self, push_id: str) -> None:
-        """Removes the record of this id, if there is one."""
-        for records in self._by_kind.values():
-            records.pop(push_id, None)
-
-    def of_kind(self, kind: PushKind) -> Iterable[T]:
-        """The records of a kind, the latest last."""
-        return self._by_kind[kind].values()
+        self.pop(push_id, None)
+        self[push_id] = record
+        alike = [each for each, known in self.items() if known.kind is record.kind]
+        others = [each for each in alike if each not in keeping]
+        for each in others[: max(0, len(alike) - _NUM_REMEMBERED)]:
+            del self[each]
 
 
 class PushMeasures:
@@ -163,8 +149,7 @@ class Outcomes:
         if applied.compare(self._resident, offset, data) or (attempt and attempt == applied.attempt):
             return
         lora = applied.identity.lora
-        same_kind = self.applied.of_kind(applied.kind)
-        alike = [each for each in same_kind if _target(each.identity.lora) == _target(lora)]
+        alike = [each for each in self.applied.values() if _target(each.identity.lora) == _target(lora)]
         if alike and alike[-1] is applied:
             push_id = applied.outcome.push.push_id
             raise PushConflictError(
@@ -177,7 +162,7 @@ class Outcomes:
         """The push with this id that was refused for good."""
         refused = self._refused.get(push_id)
         if refused is not None and self._clock() >= refused.due_s:
-            self._refused.forget(push_id)
+            self._refused.pop(push_id, None)
             return None
         return refused
 
@@ -194,13 +179,12 @@ class Outcomes:
         self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None, loaded: Collection[str] = ()
     ) -> AppliedPush:
         """Records an applied push. `loaded`: the ids of those that brought the adapters that are loaded."""
-        self._refused.forget(push.push_id)
+        self._refused.pop(push.push_id, None)
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
         answer = replace(outcome, applied=None if outcome.applied is None else replace(outcome.applied))
-        kind = push.header.kind
-        record = AppliedPush(kind, push.identity, push.attempt.name, answer, outcome, known)
-        self.applied.add(kind, push.push_id, record, loaded)
+        record = AppliedPush(push.header.kind, push.identity, push.attempt.name, answer, outcome, known)
+        self.applied.add(push.push_id, record, loaded)
         return record
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:
@@ -209,15 +193,15 @@ class Outcomes:
         issue = PushIssue("", error.message)
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s
-        refused = RefusedPush(push.attempt.name, PushOutcome(report), error.again(), due_s)
-        self._refused.add(push.header.kind, push.push_id, refused)
+        refused = RefusedPush(push.header.kind, push.attempt.name, PushOutcome(report), error.again(), due_s)
+        self._refused.add(push.push_id, refused)
 
     def forget_refused(self, push_id: str) -> PushOutcome | None:
         """Makes the id free again, and returns what was refused under it."""
         refused = self.refused(push_id)
         if refused is None:
             return None
-        self._refused.forget(push_id)
+        self._refused.pop(push_id, None)
         return refused.outcome
 
 
