@@ -94,9 +94,9 @@ class Liveness:
             if not task.done():
                 task.add_done_callback(_log_failure)
 
-    async def wait(self, coroutine: Coroutine[Any, Any, T], *, what: str, timeout_s: float) -> T:
+    async def wait(self, work: "Coroutine[Any, Any, T] | asyncio.Future[T]", *, what: str, timeout_s: float) -> T:
         """Like `call`, for a wait in this process: it is cancelled when nobody waits for it any more."""
-        task = asyncio.create_task(coroutine, name=f"engine {what}")
+        task = asyncio.ensure_future(work)
         try:
             return await self._race(task, what, timeout_s)
         finally:
@@ -117,10 +117,11 @@ class Liveness:
         if self.dead:
             raise self.died(what) from error
 
-    async def _race(self, task: "asyncio.Task[T]", what: str, timeout_s: float) -> T:
+    async def _race(self, task: "asyncio.Future[T]", what: str, timeout_s: float) -> T:
         death = asyncio.create_task(self._death.wait())
+        racing: set[asyncio.Future[Any]] = {task, death}
         try:
-            await asyncio.wait({task, death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             death.cancel()
         if task.done() and not task.cancelled():

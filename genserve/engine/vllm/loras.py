@@ -24,7 +24,7 @@ from genserve.errors import (
     PushRolledBackError,
     StagingFullError,
 )
-from genserve.worker.contract.calls import AddedLora, AddLora, RemoveLora
+from genserve.worker.contract.calls import Ack, AddedLora, AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
@@ -172,7 +172,7 @@ class LiveLoras:
         await asyncio.sleep(_SETTLE_S)
         request = RemoveLora(uuid.uuid4().hex, lora.lora_id)
         try:
-            await self._workers.step("genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
+            await self._workers.acks(Ack, "genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
         except EngineDeadError:
             pass  # its memory is freed with the engine
         except Exception:

@@ -20,6 +20,7 @@ from genserve.memory.host import ProcessIdentity
 from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
 from genserve.worker.contract.calls import (
+    Ack,
     Attach,
     Attached,
     Described,
@@ -133,7 +134,7 @@ class LiveWeights:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
         request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s, self._caller)
-        await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
+        await self._workers.acks(Ack, "genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
         try:
             async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline_s):
@@ -150,7 +151,7 @@ class LiveWeights:
         deadline_s = time.monotonic() + timeout_s
         try:
             # A busy machine is late; a worker that hangs is given up.
-            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + GRACE_S)
+            await self._workers.acks(Ack, "genserve_commit", step, timeout_s=timeout_s + GRACE_S)
             await self.label(str(version), timeout_s + GRACE_S)
         except DeadlineError as error:
             raise self.given_up(error) from error
@@ -170,7 +171,7 @@ class LiveWeights:
 
     async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
         try:
-            await self._workers.step("genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
+            await self._workers.acks(Ack, "genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
             await self.label(str(self.version) if self.version else INITIAL_LABEL, _ROLLBACK_TIMEOUT_S)
         except DeadlineError as error:
             raise self.given_up(error) from error
@@ -188,13 +189,13 @@ class LiveWeights:
 
     async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
         try:
-            await self._workers.step(method, message, timeout_s=timeout_s)
+            await self._workers.acks(Ack, method, message, timeout_s=timeout_s)
         except WorkerError as error:
             raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
         """One call of the contract to every rank. Raises WorkerError unless all ranks succeed."""
-        await self._workers.step(method, message, timeout_s=timeout_s)
+        await self._workers.acks(Ack, method, message, timeout_s=timeout_s)
 
     async def label(self, version: str, timeout_s: float) -> None:
         """Labels later tokens."""
@@ -209,7 +210,7 @@ class LiveWeights:
 
     async def discard(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""
-        await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
+        await self._workers.acks(Ack, "genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
 
     async def digests(self, timeout_s: float) -> DigestedWeights:
         """Reads on in the live weights of every rank, which keep what they have read. Workers answer in the order of

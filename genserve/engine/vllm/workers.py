@@ -77,19 +77,16 @@ class Workers:
             raise EngineDeadError(f"a worker failed in {step}, and the daemon gives up the engine: {error}") from error
         return answers
 
-    async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
-        """Like `call`, for methods that answer with an Ack. Raises WorkerError unless all ranks succeed."""
-        await self.acks(Ack, method, message, timeout_s=timeout_s)
-
     async def acks(self, kind: type[AckT], method: str, message: dict[str, Any], *, timeout_s: float) -> list[AckT]:
-        """Like `step`, for methods whose answers say more. Returns those of all ranks."""
+        """Like `call`, for methods that answer with an Ack or a `kind` that says more. Raises WorkerError unless all
+        ranks succeed."""
         acks = [kind.from_wire(each) for each in await self.call(method, message, timeout_s=timeout_s)]
         self._require(acks, message.get("nonce", ""))
         return acks
 
     async def prepare(self, request: Prepare, *, timeout_s: float) -> None:
         """`genserve_prepare` on every rank: returns when every rank has reported the end of its background work. Raises
-        as `step`."""
+        as `acks`."""
         nonce = request.nonce
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -98,11 +95,11 @@ class Workers:
         elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
         asking: asyncio.Task[None] | None = None
         try:
-            await self.step("genserve_prepare", request.to_wire(), timeout_s=timeout_s)
+            await self.acks(Ack, "genserve_prepare", request.to_wire(), timeout_s=timeout_s)
             if elsewhere:
                 asking = asyncio.create_task(self._report_progress(nonce, elsewhere, deadline_s))
             left_s = max(0.0, deadline_s - loop.time())
-            acks = await self._liveness.wait(_result(done), what="prepare", timeout_s=left_s)
+            acks = await self._liveness.wait(done, what="prepare", timeout_s=left_s)
             self._require(acks, nonce)
         finally:
             del self._reports[nonce]
@@ -158,7 +155,3 @@ class Workers:
         # One failure determines the outcome; otherwise all ranks must report.
         if not done.done() and (ack.error or len(acks) == self._num_ranks):
             done.set_result(acks)
-
-
-async def _result(future: "asyncio.Future[list[Ack]]") -> list[Ack]:
-    return await future
