@@ -162,12 +162,10 @@ class EngineInterruption:
 
     async def longest_wait_s(self) -> float | None:
         """The longest wait of a sequence of any client."""
-
-        async def longest() -> float | None:
-            elsewhere = (each.longest_wait_s() for each in self._others)
-            waits = await asyncio.gather(self._own.longest_wait_s(), *elsewhere)
-            return max((each for each in waits if each is not None), default=None)
-
-        return await self._liveness.wait(
-            longest(), what="wait of interrupted requests", timeout_s=WAIT_PATIENCE_S + _ANSWER_PATIENCE_S
+        elsewhere = (each.longest_wait_s() for each in self._others)
+        waits = await self._liveness.wait(
+            asyncio.gather(self._own.longest_wait_s(), *elsewhere),
+            what="wait of interrupted requests",
+            timeout_s=WAIT_PATIENCE_S + _ANSWER_PATIENCE_S,
         )
+        return max((each for each in waits if each is not None), default=None)

@@ -164,9 +164,12 @@ async def test_a_daemon_without_front_ends_knows_its_tokens_at_once() -> None:
 async def test_nobody_waits_for_the_sequences_of_an_engine_that_has_died() -> None:
     """They get no output any more."""
     liveness = Liveness()
-    interruption = EngineInterruption(Watch({"a": state(1, 1)}, of_vllm), [Others(0, None)], liveness)
+    others = Others(0, None)
+    interruption = EngineInterruption(Watch({"a": state(1, 1)}, of_vllm), [others], liveness)
     waiting = asyncio.create_task(interruption.longest_wait_s())
     await asyncio.sleep(0)
     liveness.declare_dead("killed")
     with pytest.raises(EngineDeadError):
         await waiting
+    others.told.set()  # or its task would wait on in the loop of the next tests
+    await interruption.told()
