@@ -194,7 +194,8 @@ class Completion:
         record, measures = None, self._outcomes.measures
         if applied is not None or push.served is not None:
             push.lifecycle.go("applied")
-            outcome, loaded = PushOutcome(push.report(), applied), self._loras.push_ids()
+            outcome = PushOutcome(push.report(), applied)
+            loaded = set() if push.header.lora is None else self._loras.push_ids()
             record = self._outcomes.add_applied(push, outcome, push.served, loaded)
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None:

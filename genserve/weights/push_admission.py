@@ -8,6 +8,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import (
+    MAX_TENSORS,
     MAX_UNNAMED_ISSUES,
     Manifest,
     PushIssue,
@@ -112,9 +113,9 @@ def examine(
 def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
     """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors. Call it before
     converting one, which would take seconds for a hostile one."""
-    if checkpoint is not None:
-        refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
-    refuse_issues(too_many_tensors(num_tensors))
+    limit = MAX_TENSORS if checkpoint is None else min(MAX_TENSORS, _max_tensors(checkpoint, lora=lora))
+    if num_tensors > limit:
+        refuse_issues(too_many_tensors(num_tensors, limit))
 
 
 def refuse_issues(issues: list[PushIssue]) -> None:

@@ -66,8 +66,10 @@ class Attempt:
     def answered_on_time(self, timeout_s: float) -> Iterator[None]:
         """Gives streams a DeadlineError if the block takes longer than `timeout_s`: undoing, or a worker that hangs,
         may take more time."""
-        late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells the outcome")
-        timer = asyncio.get_running_loop().call_later(timeout_s + _LATE_S, lambda: self.answer(late))
+        timer = asyncio.get_running_loop().call_later(
+            timeout_s + _LATE_S,
+            lambda: self.answer(DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells the outcome")),
+        )
         try:
             yield
         finally:
