@@ -36,7 +36,7 @@ from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import OpenedCheckpoint, loaded_index, resident_store
 from genserve.weights.kept.start import Kept, start_keeping
 from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.quota import limit_bytes
+from genserve.weights.push_admission import limit_bytes
 from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 

@@ -31,8 +31,14 @@ from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushInFlight, PushOutcome, PushReport
-from genserve.weights.push_admission import check_header, check_num_tensors, examine, refuse_issues
-from genserve.weights.quota import naming_wide_tensors, plan_evictions
+from genserve.weights.push_admission import (
+    check_header,
+    check_num_tensors,
+    examine,
+    naming_wide_tensors,
+    plan_evictions,
+    refuse_issues,
+)
 from genserve.weights.resident import ResidentStore
 from genserve.wire.bounds import check_timeout
 

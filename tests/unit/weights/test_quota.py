@@ -7,10 +7,10 @@ import pytest
 
 from genserve.errors import ApplyInProgressError, StagingFullError
 from genserve.tensors.manifest import Manifest
-from genserve.weights import quota
+from genserve.weights import push_admission
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
-from genserve.weights.quota import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
+from genserve.weights.push_admission import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 from tests.support.refusals import refuses
 
 MAX_BYTES = 100
@@ -49,7 +49,7 @@ def resident(held_bytes: int = 0, served_bytes: int = 0, spare_bytes: int = 0) -
 def required(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is asked of the machine: the bytes of the push, and those that are freed for it."""
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(quota, "require_memory", lambda *sizes: asked.append(sizes))
+    monkeypatch.setattr(push_admission, "require_memory", lambda *sizes: asked.append(sizes))
     return asked
 
 
