@@ -1,7 +1,9 @@
 """Who may open a push, and who may have it applied or discarded.
 
-Owns the rules between pushes. `push_admission` checks a header, `push.live_push` is one push, `push.live_pushes` holds
-those whose bytes are here, `push.outcomes` remembers the others, and `completion` applies.
+Owns the rules between pushes. One push goes through these modules: `push_admission` checks its header, and the memory
+for it; `push.stream` takes its chunks, and `push.staging` keeps them; `completion` carries it out when all are there,
+with `apply`; `push.outcomes` remembers what came of it. `push.live_push` is the push, `push.lifecycle` its states, and
+`push.live_pushes` holds those whose bytes are here.
 """
 
 import asyncio
@@ -180,11 +182,14 @@ class PushRegistry:
     ) -> LivePush:
         self.check_free()
         opening.check()
-        present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
-        partial, replaces = manifest.partial, header.replaces_weights
         try:
             evicted = plan_evictions(
-                size_bytes, present, limit_bytes, resident, partial=partial, replaces_weights=replaces
+                size_bytes,
+                self._pushes.values(),
+                self._max_staging_bytes,
+                self._resident,
+                partial=manifest.partial,
+                replaces_weights=header.replaces_weights,
             )
         except StagingFullError as error:
             raise naming_wide_tensors(error, manifest, self._checkpoint) from error.__cause__
