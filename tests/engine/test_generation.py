@@ -164,6 +164,8 @@ async def test_repeated_prompt_hits_the_prefix_cache_unless_the_salt_differs(cli
         ({"max_tokens": -1}, "stop.max_tokens"),
         ({"temperature": -0.5}, "sampling.temperature"),
         ({"n": 0}, "sampling.n"),
+        ({"bad_words": ["a", ""]}, "sampling.bad_words"),
+        ({"bad_words": ["a", " "]}, "sampling.bad_words"),  # vLLM finds no token in it
         ({"engine_params": {"tempreature": 1}}, "engine_params.tempreature"),
         ({"engine_params": {"temperature": 1}}, "engine_params.temperature"),
         ({"logprobs": 100000}, "output.logprobs"),
