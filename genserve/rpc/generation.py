@@ -20,7 +20,7 @@ from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.last_look import last_look
 from genserve.rpc.streams.parts import MAX_PART_VALUES, num_values, parts_of
 from genserve.rpc.streams.turns import Turns
-from genserve.rpc.streams.write_deadline import WriteDeadline
+from genserve.rpc.streams.write_deadline import WriteDeadline, Writer
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
 from genserve.wire.literals import FRONTEND_PORTS_KEY
@@ -96,15 +96,18 @@ class GenerationServicer(GenerationServiceServicer):
                 await context.send_initial_metadata(self._initial_metadata)
                 may_write, is_first = asyncio.Semaphore(0), True
                 stream.call_when_ready(may_write.release)  # the first tokens wait for no turn
-                while not stream.is_finished:
-                    await may_write.acquire()
-                    if (update := stream.take()) is None:
-                        continue
-                    if is_first:
-                        is_first = False
-                        stream.call_when_ready(partial(self._turns.enter, may_write))
-                    for part in (update,) if num_values(update) <= MAX_PART_VALUES else parts_of(update):
-                        await self._deadline.write(context.write, to_response(part, asked.request_id))
+                with Writer(self._deadline) as writer:
+                    while not stream.is_finished:
+                        await may_write.acquire()
+                        if (update := stream.take()) is None:
+                            continue
+                        if is_first:
+                            is_first = False
+                            stream.call_when_ready(partial(self._turns.enter, may_write))
+                        for part in (update,) if num_values(update) <= MAX_PART_VALUES else parts_of(update):
+                            writer.num_looks = 0
+                            await context.write(to_response(part, asked.request_id))
+                            writer.num_looks = None
             finally:
                 # Shielded, because a second cancellation would leave the request running.
                 await asyncio.shield(stream.close())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genserve.errors import DeadlineError
-from genserve.rpc.streams.write_deadline import WriteDeadline
+from genserve.rpc.streams.write_deadline import WriteDeadline, Writer
 from tests.support.clocks import leaping_clock
 from tests.support.patience import turns
 from tests.support.refusals import refuses
@@ -113,6 +113,25 @@ async def test_each_write_has_the_whole_time() -> None:
     assert not second.done()
     await second
     assert all(TIMEOUT_S <= each <= TIMEOUT_S + LATE_S + 0.001 for each in ended_s)
+
+
+async def test_only_the_present_write_of_a_writer_is_late() -> None:
+    """Its task may wait for any time between two writes."""
+    with refuses(DeadlineError, says="8 s"), Writer(WriteDeadline(TIMEOUT_S)) as writer:
+        for _ in range(3):
+            writer.num_looks = 0
+            await pass_s(0.6 * TIMEOUT_S)
+            writer.num_looks = None
+            await pass_s(2 * TIMEOUT_S)
+        began_s = now_s()
+        writer.num_looks = 0
+        try:
+            await never("x")
+        finally:
+            assert TIMEOUT_S <= now_s() - began_s <= TIMEOUT_S + LATE_S + 0.001
+    await pass_s(2 * TIMEOUT_S)
+    current = asyncio.current_task()
+    assert current is not None and current.cancelling() == 0
 
 
 async def test_nothing_is_kept_of_writes_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
