@@ -19,7 +19,7 @@ from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.last_look import last_look
 from genserve.rpc.streams.parts import MAX_PART_VALUES, num_values, parts_of
-from genserve.rpc.streams.turns import Turns
+from genserve.rpc.streams.turns import FEW_CALLS, Turns
 from genserve.rpc.streams.write_deadline import WriteDeadline, Writer
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
@@ -90,25 +90,28 @@ class GenerationServicer(GenerationServiceServicer):
         asked = await request.read(generation_request, info, minted_id)
         REQUEST_ID.set(asked.request_id)
         async with last_look(self._board, context.time_remaining()):
-            stream = await self._engine.submit(asked)
+            stream, turns = await self._engine.submit(asked), self._turns
+            turns.num_calls += 1
             try:
                 # Admitted: from here on a client must not replay the call, and these metadata tell it so.
                 await context.send_initial_metadata(self._initial_metadata)
                 may_write, is_first = asyncio.Semaphore(0), True
-                stream.call_when_ready(may_write.release)  # the first tokens wait for no turn
+                stream.call_when_ready(may_write.release)
                 with Writer(self._deadline) as writer:
                     while not stream.is_finished:
                         await may_write.acquire()
+                        if turns.num_calls > FEW_CALLS and not is_first:
+                            turns.enter(may_write)
+                            await may_write.acquire()
                         if (update := stream.take()) is None:
                             continue
-                        if is_first:
-                            is_first = False
-                            stream.call_when_ready(partial(self._turns.enter, may_write))
+                        is_first = False
                         for part in (update,) if num_values(update) <= MAX_PART_VALUES else parts_of(update):
                             writer.num_looks = 0
                             await context.write(to_response(part, asked.request_id))
                             writer.num_looks = None
             finally:
+                turns.num_calls -= 1
                 # Shielded, because a second cancellation would leave the request running.
                 await asyncio.shield(stream.close())
 

@@ -8,6 +8,7 @@ from genserve.control.state import StateBoard
 from genserve.engine.generation import GenerationRequest, GenerationUpdate, SequenceDelta, Usage
 from genserve.rpc.generation import GenerationServicer
 from genserve.rpc.received import Received
+from genserve.rpc.streams.turns import FEW_CALLS
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 from tests.support.patience import turns
@@ -72,26 +73,31 @@ class Context:
 
 
 class Turns:
-    """Turns that come when the test says so."""
+    """Turns that come when the test says so, of so many other calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
         self.waiting: list[asyncio.Semaphore] = []
 
     def enter(self, may_write: asyncio.Semaphore) -> None:
         self.waiting.append(may_write)
 
 
-async def test_first_tokens_wait_for_no_turn() -> None:
-    """All others do, whoever writes and however long."""
-    engine, context, of_all = Engine(), Context(), Turns()
+def generating(engine: Engine, context: Context, of_all: Turns) -> asyncio.Task[None]:
+    """A call of Generate that runs."""
     board: Any = StateBoard(None, lambda: (), "i")
     abort: Any = None
     servicer = GenerationServicer(engine, board, abort, tuple, WriteDeadline(0.0))  # type: ignore[arg-type]
     servicer._turns = of_all  # type: ignore[assignment]
     data = generation_pb2.GenerateRequest(text="x").SerializeToString()
-    calling = asyncio.create_task(
-        servicer.Generate(Received(generation_pb2.GenerateRequest, 1 << 20, data), context)  # type: ignore[arg-type]
-    )
+    received = Received(generation_pb2.GenerateRequest, 1 << 20, data)
+    return asyncio.create_task(servicer.Generate(received, context))  # type: ignore[arg-type]
+
+
+async def test_first_tokens_wait_for_no_turn() -> None:
+    """All others do where there are many calls, whoever writes and however long."""
+    engine, context, of_all = Engine(), Context(), Turns(num_calls=FEW_CALLS)
+    calling = generating(engine, context, of_all)
     await turns()
     engine.stream.gain(1)
     await turns()
@@ -102,3 +108,18 @@ async def test_first_tokens_wait_for_no_turn() -> None:
     of_all.waiting[0].release()
     await calling
     assert context.written == [[1], [2]]
+    assert of_all.num_calls == FEW_CALLS
+
+
+async def test_few_calls_write_at_once() -> None:
+    """Their messages take no time from which others would gain."""
+    engine, context, of_all = Engine(), Context(), Turns(num_calls=FEW_CALLS - 1)
+    calling = generating(engine, context, of_all)
+    await turns()
+    for token_id in (1, 2):
+        engine.stream.gain(token_id)
+        await turns()
+        assert context.written[-1] == [token_id]
+    engine.stream.gain(3, Usage(1, 0, 3))
+    await calling
+    assert of_all.waiting == [] and of_all.num_calls == FEW_CALLS - 1
