@@ -9,8 +9,7 @@ from genserve.engine.generation import ChatPrompt, TextPrompt
 from genserve.engine.vllm.clients.interruption import Watch, of_vllm
 from genserve.engine.vllm.clients.join import Joined, join_at_seat
 from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.requests.adapters import Adapters
-from genserve.engine.vllm.requests.intake import Intake
+from genserve.engine.vllm.requests.intake import Adapters, Intake
 from genserve.engine.vllm.requests.outputs import StreamingLLM
 from genserve.worker.contract.lifetime import end_with_process
 

@@ -12,9 +12,8 @@ from vllm.lora.request import LoRARequest
 
 from genserve.engine.aborted import AbortedStream, Admission
 from genserve.engine.generation import FinishReason, GenerationRequest, TokenPrompt, WeightSpan, prompt_too_long
-from genserve.engine.types import EngineInfo
+from genserve.engine.types import EngineInfo, UsedAdapter
 from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.build import RequestBuilder, translated
 from genserve.engine.vllm.requests.outputs import StreamingLLM
 from genserve.engine.vllm.requests.prompts import PromptCodec
@@ -37,6 +36,17 @@ class IntakeLimits:
     max_active_requests: int
     max_n: int
     trust_request_chat_template: bool = False
+
+
+class Adapters(Protocol):
+    """The LoRA adapters that requests use: those of the daemon, or of a daemon that a front end asks. Each stays loaded
+    for as long as a request uses it."""
+
+    async def use(self, name: str, request_id: str, /) -> UsedAdapter:
+        """The adapter of a request, until `release`. Raises LoraNotFoundError."""
+
+    def release(self, request_id: str, /) -> None:
+        """Records that the request has ended, or was not admitted. Does nothing for one without an adapter."""
 
 
 class Tally(Protocol):
