@@ -22,9 +22,6 @@ def version_of(label: str) -> int:
 def spans_between(starts: Sequence[tuple[str, int]], start: int, end: int, lora_version: int = 0) -> list[WeightSpan]:
     """Spans of tokens [start, end), given (label, first token) of every span so far, in order, and the version of the
     request's adapter."""
-    label, first = starts[-1] if starts else ("", end)
-    if first <= start < end:  # the common case: one more token under the weights of the last one
-        return [WeightSpan(version_of(label), start, end, lora_version)]
     spans: list[WeightSpan] = []
     for i, (label, first) in enumerate(starts):
         last = starts[i + 1][1] if i + 1 < len(starts) else end
