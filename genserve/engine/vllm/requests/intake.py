@@ -136,7 +136,7 @@ class Intake:
         self._reason_if_aborted = FinishReason.PAUSED
         streams = self.streams
         for stream in streams:
-            stream.reason_if_aborted(FinishReason.PAUSED)
+            stream.reason_if_aborted = FinishReason.PAUSED
         return len(streams)
 
     def paused(self) -> None:

@@ -68,11 +68,12 @@ class VllmStream:
         self._error: Exception | None = None  # what ended the request before its end
         self._num_tokens = 0  # read, of all sequences
         self._is_first = True
-        self._reason_if_aborted = FinishReason.ABORTED
         self._expiry: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
         self.wanted = request.output
         """What updates contain."""
+        self.reason_if_aborted = FinishReason.ABORTED
+        """The finish reason if the engine aborts the request from now on."""
         self.num_unfinished = 0
         """Sequences that have not finished."""
         self.request_id = request.request_id
@@ -85,19 +86,15 @@ class VllmStream:
     def admitted(self, internal_id: str, reason_if_aborted: FinishReason) -> None:
         """vLLM has the request under this id: its time begins."""
         self.internal_id = internal_id
-        self._reason_if_aborted = reason_if_aborted
+        self.reason_if_aborted = reason_if_aborted
         if (budget_s := self._request.stop.time_budget_s) is not None:
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(budget_s, self.end_soon, FinishReason.TIME_LIMIT)
 
-    def reason_if_aborted(self, reason: FinishReason) -> None:
-        """Sets the finish reason for the case that the engine aborts the request from now on."""
-        self._reason_if_aborted = reason
-
     def end_soon(self, reason: FinishReason) -> None:
         """Ends the request with `reason`. Tokens produced so far are still delivered."""
         if not self.is_finished and self._ending is None:
-            self._reason_if_aborted = reason
+            self.reason_if_aborted = reason
             self._ending = asyncio.create_task(self._requests.end(self))
 
     def abort(self) -> None:
@@ -234,7 +231,7 @@ class VllmStream:
             # vLLM reports its one EOS token as None, and the others of generation_config as requested stop tokens.
             return FinishReason.STOP_TOKEN if stop_reason in self._request.stop.token_ids else FinishReason.EOS
         if vllm_reason is VllmFinishReason.ABORT:
-            return self._reason_if_aborted
+            return self.reason_if_aborted
         if vllm_reason in _REASONS:
             return _REASONS[vllm_reason]
         raise GenserveError(f"the engine ended request {self.request_id} with {str(vllm_reason)!r}")
