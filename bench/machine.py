@@ -1,10 +1,12 @@
-"""Where, with what and among what else a benchmark ran: goes into every result."""
+"""Where, with what and among what else a benchmark ran: goes into every result. And the order in which what is
+compared takes its turns."""
 
 import asyncio
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -83,3 +85,12 @@ def _commit() -> str:
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def turns(peers: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Numbers of rounds, and the peers of each. Round 0 warms up: its figures are not kept. Every second round goes
+    backwards, so that no peer is always the one after a peer that tires the machine."""
+    forwards = list(peers)
+    for number in range(rounds + 1):
+        for peer in forwards if number % 2 == 0 else forwards[::-1]:
+            yield number, peer

@@ -13,8 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.dashboard.events import Events
-from bench.dashboard.fleet import running
+from bench.dashboard.fleet import Events, running
 from bench.dashboard.picture import Span, draw
 from bench.dashboard.prometheus import SCRAPE_INTERVAL_S, Prometheus, PrometheusError, Series, found, scraping
 from genserve.client import AsyncClient

@@ -18,12 +18,11 @@ import uvloop
 
 from bench import engines, machine
 from bench.genserve_daemon import start_daemon
+from bench.machine import turns
 from bench.options import DEFAULT_OUT
 from bench.processes import PeerError, Program, say
-from bench.results.cells import markdown, value, with_ratio
 from bench.results.page import replace_marked
-from bench.results.result import Result, medians
-from bench.turns import turns
+from bench.results.result import Result, markdown, medians, value, with_ratio
 
 CONCURRENCY, MAX_TOKENS, REQUESTS_PER_SLOT = 64, 64, 8
 BASELINE = "python"

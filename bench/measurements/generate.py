@@ -9,14 +9,10 @@ text: at 64 and 256 at once.
 Takes about an hour and a half with its defaults, and ten minutes with --quick, at 1 and 64 at once.
 """
 
-import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
 from statistics import median
 
-from bench import cpu, engines, machine
-from bench.measurements.rounds import PROMPT_TOKENS, Measured, measure, prompts_of, started
+from bench.measurements.rounds import Rounds, prompts_of
 from bench.options import Defaults, Options
 from bench.peers import GenerationServer
 from bench.peers.genserve_generation import Genserve, GenserveFrontEnds
@@ -25,8 +21,8 @@ from bench.peers.in_process import InProcess
 from bench.peers.rust_server import RustServer
 from bench.peers.vllm_grpc import VllmGrpc
 from bench.peers.vllm_http import VllmHttp
-from bench.results.generation_tables import ceiling_of
 from bench.results.result import Result, medians
+from bench.results.tables import ceiling_of
 from bench.traces import Work
 
 SERVERS: tuple[type[GenerationServer], ...] = (
@@ -48,42 +44,19 @@ LARGE = (64, 256)
 
 async def run(options: Options) -> Result:
     """Everything; raises PeerError naming the peer that cannot be run or does not give the tokens."""
-    facts = machine.facts()
-    measured = Measured()
-    async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        checkpoint = engines.model(options.model, directory)
-        servers = await started(SERVERS, options.peers, checkpoint, directory, stack)
+    async with Rounds.begun("generate", options, SERVERS) as rounds:
         for outputs in options.outputs:
             for concurrency in _concurrencies(options.concurrency, outputs):
                 num_requests = min(max(REQUESTS_PER_SLOT * concurrency, LEAST_REQUESTS), MOST_REQUESTS)
                 prompts = prompts_of(max(num_requests // options.divisor, concurrency))
                 work = Work(prompts, concurrency, MAX_TOKENS, outputs=outputs)
-                await measure(servers, row_name(concurrency, outputs), work, options.rounds, measured)
-    rounds = measured.rounds
-    return Result(
-        "generate",
-        machine=facts,
-        settings={
-            "model": options.model,
-            "engine": engines.flags(),
-            "environment": engines.ENVIRONMENT,
-            "prompt_tokens": PROMPT_TOKENS,
-            "max_tokens": MAX_TOKENS,
-            "rounds": options.rounds,
-            "client": "uvloop; aiohttp or a bare socket, and msgspec, for HTTP",
-            "peers": list(servers),
-        },
-        rounds=rounds,
-        medians={key: {peer: medians(each) for peer, each in by_peer.items()} for key, by_peer in rounds.items()},
-        ratios=_ratios(rounds),
-        notes={
-            "median_s_to_rest_after": {peer: median(each) for peer, each in measured.rest_s.items()},
-            "median_cpu_us_per_token": {
-                key: {peer: cpu.medians(each) for peer, each in by_peer.items()}
-                for key, by_peer in measured.cpu_us.items()
-            },
-        },
+                await rounds.measure(row_name(concurrency, outputs), work)
+    return rounds.result(
+        rounds.figures,
+        _ratios(rounds.figures),
+        {"median_s_to_rest_after": {peer: median(each) for peer, each in rounds.rest_s.items()}},
+        max_tokens=MAX_TOKENS,
+        client="uvloop; aiohttp or a bare socket, and msgspec, for HTTP",
     )
 
 

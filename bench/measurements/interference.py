@@ -14,11 +14,11 @@ from pathlib import Path
 from time import monotonic
 
 from bench.genserve_daemon import start_daemon
+from bench.machine import turns
 from bench.measurements.sizes import Sizes
 from bench.options import Defaults, Options
 from bench.processes import Program, say
 from bench.results.result import Result
-from bench.turns import turns
 from bench.updates import trainer
 from bench.updates.live_streams import LiveStreams, live_streams
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from bench import engines, machine
 from bench.genserve_daemon import start_daemon
+from bench.machine import turns
 from bench.measurements.sizes import Sizes
 from bench.movers.memcpy import Memcpy
 from bench.options import Defaults, Options
 from bench.processes import Program, say
 from bench.results.result import Result
-from bench.turns import turns
 from bench.updates import naive_update, trainer
 from bench.updates.live_streams import live_streams
 from tests.support import models

@@ -12,6 +12,7 @@ import numpy as np
 
 from bench import engines, machine
 from bench.genserve_daemon import start_daemon
+from bench.machine import turns
 from bench.measurements.sizes import Sizes
 from bench.movers import Mover
 from bench.movers.genserve_push import GenservePush, GenserveUpdate
@@ -22,7 +23,6 @@ from bench.movers.raw_tcp import RawTcp
 from bench.options import Defaults, Options
 from bench.processes import PeerError, say
 from bench.results.result import Result
-from bench.turns import turns
 from bench.updates import naive_update
 from genserve.client import AsyncClient
 from tests.support import models

@@ -3,84 +3,130 @@
 import gc
 import os
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
-from bench import cpu, machine
+from bench import cpu, engines, machine
+from bench.machine import turns
+from bench.options import Options
 from bench.peers import GenerationServer
 from bench.processes import PeerError, say
+from bench.results.result import Result, medians
 from bench.traces import Figures, Trace, Work
-from bench.turns import turns
 
 PROMPT_TOKENS = 5
 LEAST_SAME_SHARE = 0.9
 
 
 @dataclass(slots=True)
-class Measured:
-    """What is known so far: figures of each round but the first by row (a concurrency and what is asked for) and peer;
-    in the notes of a result, CPU time by process, and how long a peer takes until it rests."""
+class Rounds:
+    """The servers of the peers that `options` name, and what is known so far: figures of each round but the first by
+    row (a concurrency and what is asked for) and peer; in the notes of a result, CPU time by process, and how long a
+    peer takes until it rests. Made by `begun`."""
 
-    rounds: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
+    name: str
+    options: Options
+    servers: dict[str, GenerationServer]
+    machine: dict[str, Any]
+    flags: Sequence[str]
+    figures: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
     cpu_us: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
     rest_s: dict[str, list[float]] = field(default_factory=dict)
 
+    @classmethod
+    @asynccontextmanager
+    async def begun(
+        cls, name: str, options: Options, kinds: Sequence[type[GenerationServer]], flags: Sequence[str] = ()
+    ) -> AsyncIterator[Self]:
+        """Starts the servers, with further flags of their engines, and ends them."""
+        facts = machine.facts()  # before the servers take their share of the machine
+        async with AsyncExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            checkpoint = engines.model(options.model, directory)
+            servers: dict[str, GenerationServer] = {}
+            for kind in kinds:
+                if wanted := [peer for peer in kind.peers if peer in options.peers]:
+                    say(f"starting {kind.__name__}")
+                    server = kind()
+                    await server.start(checkpoint, directory, stack, flags)
+                    servers |= dict.fromkeys(wanted, server)
+            yield cls(name, options, servers, facts, flags)
 
-async def started(
-    kinds: Sequence[type[GenerationServer]],
-    peers: Sequence[str],
-    checkpoint: Path,
-    directory: Path,
-    stack: AsyncExitStack,
-    flags: Sequence[str] = (),
-) -> dict[str, GenerationServer]:
-    """The servers of these peers, by peer, with further flags of their engines; `stack` ends them."""
-    servers: dict[str, GenerationServer] = {}
-    for kind in kinds:
-        if wanted := [peer for peer in kind.peers if peer in peers]:
-            say(f"starting {kind.__name__}")
-            server = kind()
-            await server.start(checkpoint, directory, stack, flags)
-            servers |= dict.fromkeys(wanted, server)
-    return servers
+    async def measure(self, row: str, work: Work) -> None:
+        """All rounds of one row. Whether a peer sends one message with all tokens is said by its name."""
+        peers = [peer for peer, server in self.servers.items() if not (work.text and peer in server.without_text)]
+        figures_of = self.figures[row] = {peer: [] for peer in peers}
+        by_process = self.cpu_us[row] = {peer: [] for peer in peers}
+        expected: list[Trace] | None = None
+        for number, peer in turns(peers, self.options.rounds):
+            server = self.servers[peer]
+            asked = replace(work, final_only=peer.endswith("_final"))
+            gc.collect()
+            gc.freeze()  # what start-up has left is not walked while streams wait: as in every server
+            before, client_before = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
+            traces = await server.generate(peer, asked)
+            after, client_after = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
+            self.rest_s.setdefault(peer, []).append(await machine.rest(peer, server.pid))
+            expected = traces if expected is None else expected
+            share = same_share(peer, traces, expected, asked)
+            num_tokens = len(traces) * work.max_tokens
+            (client_us,) = cpu.per_token(client_before, client_after, num_tokens).values()
+            spent = cpu.per_token(before, after, num_tokens)
+            figures = {
+                **asdict(Figures.of(traces)),
+                "same_share": share,
+                **cpu.figures(0.0 if server.is_own_client else client_us, spent),
+            }
+            say(
+                f"{row:>12}, round {number}: {peer:25} {figures['tokens_per_s']:9.0f} tok/s, "
+                f"{figures['cpu_client_us']:4.0f} + {figures['cpu_server_us']:4.0f} us a token"
+            )
+            if number > 0:
+                figures_of[peer].append(figures)
+                by_process[peer].append(spent if server.is_own_client else {"client": client_us, **spent})
 
-
-async def measure(
-    servers: Mapping[str, GenerationServer], row: str, work: Work, rounds: int, measured: Measured
-) -> None:
-    """All rounds of one row. Whether a peer sends one message with all tokens is said by its name."""
-    peers = [peer for peer, server in servers.items() if not (work.text and peer in server.without_text)]
-    figures_of = measured.rounds[row] = {peer: [] for peer in peers}
-    by_process = measured.cpu_us[row] = {peer: [] for peer in peers}
-    expected: list[Trace] | None = None
-    for number, peer in turns(peers, rounds):
-        server = servers[peer]
-        asked = replace(work, final_only=peer.endswith("_final"))
-        gc.collect()
-        gc.freeze()  # what start-up has left is not walked while streams wait: as in every server
-        before, client_before = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
-        traces = await server.generate(peer, asked)
-        after, client_after = cpu.seconds(server.pid), cpu.seconds(os.getpid(), recursive=False)
-        measured.rest_s.setdefault(peer, []).append(await machine.rest(peer, server.pid))
-        expected = traces if expected is None else expected
-        share = same_share(peer, traces, expected, asked)
-        num_tokens = len(traces) * work.max_tokens
-        (client_us,) = cpu.per_token(client_before, client_after, num_tokens).values()
-        spent = cpu.per_token(before, after, num_tokens)
-        figures = {
-            **asdict(Figures.of(traces)),
-            "same_share": share,
-            **cpu.figures(0.0 if server.is_own_client else client_us, spent),
-        }
-        say(
-            f"{row:>12}, round {number}: {peer:25} {figures['tokens_per_s']:9.0f} tok/s, "
-            f"{figures['cpu_client_us']:4.0f} + {figures['cpu_server_us']:4.0f} us a token"
+    def result(
+        self,
+        rounds: dict[str, dict[str, list[dict[str, float]]]],
+        ratios: dict[str, Any],
+        notes: dict[str, Any],
+        **settings: Any,
+    ) -> Result:
+        """With `notes` and `settings` beside those of both measurements."""
+        return Result(
+            self.name,
+            machine=self.machine,
+            settings={
+                "model": self.options.model,
+                "engine": [*engines.flags(), *self.flags],
+                "environment": engines.ENVIRONMENT,
+                "prompt_tokens": PROMPT_TOKENS,
+                "rounds": self.options.rounds,
+                "peers": list(self.servers),
+                **settings,
+            },
+            rounds=rounds,
+            medians=medians_of(rounds),
+            ratios=ratios,
+            notes={
+                "median_cpu_us_per_token": {
+                    row: {peer: cpu.medians(each) for peer, each in by_peer.items()}
+                    for row, by_peer in self.cpu_us.items()
+                },
+                **notes,
+            },
         )
-        if number > 0:
-            figures_of[peer].append(figures)
-            by_process[peer].append(spent if server.is_own_client else {"client": client_us, **spent})
+
+
+def medians_of(
+    rounds: Mapping[str, Mapping[str, Sequence[dict[str, float]]]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """By row and by peer."""
+    return {row: {peer: medians(each) for peer, each in by_peer.items()} for row, by_peer in rounds.items()}
 
 
 def prompts_of(count: int) -> list[list[int]]:

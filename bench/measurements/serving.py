@@ -7,17 +7,12 @@ Cores are counted as the CPU time of all processes of a server but the engine's.
 Takes half an hour with its defaults, and five minutes with --quick, at 64 at once.
 """
 
-import tempfile
-from contextlib import AsyncExitStack
-from pathlib import Path
-
-from bench import cpu, engines, machine
 from bench.measurements.generate import SERVERS
-from bench.measurements.rounds import PROMPT_TOKENS, Measured, measure, prompts_of, started
+from bench.measurements.rounds import Rounds, medians_of, prompts_of
 from bench.options import Defaults, Options
 from bench.processes import PeerError
-from bench.results.result import Result, medians
-from bench.results.serving_tables import BASELINE, PACE_MS, row_name
+from bench.results.result import Result
+from bench.results.tables import BASELINE, PACE_MS, row_name
 from bench.traces import Work
 
 PEERS = (
@@ -33,43 +28,17 @@ MAX_TOKENS, REQUESTS_PER_SLOT = 64, 4
 
 async def run(options: Options) -> Result:
     """Everything; raises PeerError naming the peer that cannot be run or does not give the tokens."""
-    facts = machine.facts()
-    measured = Measured()
-    async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        checkpoint = engines.model(options.model, directory)
-        servers = await started(SERVERS, options.peers, checkpoint, directory, stack, FLAGS)
+    async with Rounds.begun("serving", options, SERVERS, FLAGS) as rounds:
         for outputs in options.outputs:
             for concurrency in options.concurrency:
                 for pace_ms in PACES_MS:
                     prompts = prompts_of(max(REQUESTS_PER_SLOT // options.divisor, 1) * concurrency)
                     paced = [[pace_ms, *prompt[1:]] for prompt in prompts]
                     work = Work(paced, concurrency, MAX_TOKENS, outputs=outputs)
-                    await measure(servers, row_name(concurrency, pace_ms, outputs), work, options.rounds, measured)
-    rounds = {row: _with_rates(by_peer) for row, by_peer in measured.rounds.items()}
-    by_row = {row: {peer: medians(each) for peer, each in by_peer.items()} for row, by_peer in rounds.items()}
-    return Result(
-        "serving",
-        machine=facts,
-        settings={
-            "model": options.model,
-            "engine": [*engines.flags(), *FLAGS],
-            "environment": engines.ENVIRONMENT,
-            "prompt_tokens": PROMPT_TOKENS,
-            "max_tokens": MAX_TOKENS,
-            "rounds": options.rounds,
-            "peers": list(servers),
-        },
-        rounds=rounds,
-        medians=by_row,
-        ratios={row: _ratios(by_peer) for row, by_peer in by_row.items()},
-        notes={
-            "median_cpu_us_per_token": {
-                row: {peer: cpu.medians(each) for peer, each in by_peer.items()}
-                for row, by_peer in measured.cpu_us.items()
-            },
-        },
-    )
+                    await rounds.measure(row_name(concurrency, pace_ms, outputs), work)
+    with_rates = {row: _with_rates(by_peer) for row, by_peer in rounds.figures.items()}
+    ratios = {row: _ratios(by_peer) for row, by_peer in medians_of(with_rates).items()}
+    return rounds.result(with_rates, ratios, {}, max_tokens=MAX_TOKENS)
 
 
 def _with_rates(by_peer: dict[str, list[dict[str, float]]]) -> dict[str, list[dict[str, float]]]:

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from bench.results.cells import markdown, value
-from bench.results.generation_tables import SHOWN
-from bench.results.result import Result
+from bench.results.result import Result, markdown, value
+from bench.results.tables import SHOWN
 
 _WAYS = {
     "no_pushes": "genserve, no pushes",

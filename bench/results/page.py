@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.machine import describe
-from bench.results import generation_tables, headline, serving_tables, standings, update_tables
-from bench.results.cells import markdown, value
-from bench.results.generation_tables import ceiling_of
-from bench.results.result import Result
+from bench.results import headline, standings, tables
+from bench.results.result import Result, markdown, value
+from bench.results.tables import ceiling_of
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "benchmarks" / "README.md"
@@ -16,13 +15,13 @@ GOALS_PAGE = README.parent / "docs" / "internals" / "goals.md"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
-    "generate": ("Generation", generation_tables.generate),
-    "serving": ("A token's way through a server", serving_tables.serving),
-    "cycle": ("A training run", update_tables.cycle),
-    "push": ("Pushes", update_tables.push),
-    "pause": ("Pause", update_tables.pause),
-    "interference": ("Inter-token latency during a push", update_tables.interference),
-    "memory": ("Memory", update_tables.memory),
+    "generate": ("Generation", tables.generate),
+    "serving": ("A token's way through a server", tables.serving),
+    "cycle": ("A training run", tables.cycle),
+    "push": ("Pushes", tables.push),
+    "pause": ("Pause", tables.pause),
+    "interference": ("Inter-token latency during a push", tables.interference),
+    "memory": ("Memory", tables.memory),
 }
 FIGURES = ("generate", "push", "pause", "interference")
 """The results that README.md quotes, as `figures` takes them."""

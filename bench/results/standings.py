@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.results.cells import markdown, value
-from bench.results.generation_tables import CEILING, SHOWN, ceiling_of
-from bench.results.result import Result
-from bench.results.serving_tables import PACE_MS, row_name
+from bench.results.result import Result, markdown, value
+from bench.results.tables import CEILING, PACE_MS, SHOWN, ceiling_of, row_name
 
 _YARDSTICKS = ("in_process", "grpc_floor", "no_pushes", "memcpy")
 """Beginnings of the names of what nobody serves with."""

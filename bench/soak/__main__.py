@@ -11,8 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.soak.plots import draw
-from bench.soak.run import Load, soak
+from bench.soak.run import Load, draw, soak
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
-from bench.soak.report import Report
-from bench.soak.samples import Latencies
+from bench.soak.report import Latencies, Report
 from genserve.aio import is_cancelled
 from genserve.client import AsyncClient, Generation
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, UnavailableError, VersionNotNewerError

@@ -19,13 +19,13 @@ import pytest
 
 from bench import cpu, options, processes, rust_front_end
 from bench.__main__ import main
+from bench.machine import turns
 from bench.measurements import generate, push, rounds
 from bench.processes import PeerError, PeerProcess, Program
 from bench.results import page as pages
 from bench.results.page import update_page
 from bench.results.result import Result, medians
 from bench.traces import Figures, Trace, Work, closed_loop
-from bench.turns import turns
 from bench.updates.live_streams import LiveStreams
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.soak.plots import draw
 from bench.soak.report import MAX_GROWTH_BYTES, Report, Sample
-from bench.soak.run import Load, soak
+from bench.soak.run import Load, draw, soak
 
 SECONDS = 25.0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.__main__ import MEASUREMENTS
 from bench.measurements import serving
-from bench.results import generation_tables, headline, page, plots, serving_tables, standings, update_tables
+from bench.results import headline, page, plots, standings, tables
 from bench.results.result import Result, medians
 
 
@@ -93,9 +93,9 @@ def test_cpu_time_is_split_into_the_engines_grpcs_and_ours() -> None:
         "grpc_floor_many": rates(1, cpu_client_us=5, cpu_server_us=25),
         "genserve_many": rates(1, cpu_client_us=10, cpu_server_us=30),
     }
-    table = generation_tables.split(result("generate", {"64": by_peer}), ["64"])
+    table = tables.split(result("generate", {"64": by_peer}), ["64"])
     assert cells(table, "one call for all, 64") == ["20 (50%)", "10 (25%)", "10 (25%)", "40"]
-    assert generation_tables.split(result("generate", {"64": {"in_process": rates(1)}}), ["64"]) == ""
+    assert tables.split(result("generate", {"64": {"in_process": rates(1)}}), ["64"]) == ""
 
 
 def test_other_outputs_have_tables_of_their_own() -> None:
@@ -107,11 +107,11 @@ def test_other_outputs_have_tables_of_their_own() -> None:
             "64 text": {"in_process": rates(8)},
         },
     )
-    with_text = generation_tables.generate(measured).split("tok/s with log-probabilities and text at")[1]
+    with_text = tables.generate(measured).split("tok/s with log-probabilities and text at")[1]
     assert "| `in_process` | 8 |" in with_text
     assert "rust_http_tokens" not in with_text
     only_text = result("generate", {"64 text": {"in_process": rates(8)}})
-    assert generation_tables.generate(only_text).startswith("| tok/s with log-probabilities and text at")
+    assert tables.generate(only_text).startswith("| tok/s with log-probabilities and text at")
 
 
 def test_a_training_run_has_a_row_for_each_way_and_interval() -> None:
@@ -119,7 +119,7 @@ def test_a_training_run_has_a_row_for_each_way_and_interval() -> None:
     figures = {"tokens_per_s": 100.0, "inter_token_p99_ms": 50.0, "longest_wait_s": 1.0, "pushes": 3.0}
     pushed = {"share": 0.9, "lost_s_per_push": 0.5, "push_s": 2.0, "first_new_s": 1.0, "old_share": 0.4}
     measured = result("cycle", {"8 streams, 5 s": {"no_pushes": [figures], "genserve": [figures | pushed]}})
-    lines = update_tables.cycle(measured).splitlines()
+    lines = tables.cycle(measured).splitlines()
     assert lines[2].startswith("| 8 streams, 5 s | `no_pushes` | 100 (100–100) |  |")
     assert lines[3].startswith("| 8 streams, 5 s | `genserve` | 100 (100–100) | 0.90 (0.90–0.90) | 0.50 (0.50–0.50) |")
 
@@ -142,7 +142,7 @@ def test_every_measurement_has_a_table_and_curves(tmp_path: Path) -> None:
 
 def test_servers_are_compared_by_what_one_core_passes_on(tmp_path: Path) -> None:
     """Each beside vLLM's OpenAI server in Python, with the lowest and the highest ratio of a round."""
-    row, others = serving_tables.row_name(64, serving_tables.PACE_MS), {"tokens_per_message": 1.0}
+    row, others = tables.row_name(64, tables.PACE_MS), {"tokens_per_message": 1.0}
     costs = {f"cpu_{each}_us": 10.0 for each in ("server", "busiest", "client")}
     rounds = {
         row: {
@@ -169,6 +169,6 @@ def test_a_pause_is_shown_with_the_whole_update() -> None:
         for peer, paused_s, total_s in (("memcpy", 0.01, 0.01), ("genserve", 0.02, 4.0), ("tmpfs", 0.4, 0.7))
     }
     measured = result("pause", {"smollm2": by_peer}, bytes={"smollm2": 269_000_000}, ratio_to="memcpy")
-    table = update_tables.pause(measured)
+    table = tables.pause(measured)
     assert "| `genserve` | 20.0 (2.00; 2.00–2.00) |" in table
     assert "| `genserve` | 4,000 (4,000–4,000) |" in table

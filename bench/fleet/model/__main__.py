@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from bench.fleet.model.figures import page
-from bench.fleet.model.plot import draw
+from bench.fleet.model.figures import draw, page
 from bench.results.page import BEGIN, END
 
 DIRECTORY: Final = Path(__file__).parents[3] / "docs" / "benchmarks"

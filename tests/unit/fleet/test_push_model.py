@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from bench.fleet.model.calibration import Calibration, link_bound, measured
 from bench.fleet.model.figures import CASES, FAILURES, MEASURED, failures, page
-from bench.fleet.model.host import shares
 from bench.fleet.model.push import Outcome, push, push_until_taken
 from bench.fleet.model.topology import CHAIN, NAIVE, STAR, TOPOLOGIES, TRAINER, TREES, Topology
-from bench.fleet.model.transfer import Death, Transfer
+from bench.fleet.model.transfer import Death, Transfer, shares
 from bench.results.page import BEGIN, END
 
 GB = 1e9

@@ -1,1 +1,0 @@
-"""What a fleet costs and gains: pushes between hosts, and tokens through a router."""

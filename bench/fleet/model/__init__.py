@@ -1,1 +1,0 @@
-"""What a push to a fleet would take on more hosts than there are here."""

@@ -1,1 +1,0 @@
-"""The clients of genserve in their languages, on the same load."""
