@@ -89,8 +89,6 @@ class StateBoard:
         daemon: DaemonCondition = DaemonCondition.SERVING,
     ) -> None:
         self._engine = engine
-        self.load: Callable[[], Load] = (lambda: _IDLE) if engine is None else engine.load
-        """Returns the load of the engine."""
         self._active_leases = active_leases
         self._instance_id = instance_id
         self._entered: EngineCondition | None = None
@@ -135,6 +133,10 @@ class StateBoard:
         """The pause that ends last, None if nobody pauses the engine."""
         return LastPause.of(self._active_leases())
 
+    def load(self) -> Load:
+        """The load of the engine."""
+        return _IDLE if self._engine is None else self._engine.load()
+
     @property
     def startup(self) -> Startup | None:
         """What the daemon does before it serves; None afterwards, and before it has told anything."""
@@ -162,7 +164,7 @@ class StateBoard:
 
     def attach(self, engine: Engine) -> None:
         """The engine is there."""
-        self._engine, self.load = engine, engine.load
+        self._engine = engine
         self.notify()
 
     def tell_served(self, served: Callable[[], ServedWeights]) -> None:
