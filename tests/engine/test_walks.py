@@ -15,10 +15,10 @@ async def walks(tmp_path_factory: pytest.TempPathFactory) -> Walks:
 
 
 BOUNDS = {
-    "generate": (36, 20),
+    "generate": (30, 15),
     "push": (300, 64),
-    "pause": (80, 31),
-    "pause_on_router": (132, 28),
+    "pause": (55, 21),
+    "pause_on_router": (112, 20),
 }
 """Functions and files of each way, with a few for what runs beside it on a busy machine."""
 
