@@ -2,8 +2,7 @@
 is reported."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +45,6 @@ class Completion:
         self._outcomes = outcomes
         self._pushes = pushes
         self._tied = tied
-        self._applying: LivePush | None = None
 
     def begin_early(self, push: LivePush) -> None:
         """Lets workers prepare a version while its bytes arrive, if it will be prepared or applied as it is sent; and
@@ -115,7 +113,8 @@ class Completion:
         while another push is prepared."""
         self.check(push.header)
         self._pushes.check_place(push.push_id)
-        with self._carrying_out(push):
+        push.lifecycle.go("preparing")
+        with push.attempt.answered_on_time(push.header.apply.timeout_s):
             await self._pushes.make_place(push.push_id)
             if push.staging.manifest.partial:
                 await self._complete(push)
@@ -126,7 +125,8 @@ class Completion:
     async def _apply(self, push: LivePush) -> Applied:
         """Makes what is staged live. Raises as `PushApplier.apply`."""
         self.check(push.header)
-        with self._carrying_out(push):
+        push.lifecycle.go("preparing")
+        with push.attempt.answered_on_time(push.header.apply.timeout_s):
             if push.header.lora is not None:
                 return await self._loras.apply(push, push.header.lora, lambda: self.check_version(push.header))
             if push.staging.manifest.partial:
@@ -138,21 +138,11 @@ class Completion:
         if not self._applier.has_prepared(push):
             await push.staging.complete(self._resident.require(), self._tied)
 
-    @contextmanager
-    def _carrying_out(self, push: LivePush) -> Iterator[None]:
-        """Nothing else is carried out in the block, and streams are answered within the timeout."""
-        push.lifecycle.go("preparing")
-        self._applying = push
-        try:
-            with push.attempt.answered_on_time(push.header.apply.timeout_s):
-                yield
-        finally:
-            self._applying = None
-
     def check(self, header: PushHeader) -> None:
         """Repeats checks of a header, because their results may have changed while the bytes arrived."""
-        if self._applying is not None:
-            raise self._applying.in_progress()
+        for push in self._pushes.values():
+            if push.lifecycle.state in (State.PREPARING, State.APPLYING):
+                raise push.in_progress()
         check_weights(self._board)
         self.check_version(header)
 
