@@ -236,7 +236,9 @@ def plan_evictions(
         freed_bytes += resident.held_bytes
     elif evicted.releases_replaced:
         freed_bytes += resident.held_bytes - resident.served_bytes
-    require_memory(size_bytes, freed_bytes)
+    # The arena that waits is used as it is: no memory is allocated, so none is asked for, which means reading files.
+    if resident.spare_bytes != size_bytes:
+        require_memory(size_bytes, freed_bytes)
     return evicted
 
 

@@ -66,6 +66,14 @@ def test_what_fits_to_the_last_byte_takes_nothing_from_anybody(required: list[tu
     assert required == [(30, 0)]
 
 
+def test_machine_is_not_asked_for_memory_that_waits(required: list[tuple[int, int]]) -> None:
+    """The arena of the version before is used again; another size has to be allocated."""
+    assert planned(30, kept=resident(30, 30, spare_bytes=30)) == Evictions()
+    assert required == []
+    assert planned(29, kept=resident(30, 30, spare_bytes=30)) == Evictions()
+    assert required == [(29, 30)]
+
+
 def test_versions_that_are_read_and_not_served_give_way_first(required: list[tuple[int, int]]) -> None:
     """The served one stays while that is enough."""
     for size_bytes in (31, 40):
