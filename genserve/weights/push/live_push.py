@@ -202,6 +202,7 @@ class LivePush:
         self.touch()
 
     def _with_known(self, header: PushHeader) -> PushHeader:
+        """The header, with the digest that an earlier one has said and the origin here where it says none."""
         known_digest = header.content_digest or self.identity.content_digest
         return replace(header, content_digest=known_digest, origin=header.origin or self._nonce)
 
@@ -217,8 +218,6 @@ class LivePush:
     def serve(self) -> ResidentVersion:
         """Records that its version is live: from now on the arena belongs to the resident store, with what is known of
         the version."""
-        if self.header.fleet is not None:
-            self.header.fleet.served()
         version = self.served = ResidentVersion(
             self.header.weight_version,
             self.staging.weights,
@@ -230,6 +229,8 @@ class LivePush:
         if self.staging.weights is not self.staging.manifest:
             # What this daemon has completed is its own, and more than what the push brought.
             version.content_digest, version.origin = "", f"{self._nonce} completed"
+        if self.header.fleet is not None:
+            self.header.fleet.served()
         return version
 
     def begin_digest(self) -> "asyncio.Task[str]":
