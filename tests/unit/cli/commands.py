@@ -5,7 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 Outcome = tuple[int, str, str]
 """Exit status, stdout and stderr."""

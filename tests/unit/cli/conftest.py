@@ -1,19 +1,13 @@
 """A scripted daemon for the commands, and one that runs them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from genserve.cli import main
+from tests.support.scripted_services import ScriptedDaemon
+from tests.support.scripted_services import daemon as daemon
 from tests.unit.cli.commands import Command, Outcome
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
-
-
-@pytest.fixture
-async def daemon() -> AsyncIterator[ScriptedDaemon]:
-    async with running_daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from google.rpc import code_pb2
 
 from genserve.cli import main
 from genserve.cli.bench import GenerationFigures, StreamTimes, percentile, table
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+from tests.support.scripted_services import ScriptedDaemon, refuse
 
 
 async def bench(daemon: ScriptedDaemon, *arguments: str) -> int:

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 
 from genserve.cli import main
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.cli.commands import Command, start
-from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
 @pytest.fixture

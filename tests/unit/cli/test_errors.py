@@ -7,8 +7,8 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2
 
 from genserve.cli import main
+from tests.support.scripted_services import ScriptedDaemon, refuse
 from tests.unit.cli.commands import Command, start
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
 async def test_an_error_is_one_line_and_one_a_violation(daemon: ScriptedDaemon, genserve: Command) -> None:

@@ -10,8 +10,8 @@ import pytest
 from genserve.cli import main
 from genserve.v1 import generation_pb2
 from tests.support.patience import until
+from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.cli.commands import start
-from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from genserve.cli import main
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 PROGRAM = "import sys; from genserve.cli import main; sys.exit(main())"
 BARE = f"import sys; sys.modules['textual'] = sys.modules['rich'] = None; {PROGRAM}"

@@ -13,8 +13,8 @@ import pytest
 
 from genserve import cli
 from genserve.cli import main, make_parser
+from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.cli.commands import start
-from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 VALUES = ("3000000000", "-1", "9" * 30, "9" * 5000, "1e999", "nan", "", "\udc80", "é", "\x00", "a\nb")
 NUMBERS = ("3000000000", "-1", "1e999")

@@ -1,20 +1,4 @@
-"""A scripted daemon and a client of it."""
+"""The services that a test scripts, and a client of them."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
-from genserve.client import AsyncClient
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
-
-
-@pytest.fixture
-async def daemon() -> AsyncIterator[ScriptedDaemon]:
-    async with running_daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-async def client(daemon: ScriptedDaemon) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(daemon.target) as client:
-        yield client
+from tests.support.scripted_services import client as client
+from tests.support.scripted_services import daemon as daemon

@@ -13,8 +13,8 @@ from genserve.client import ApplyOptions, AsyncClient, Client, LoadOptions, Push
 from genserve.client.generation.options import ChatOptions, GenerateOptions, generate_request, generate_requests
 from genserve.errors import DeadlineError, InvalidFieldError
 from tests.support.refusals import refuses
+from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
-from tests.unit.client.scripted_daemon import ScriptedDaemon
 from tests.unit.client.silent_daemon import silent_daemon
 
 TIMEOUT_S: Final = 0.2

@@ -4,7 +4,7 @@ from typing import Any
 
 from genserve.client import AsyncClient, EngineState, GeneratedSequence
 from genserve.v1 import types_pb2
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 LATER: Any = 99
 NEW_FIELD = b"\xa2\x3e\x03new"

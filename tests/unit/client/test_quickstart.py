@@ -10,8 +10,8 @@ import pytest
 from google.rpc import code_pb2
 from safetensors.numpy import save_file
 
+from tests.support.scripted_services import ScriptedDaemon, refuse
 from tests.support.warm import process
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 DEMO = Path(__file__).parents[3] / "clients" / "python" / "quickstart.py"
 

@@ -17,7 +17,7 @@ from genserve.transport.streams import EOF, ResponseStream
 from genserve.v1 import generation_pb2
 from tests.support.patience import STEP_S, slow, turns, until
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
+from tests.support.scripted_services import ScriptedDaemon, refuse, running_daemon
 
 Item = generation_pb2.GenerateManyItem
 

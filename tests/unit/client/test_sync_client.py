@@ -19,7 +19,7 @@ from genserve.transport.loop_thread import LoopThread
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 
 async def test_generate_returns_the_whole_text(daemon: ScriptedDaemon) -> None:

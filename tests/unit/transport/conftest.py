@@ -1,4 +1,4 @@
-"""The scripted daemon of the client's tests, and a client of it."""
+"""The services that a test scripts, and a client of them."""
 
-from tests.unit.client.conftest import client as client
-from tests.unit.client.conftest import daemon as daemon
+from tests.support.scripted_services import client as client
+from tests.support.scripted_services import daemon as daemon

@@ -14,7 +14,7 @@ from genserve.transport.connection import UNSET, Connection
 from genserve.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.transport.timeouts import Timeouts
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 
 @pytest.mark.parametrize(

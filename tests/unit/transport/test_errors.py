@@ -26,7 +26,7 @@ from genserve.errors import (
 from genserve.transport.errors import error_of, error_of_status
 from tests.support.patience import until
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+from tests.support.scripted_services import ScriptedDaemon, refuse
 
 
 async def test_a_reason_becomes_its_class_with_the_violations(daemon: ScriptedDaemon, client: AsyncClient) -> None:

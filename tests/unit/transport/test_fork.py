@@ -12,7 +12,7 @@ from genserve.client import Client
 from genserve.errors import UnavailableError
 from genserve.transport.connection import Connection
 from genserve.transport.errors import ClientClosedError, ClientMisuseError
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 
 def in_child(check: Callable[[], None]) -> None:

@@ -16,8 +16,8 @@ from genserve.v1 import control_pb2, types_pb2
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, turns
 from tests.support.refusals import refuses
+from tests.support.scripted_services import ScriptedDaemon, refuse, running_daemon
 from tests.unit.client.control.hastened import hasten_renewals
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
 
 async def test_paused_renews_until_the_block_ends_and_then_resumes(

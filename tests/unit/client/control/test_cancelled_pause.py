@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from genserve.client import AsyncClient
 from genserve.v1 import control_pb2, types_pb2
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 
 async def cancelled_pause(daemon: ScriptedDaemon, client: AsyncClient, request_id: str = "") -> None:

@@ -9,7 +9,7 @@ from genserve.errors import DeadlineError, InvalidFieldError
 from genserve.v1 import generation_pb2
 from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+from tests.support.scripted_services import ScriptedDaemon, running_daemon
 
 
 async def test_generate_sums_the_deltas(daemon: ScriptedDaemon, client: AsyncClient) -> None:

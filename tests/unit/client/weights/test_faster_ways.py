@@ -13,7 +13,7 @@ from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.transport import channels
 from genserve.v1 import control_pb2
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
+from tests.support.scripted_services import ScriptedDaemon, refuse, running_daemon
 
 SHARES_BYTES, HAS_PORTS_BYTES = 100, 200
 

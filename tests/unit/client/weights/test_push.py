@@ -23,7 +23,7 @@ from tests.support.clocks import advanced_clock
 from tests.support.fault_proxy import FaultProxy
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+from tests.support.scripted_services import ScriptedDaemon, refuse
 
 WEIGHTS = {
     "b": numpy.arange(1000, dtype="float32"),

@@ -10,7 +10,7 @@ from google.rpc import code_pb2
 from genserve.client import AsyncClient, PushProgress
 from genserve.errors import DeadlineError, VersionNotNewerError
 from tests.support.patience import STEP_S
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+from tests.support.scripted_services import ScriptedDaemon, refuse
 
 
 def unfinished() -> list[str]:

@@ -13,7 +13,7 @@ from genserve.client import AsyncClient
 from genserve.client.weights.sources import check_finite, tensor_sources, to_torch
 from genserve.tensors.dtypes import FRAMEWORK_NAMES
 from genserve.tensors.safetensors import StoredTensor
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.support.scripted_services import ScriptedDaemon
 
 TYPES = [name for name in FRAMEWORK_NAMES.values() if "float" in name or "complex" in name]
 FINITE = [0.0, -0.0, 1.0, -1.5, 1e-7]

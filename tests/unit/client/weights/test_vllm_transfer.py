@@ -17,7 +17,7 @@ from genserve.errors import InvalidFieldError, PushRolledBackError, UpdateNotFou
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.v1 import weights_pb2
 from tests.support.refusals import refuses
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+from tests.support.scripted_services import ScriptedDaemon, refuse
 
 INFO = {"names": ["w"], "shapes": [[2, 3]], "dtype_names": ["bfloat16"]}
 

@@ -10,7 +10,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from genserve.client import AsyncClient
 from genserve.doctor.trial.load import NUM_STREAMS, Load, LoadLimits, live_load
-from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
+from tests.support.scripted_services import ScriptedDaemon, refuse, running_daemon
 
 LIMITS = LoadLimits(max_model_len=100, max_sequences=256)
 

@@ -1,4 +1,4 @@
-"""A daemon that does what a test tells it, behind a real gRPC server: for what a client must survive."""
+"""Services of a daemon that do what a test tells them, behind a real gRPC server: for what a client must survive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -14,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from genserve.client import AsyncClient
 from genserve.errors import DOMAIN
 from genserve.v1 import (
     control_pb2,
@@ -350,3 +352,15 @@ async def running_daemon(
         yield daemon
     finally:
         await server.stop(grace=None)
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[ScriptedDaemon]:
+    async with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+async def client(daemon: ScriptedDaemon) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(daemon.target) as client:
+        yield client
