@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from genserve.cli.options import (
     Subparsers,
     add_connection_options,
+    add_timeout,
     count,
     counts,
     default_holder,
     open_async_client,
     open_client,
-    seconds,
 )
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     for each in (push, pause):
         each.add_argument("--rounds", type=count, default=_ROUNDS, metavar="N", help=f"default: {_ROUNDS}")
     for each in (generate, push, pause):
-        each.add_argument(
-            "--timeout", type=seconds, default=600.0, metavar="TIME", help="timeout of each call (default: 600s)"
-        )
+        add_timeout(each, what="timeout of each call")
         each.add_argument("--json", action="store_true", help="print one line of JSON")
         add_connection_options(each)
     parser.set_defaults(run=run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+from genserve.cli.options import Subparsers, add_connection_options, add_timeout, open_client, seconds
 from genserve.cli.streams import print_json, read_input
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.observe.notices import say
@@ -80,7 +80,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         metavar="TIME",
         help="end the request after this time, such as 2s",
     )
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_timeout(parser)
     add_connection_options(parser)
     parser.set_defaults(run=run)
 

@@ -62,8 +62,27 @@ def add_pause_options(parser: argparse.ArgumentParser, *, flag_prefix: str, kv_d
     )
 
 
+def add_timeout(parser: argparse.ArgumentParser, default_s: float = 600.0, what: str = "deadline") -> None:
+    """Adds --timeout. `what`: what it limits, for the help."""
+    parser.add_argument(
+        "--timeout", type=seconds, default=default_s, metavar="TIME", help=f"{what} (default: {default_s:g}s)"
+    )
+
+
+def add_tags(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds --tag, which names a part of the engine. `what`: what is done to it, for the help."""
+    parser.add_argument(
+        "--tag",
+        action="append",
+        choices=SLEEP_TAGS,
+        dest="tags",
+        help=f"{what}. May be repeated (default: all)",
+    )
+
+
 def add_apply_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how a push is applied: --pause-mode, --kv-policy, --lease and --prepare-mode."""
+    """Adds how a push is applied: --expected-version, --pause-mode, --kv-policy, --lease and --prepare-mode."""
+    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
     parser.add_argument(
         "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
@@ -76,7 +95,7 @@ def add_apply_options(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_options(args: argparse.Namespace) -> "ApplyOptions":
-    """What `add_apply_options` and --expected-version have parsed, as the client takes it."""
+    """What `add_apply_options` has parsed, as the client takes it."""
     return {
         "expected_version": args.expected_version,
         "pause_mode": args.pause_mode,

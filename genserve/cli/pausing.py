@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import (
     PAUSE_MODES,
-    SLEEP_TAGS,
     Subparsers,
     add_connection_options,
     add_pause_options,
+    add_tags,
+    add_timeout,
     default_holder,
     open_client,
     seconds,
@@ -51,13 +52,7 @@ def _add_pause(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help="renew until Ctrl-C or SIGTERM, then resume; ends with an error if the lease is lost",
     )
     parser.add_argument("--holder", help="name of the holder, shown in the status (default: user@host)")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="TIME",
-        help="longest wait for the pause to begin (default: 60s)",
-    )
+    add_timeout(parser, 60.0, "longest wait for the pause to begin")
     add_connection_options(parser)
     parser.set_defaults(run=_pause)
 
@@ -149,23 +144,11 @@ def _add_sleep(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help="0 keeps all memory, 1 keeps the weights on the host and drops the KV cache, 2 drops both (default: 1); "
         "with tags that leave the weights out only 0",
     )
-    parser.add_argument(
-        "--tag",
-        action="append",
-        choices=SLEEP_TAGS,
-        dest="tags",
-        help="release only this part; weights only together with kv_cache. May be repeated (default: all)",
-    )
+    add_tags(parser, "release only this part; weights only together with kv_cache")
     parser.add_argument(
         "--mode", choices=PAUSE_MODES, help="requests in flight: freeze, let finish, or end them (default: keep)"
     )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="TIME",
-        help="longest wait for the engine to fall asleep (default: 60s)",
-    )
+    add_timeout(parser, 60.0, "longest wait for the engine to fall asleep")
     add_connection_options(parser)
     parser.set_defaults(run=_sleep)
 
@@ -185,20 +168,8 @@ def _add_wake_up(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help="end a sleep",
         description="Allocates the device's memory again. Dropped weights are restored before anything runs.",
     )
-    parser.add_argument(
-        "--tag",
-        action="append",
-        choices=SLEEP_TAGS,
-        dest="tags",
-        help="wake up only this part. May be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=300.0,
-        metavar="TIME",
-        help="longest wait for the engine to wake up (default: 300s)",
-    )
+    add_tags(parser, "wake up only this part")
+    add_timeout(parser, 300.0, "longest wait for the engine to wake up")
     add_connection_options(parser)
     parser.set_defaults(run=_wake_up)
 

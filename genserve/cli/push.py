@@ -9,6 +9,7 @@ from genserve.cli.options import (
     Subparsers,
     add_apply_options,
     add_connection_options,
+    add_timeout,
     apply_options,
     count,
     open_client,
@@ -78,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def add_push_options(parser: argparse.ArgumentParser, *, default: str) -> None:
     """Adds what every push has, wherever its bytes are from: which version it is and what to do with it (--version,
-    --expected-version, --force, and --validate, --stage or --prepare as `action`), how it is applied, --timeout and
-    --json. `default` says which version it is without --version."""
+    --force, and --validate, --stage or --prepare as `action`), how it is applied, --timeout and --json. `default` says
+    which version it is without --version."""
     parser.add_argument("--version", type=int, metavar="N", help=f"version of the weights (default: {default})")
-    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
     parser.set_defaults(action="apply")
     only = parser.add_mutually_exclusive_group()
@@ -95,7 +95,7 @@ def add_push_options(parser: argparse.ArgumentParser, *, default: str) -> None:
         help="how long --prepare waits for `genserve commit` (default: 60s)",
     )
     add_apply_options(parser)
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_timeout(parser)
     parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
     add_connection_options(parser)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from genserve.cli.options import Subparsers, add_connection_options, count, open_client, seconds
+from genserve.cli.options import Subparsers, add_connection_options, add_timeout, count, open_client
 from genserve.cli.streams import print_json
 from genserve.errors import DeadlineError, UnavailableError, UnsupportedError
 from genserve.net import DEFAULT_ROUTER
@@ -42,7 +42,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         else:
             one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
         if action in ("drain", "wait"):
-            one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
+            add_timeout(one, 300.0)
         if action in ("drain", "remove"):
             one.add_argument(
                 "--force",

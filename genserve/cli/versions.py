@@ -9,9 +9,9 @@ from genserve.cli.options import (
     Subparsers,
     add_apply_options,
     add_connection_options,
+    add_timeout,
     apply_options,
     open_client,
-    seconds,
 )
 from genserve.cli.push import ProgressDisplay, add_push_options, print_outcome, print_result, push_options, version_of
 
@@ -33,9 +33,8 @@ def _add_commit(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         description="Applies a push that `genserve push` staged (--stage) or prepared (--prepare).",
     )
     parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push` printed")
-    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     add_apply_options(parser)
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_timeout(parser)
     add_connection_options(parser)
     parser.set_defaults(run=_commit)
 
@@ -130,9 +129,8 @@ def _add_rollback(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--peer", metavar="HOST:PORT", default="", help="the other daemon")
     parser.add_argument("--version", type=int, metavar="N", help="refuse unless it is this version")
-    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     add_apply_options(parser)
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_timeout(parser)
     parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
     parser.set_defaults(action="apply")
     add_connection_options(parser)
@@ -160,7 +158,7 @@ def _add_pull(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("path", metavar="FILE", type=Path, help="a .safetensors file; an existing file is replaced")
     parser.add_argument("--version", type=int, metavar="N", help="refuse unless this version is served")
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_timeout(parser)
     add_connection_options(parser)
     parser.set_defaults(run=_pull)
 
