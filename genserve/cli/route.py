@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         import uvloop
 
         from genserve.fleet.serve import serve
-        from genserve.placement.ray.process import ray_addresses
+        from genserve.placement.ray.up import ray_addresses
         from genserve.security.access_list import take_environment
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)

@@ -12,9 +12,7 @@ from google.protobuf.message import Message
 from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, refusing, with_behavior
 from genserve.rpc.status import to_status
-from genserve.security.access import MAX_TOKEN_CHARS, Principal
-from genserve.security.calling import calling, tell_calling
-from genserve.security.rate import Rate
+from genserve.security.access import MAX_TOKEN_CHARS, Principal, Rate, calling, tell_calling
 from genserve.security.roles import FIELDS, METHODS, Role
 
 SansOf = Callable[[Context], Iterable[str]]

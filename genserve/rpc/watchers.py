@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from genserve.errors import QueueFullError
-from genserve.security.calling import calling
+from genserve.security.access import calling
 from genserve.security.roles import Role
 
 MAX_WATCHERS: Final = 1024

@@ -1,6 +1,7 @@
-"""Callers and their roles, as a file or the environment lists them. Pure: bytes in, a decision out.
+"""Callers and their roles, as a file or the environment lists them, their limit of calls per second, and the caller of
+the running call. Pure otherwise: bytes in, a decision out, and the caller of a function has the clock.
 
-A token is listed by its SHA-256, so that who reads the list cannot use it. A hash without salt is enough: tokens are
+A token is listed by its SHA-256, so that a reader of the list cannot use it. A hash without salt is enough: tokens are
 long and random, and `genserve token` makes them.
 """
 
@@ -9,11 +10,39 @@ import hmac
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from genserve.security.roles import ROLE_NAMES, Role
+
+
+@dataclass(slots=True)
+class Rate:
+    """A token bucket: `per_s` calls per second, and as many at once as a second has, or one."""
+
+    per_s: float
+    _allowance: float = field(init=False)
+    _at_s: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._allowance = self._burst
+
+    def take(self, now_s: float) -> float:
+        """Takes one call. Returns 0.0 if it is within the limit; else seconds until one is, and nothing is taken."""
+        if self._at_s is not None:
+            self._allowance = min(self._burst, self._allowance + max(0.0, now_s - self._at_s) * self.per_s)
+        self._at_s = now_s
+        if self._allowance < 1.0:
+            return (1.0 - self._allowance) / self.per_s
+        self._allowance -= 1.0
+        return 0.0
+
+    @property
+    def _burst(self) -> float:
+        return max(1.0, self.per_s)
+
 
 TOKENS_VARIABLE: Final = "GENSERVE_AUTH_TOKENS"
 """Lists callers as `parse_environment` reads them."""
@@ -222,3 +251,23 @@ def _checked(tokens: Sequence[TokenEntry], certificates: Sequence[CertificateEnt
             )
         known[entry.sha256] = entry.principal.name
     return Access(tuple(tokens), tuple(certificates))
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """Who calls, where callers are listed. `principal` is None for a call that needs no role, and has none."""
+
+    principal: Principal | None
+
+
+_calling: Final[ContextVar[Calling | None]] = ContextVar("calling", default=None)
+
+
+def calling() -> Calling | None:
+    """Who makes the running call; None where no callers are listed, so that everybody may do everything."""
+    return _calling.get()
+
+
+def tell_calling(principal: Principal | None) -> None:
+    """Says who makes the running call, to its handler."""
+    _calling.set(Calling(principal))

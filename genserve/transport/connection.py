@@ -1,9 +1,11 @@
 """The connection to one daemon: its channel and stubs, deadlines, metadata and the translation of errors.
 
-It does not know what the calls mean; `generation`, `weights` and `control` do.
+It does not know what the calls mean; `generation`, `weights` and `control` do. In a process that was forked from one
+that used gRPC, a client gets an error, and the process ends cleanly.
 """
 
 import asyncio
+import ctypes
 import os
 import re
 import reprlib
@@ -23,7 +25,6 @@ from genserve.errors import InvalidFieldError
 from genserve.net import is_port, port_of
 from genserve.transport.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.transport.fields import is_seconds
-from genserve.transport.fork import forked_error, never_free_in_children
 from genserve.transport.settings import reach
 from genserve.transport.streams import ResponseStream
 from genserve.transport.timeouts import SERVICE_CONFIG, Timeouts
@@ -35,6 +36,34 @@ if TYPE_CHECKING:
     from genserve.v1.fleet_pb2_grpc import FleetServiceAsyncStub
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
     from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
+
+
+_channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
+
+
+def forked_error() -> ClientMisuseError:
+    """The error of a client in a process that was forked from one that used gRPC."""
+    return ClientMisuseError(
+        "this process was forked from one that had used a client, and gRPC does not work across a fork: "
+        "start the process with multiprocessing's method spawn, or make the first client after the fork"
+    )
+
+
+def never_free_in_children(channel: grpc.aio.Channel) -> None:
+    """Keeps a channel alive in child processes. gRPC closes a freed channel with threads that a forked process does not
+    have: a quarter of the children crashed when they ended. In a child the channel gets a reference that is never
+    released, so that it outlives the interpreter."""
+    _channels.add(channel)
+
+
+def _keep_channels() -> None:
+    for channel in list(_channels):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_keep_channels)
+
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")

@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from genserve.errors import DeadlineError
+from genserve.transport.connection import forked_error
 from genserve.transport.errors import ClientClosedError, ClientMisuseError
-from genserve.transport.fork import forked_error
 
 T = TypeVar("T")
 

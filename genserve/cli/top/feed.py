@@ -25,7 +25,7 @@ from genserve.errors import (
 )
 
 if TYPE_CHECKING:
-    from genserve.cli.top.transfers import Transfer
+    from genserve.cli.top.screen import Transfer
     from genserve.client import AsyncClient, ResponseStream, Status
 
 T = TypeVar("T")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from genserve.cli.quantities import age_text, rate_text, share_text, size_text, sizes_text
 from genserve.cli.top.lines import Column, Line, Span, Tone, bar, justified, line, padded, sparkline, table
 from genserve.cli.top.questions import KEYS, Kind
-from genserve.cli.top.screen import EndedPush, LinkState, Screen
-from genserve.cli.top.transfers import Transfer
+from genserve.cli.top.screen import EndedPush, LinkState, Screen, Transfer
 
 if TYPE_CHECKING:
     from genserve.client import FleetReplica, PauseLease

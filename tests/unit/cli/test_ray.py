@@ -61,7 +61,7 @@ def test_the_routers_process_imports_no_ray() -> None:
     program = """
 import sys
 import genserve.cli.up, genserve.cli.route
-import genserve.placement.up, genserve.placement.ray.up, genserve.placement.ray.process
+import genserve.placement.up, genserve.placement.ray.up
 print([name for name in sys.modules if name.partition(".")[0] == "ray"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

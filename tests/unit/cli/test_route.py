@@ -71,7 +71,7 @@ def test_a_router_needs_nothing_that_its_extra_does_not_bring() -> None:
         "import sys\n"
         "for name in ('google_crc32c', 'numpy', 'psutil', 'safetensors', 'torch', 'vllm'):\n"
         "    sys.modules[name] = None\n"
-        "import genserve.fleet.serve, genserve.placement.ray.process"
+        "import genserve.fleet.serve, genserve.placement.ray.up"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,8 +8,7 @@ import pytest
 
 from genserve.errors import QueueFullError
 from genserve.rpc.watchers import MAX_WATCHERS, RESERVE, Watchers
-from genserve.security.access import Principal
-from genserve.security.calling import tell_calling
+from genserve.security.access import Principal, tell_calling
 from genserve.security.roles import Role
 from tests.support.refusals import refuses
 

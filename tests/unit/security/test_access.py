@@ -1,4 +1,4 @@
-"""Lists of callers: what they may say, and who a token or a certificate is."""
+"""Callers, their roles, and their limit of calls per second."""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import pytest
 from genserve.security.access import (
     MAX_ENTRIES,
     AccessError,
+    Rate,
     parse_environment,
     parse_file,
     token_digest,
@@ -113,3 +114,24 @@ def test_what_is_wrong_in_the_environment_is_named_without_the_token(text: str, 
     with pytest.raises(AccessError, match=says) as raised:
         parse_environment(text)
     assert TOKEN not in str(raised.value)
+
+
+def test_a_second_has_as_many_calls_as_the_rate_says() -> None:
+    rate = Rate(2.0)
+    assert [rate.take(10.0) for _ in range(3)] == [0.0, 0.0, 0.5]
+    assert rate.take(10.4) > 0.0
+    assert rate.take(10.5) == 0.0
+    assert rate.take(10.5) > 0.0
+
+
+def test_who_waits_long_has_no_more_than_a_second_has() -> None:
+    rate = Rate(2.0)
+    rate.take(0.0)
+    assert [rate.take(100.0) == 0.0 for _ in range(3)] == [True, True, False]
+
+
+def test_less_than_one_call_per_second_is_one_at_once() -> None:
+    rate = Rate(0.1)
+    assert rate.take(0.0) == 0.0
+    assert round(rate.take(0.0)) == 10
+    assert rate.take(10.0) == 0.0

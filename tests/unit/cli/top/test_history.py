@@ -2,8 +2,7 @@
 
 import pytest
 
-from genserve.cli.top.screen import MAX_SAMPLES, History, Sample
-from genserve.cli.top.transfers import MAX_SHOWN, WINDOW_S, Transfers
+from genserve.cli.top.screen import MAX_SAMPLES, MAX_SHOWN, WINDOW_S, History, Sample, Transfers
 from genserve.client import PushInFlight
 from genserve.v1 import weights_pb2
 from tests.unit.cli.top.screens import MB, pushing

@@ -16,10 +16,9 @@ from genserve.errors import UnauthenticatedError
 from genserve.fleet.config import RouteConfig
 from genserve.net import bound_socket
 from genserve.placement.config import UpConfig
-from genserve.placement.ray import process
-from genserve.placement.ray.process import RayProcess, ray_addresses
+from genserve.placement.ray import up
 from genserve.placement.ray.settings import RayConfig, Task
-from genserve.placement.ray.up import fleet_of, up_on_ray
+from genserve.placement.ray.up import RayProcess, fleet_of, ray_addresses, up_on_ray
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.unit.placement.ray.scripted_process import ScriptedProcess
@@ -59,7 +58,7 @@ async def test_addresses_come_again_when_nothing_changes(
     scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has not been removed because it still answered is looked at again."""
-    monkeypatch.setattr(process, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(up, "INTERVAL_S", 0.01)
     scripted.says(1, ["[]"], None)
     running = RayProcess(Task(CONFIG))
     first = await running.next()
@@ -125,7 +124,7 @@ async def test_nothing_that_ends_one_look_ends_all(
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return RayProcess(task)
 
-    monkeypatch.setattr(process, "RayProcess", start)
+    monkeypatch.setattr(up, "RayProcess", start)
     scripted.says(1, ["not JSON"], None)
     scripted.says(2, ['["a:1"]'], None)
     async with asyncio.timeout(STEP_S), aclosing(ray_addresses(CONFIG)) as found:
