@@ -1,5 +1,7 @@
 /** A client of genserve: streaming generation and weight pushes for RL over gRPC. */
 
+export { InterceptingCall, type Interceptor } from "@grpc/grpc-js";
+
 export { Client } from "./client.js";
 export * from "./errors.js";
 

@@ -124,6 +124,7 @@ const refused: [address: string, options: object, environment: NodeJS.ProcessEnv
   ["daemon:1", { token: 5 }, none, "token"],
   ["daemon:1", { metadata: { "a key": "1" } }, none, "metadata"],
   ["daemon:1", { metadata: { key: 1 } }, none, "metadata.key"],
+  ["daemon:1", { interceptors: [5] }, none, "interceptors"],
   ["daemon:1", {}, { ...none, GENSERVE_TLS: "maybe" }, "$GENSERVE_TLS"],
   ["daemon:1", {}, { ...none, GENSERVE_TLS: "constructor" }, "$GENSERVE_TLS"],
   ["daemon:1", {}, { ...none, GENSERVE_CONFIG: "/nonexistent.toml" }, "/nonexistent.toml"],

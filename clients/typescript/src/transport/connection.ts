@@ -210,8 +210,8 @@ export class Connection {
   }
 
   #newClient(options: Record<string, number>): Client {
-    const { address, credentials, channelOptions } = this.#reach;
-    return new Client(address, credentials, { ...CHANNEL_OPTIONS, ...channelOptions, ...options });
+    const { address, credentials, channelOptions, interceptors } = this.#reach;
+    return new Client(address, credentials, { ...CHANNEL_OPTIONS, ...channelOptions, ...options, interceptors });
   }
 
   #metadata(waitForReady = false): Metadata {

@@ -20,6 +20,11 @@ const CHECKS = {
   boolean: typeCheck("boolean"),
   string: typeCheck("string"),
   function: typeCheck("function"),
+  functions: (value, name) => {
+    if (!list(value, name).every((each) => typeof each === "function")) {
+      throw InvalidFieldError.of(name, "must be a list of functions");
+    }
+  },
   words: elsewhere, // where they become values of an enum
   milliseconds: elsewhere, // where they become a duration or a deadline
   json: (value, name) => {

@@ -6,7 +6,7 @@
  */
 
 import { readFileSync } from "node:fs";
-import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
+import { type ChannelCredentials, type ChannelOptions, credentials, type Interceptor, Metadata } from "@grpc/grpc-js";
 import { InvalidFieldError } from "../errors.js";
 import { hostAndPort, isLocal, isSocket } from "./addresses.js";
 import { checkOptions, checkText, type Kinds } from "./options.js";
@@ -49,6 +49,8 @@ export interface ConnectionOptions {
   timeouts?: GivenTimeouts | undefined;
   /** Channel options of gRPC, which override those of the client. */
   channelOptions?: ChannelOptions | undefined;
+  /** Interceptors of grpc-js for every call, the outermost first. A push gives them its encoded frames. */
+  interceptors?: readonly Interceptor[] | undefined;
 }
 
 /** Where a daemon is, and how it is called. */
@@ -56,6 +58,7 @@ export interface Reach {
   readonly address: string;
   readonly credentials: ChannelCredentials;
   readonly channelOptions: ChannelOptions;
+  readonly interceptors: Interceptor[];
   /** What goes with a call that begins now. */
   metadata(): [key: string, value: string][];
 }
@@ -79,6 +82,7 @@ const OPTIONS: Kinds<ConnectionOptions> = {
   metadata: "object",
   timeouts: "object",
   channelOptions: "object",
+  interceptors: "functions",
 };
 
 /** Arguments, environment and file together. Throws InvalidFieldError naming what is wrong. */
@@ -117,6 +121,7 @@ export function reachOf(
       ...(tls.serverName === undefined ? {} : { "grpc.ssl_target_name_override": tls.serverName }),
       ...options.channelOptions,
     },
+    interceptors: [...(options.interceptors ?? [])],
     metadata() {
       const bearer = token ?? file?.token;
       const entries = Object.entries(options.metadata ?? {});
