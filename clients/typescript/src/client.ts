@@ -15,6 +15,7 @@ import {
   GenerationCalls,
   type GenerateManyOptions,
 } from "./generation/calls.js";
+import type { ManyStream } from "./generation/many-stream.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, Prompt, RequestOptions } from "./generation/options.js";
 import type { Delta, Generation } from "./generation/results.js";
 import { Connection } from "./transport/connection.js";
@@ -86,6 +87,14 @@ export class Client implements Disposable {
     options: GenerateManyOptions = {},
   ): AsyncGenerator<CompletedGeneration, void, undefined> {
     return this.#generation.generateAsCompleted(prompts, options);
+  }
+
+  /**
+   * Opens one call for many requests, which are submitted and aborted at any time, and yields their new output as it
+   * comes. A request that is refused, for a full queue too, or that fails is an item with its `error`.
+   */
+  streamMany(options: CallOptions = {}): ManyStream {
+    return this.#generation.streamMany(options);
   }
 
   /** Ends requests of any client, or with `all` every request. Their results finish as "aborted" and keep their tokens. */

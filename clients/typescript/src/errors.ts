@@ -264,6 +264,14 @@ export class ClientClosedError extends Error {
   }
 }
 
+/** A stream of `streamMany` takes no more requests: `done` was called, or the daemon has ended it without an error. */
+export class StreamOverError extends Error {
+  constructor() {
+    super("the stream takes no more requests");
+    this.name = new.target.name;
+  }
+}
+
 const SUBCLASSES = [
   InvalidFieldError,
   PromptTooLongError,

@@ -23,6 +23,7 @@ export type {
   Status,
 } from "./control/state.js";
 export type { AbortResult, CompletedGeneration, GenerateManyOptions } from "./generation/calls.js";
+export type { ManyItem, ManyStream, SubmitOptions } from "./generation/many-stream.js";
 export type * from "./generation/options.js";
 export {
   alternativesAt,

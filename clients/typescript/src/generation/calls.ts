@@ -11,6 +11,7 @@ import {
   type GenerateRequest,
   GenerationServiceService,
 } from "../wire/genserve/v1/generation.js";
+import { ManyStream } from "./many-stream.js";
 import type { ChatMessage, GenerateOptions, Prompt, RequestOptions } from "./options.js";
 import { generateRequest, isPrompt, tokenizeRequest, type TokenizeOptions } from "./request.js";
 import { type Delta, deltaOf, Generation } from "./results.js";
@@ -77,6 +78,13 @@ export class GenerationCalls {
       throw InvalidFieldError.of("requestId", "is that of two requests");
     }
     return this.#completed(requests, options);
+  }
+
+  streamMany(options: CallOptions): ManyStream {
+    checkOptions(options, CALL);
+    const timed = limited(options, this.#connection.timeouts.generateMs);
+    const call = this.#connection.duplex(GenerationServiceService.generateMany, timed);
+    return new ManyStream(this.#connection, call, (requestIds) => this.abort(requestIds, {}));
   }
 
   async abort(

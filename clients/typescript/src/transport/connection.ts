@@ -8,7 +8,7 @@ import {
   Metadata,
   type ServiceError,
 } from "@grpc/grpc-js";
-import { ClientClosedError } from "../errors.js";
+import { ClientClosedError, StreamOverError } from "../errors.js";
 import { SERVICE_CONFIG } from "../wire/service_config.js";
 import { type Cancellable, SignalledCalls } from "./cancellation.js";
 import { type ConnectionOptions, type Reach, reachOf } from "./settings.js";
@@ -56,6 +56,23 @@ export interface CallSettings extends CallOptions {
 export interface ClientStream<Response> {
   readonly call: ClientWritableStream<Buffer>;
   readonly answer: Promise<Response>;
+}
+
+/** A call that streams both ways. Its responses must be read. */
+export interface DuplexCall<Request, Response> {
+  readonly call: ClientDuplexStream<Request, Response>;
+  readonly responses: AsyncGenerator<Response, void, undefined>;
+  /** Returns when the connection takes the request. Throws what ended the call, or StreamOverError. */
+  write(request: Request): Promise<void>;
+}
+
+/** A call that others may end, and why it failed. */
+interface BegunCall<Call> {
+  readonly call: Call;
+  readonly signal: AbortSignal | undefined;
+  readonly release: () => void;
+  failure: Error | undefined;
+  isOver: boolean;
 }
 
 const CHANNEL_OPTIONS = {
@@ -132,14 +149,14 @@ export class Connection {
       this.#metadata(options.waitForReady),
       { deadline: this.#deadline(options) },
     );
-    yield* this.#read(call, options.signal);
+    yield* this.#read(this.#begun(call, options.signal));
   }
 
-  /** A call that streams both ways, and an iterator of its responses, which must be read. */
+  /** Begins a call that streams both ways. */
   duplex<Request, Response>(
     method: DuplexMethod<Request, Response>,
     options: CallSettings,
-  ): { call: ClientDuplexStream<Request, Response>; responses: AsyncGenerator<Response, void, undefined> } {
+  ): DuplexCall<Request, Response> {
     this.#checkMayBegin(options.signal);
     const call = this.#client.makeBidiStreamRequest(
       method.path,
@@ -148,7 +165,30 @@ export class Connection {
       this.#metadata(options.waitForReady),
       { deadline: this.#deadline(options) },
     );
-    return { call, responses: this.#read<Response>(call, options.signal) };
+    const begun = this.#begun(call, options.signal);
+    const waiting = new Set<() => void>(); // for a connection that takes their request
+    call.on("status", () => {
+      for (const fail of waiting) fail();
+    });
+    const write = (request: Request) =>
+      new Promise<void>((resolve, reject) => {
+        const fail = () => {
+          // An AbortSignal may have any reason.
+          // eslint-disable-next-line @typescript-eslint/prefer-promise-reject-errors
+          reject(begun.failure === undefined ? new StreamOverError() : this.#typed(begun.failure, options.signal));
+        };
+        if (begun.isOver) {
+          fail();
+          return;
+        }
+        waiting.add(fail);
+        call.write(request, (error: unknown) => {
+          if (error) return; // the status says why
+          waiting.delete(fail);
+          resolve();
+        });
+      });
+    return { call, responses: this.#read<Response>(begun), write };
   }
 
   /** Sends encoded requests over a connection of its own, which ends with the call. */
@@ -190,17 +230,33 @@ export class Connection {
     this.#client.close();
   }
 
-  async *#read<Response>(
-    call: ClientReadableStream<Response>,
-    signal: AbortSignal | undefined,
-  ): AsyncGenerator<Response, void, undefined> {
-    call.on("error", () => undefined); // one that comes when nobody reads any more is no fault
-    const release = this.#watch(call, signal);
+  /** Watches a call from its beginning: it may fail before anybody reads. */
+  #begun<Call extends ClientReadableStream<unknown>>(call: Call, signal: AbortSignal | undefined): BegunCall<Call> {
+    const begun: BegunCall<Call> = {
+      call,
+      signal,
+      release: this.#watch(call, signal),
+      failure: undefined,
+      isOver: false,
+    };
+    call.on("error", (error: Error) => {
+      begun.failure ??= error;
+    });
+    call.on("status", () => {
+      begun.isOver = true;
+      begun.release();
+    });
+    return begun;
+  }
+
+  async *#read<Response>(begun: BegunCall<ClientReadableStream<Response>>): AsyncGenerator<Response, void, undefined> {
+    const { call, signal, release } = begun;
     try {
       for await (const response of call) {
         signal?.throwIfAborted(); // what had come before it is not wanted either
         yield response as Response;
       }
+      if (begun.failure !== undefined) throw begun.failure;
     } catch (error) {
       throw this.#typed(error, signal);
     } finally {
