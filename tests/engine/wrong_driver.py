@@ -108,6 +108,53 @@ def sending_twice() -> None:
     stubs.frames = frames
 
 
+def counting() -> None:
+    """Gives a push up after five resumes, which refused connections use up within a second."""
+    stubs.RESUME_TIMEOUT_S, stubs.LONGEST_PAUSE_S = 0.0, 0.01
+
+
+def repeating(right: Any, steps: Any, **given: Any) -> Result:
+    """Asks once more for a pause that the daemon may have granted."""
+    try:
+        result: Result = right(steps, **given)
+        return result
+    except grpc.RpcError:
+        right(steps, **given)
+        raise
+
+
+def knowing_all() -> None:
+    """Knows every value of every enum."""
+    stubs.word = lambda kind, value: kind.Name(value).lower()
+
+
+def trusting_its_memory(right: Any, steps: Any, *given: Any) -> list[tuple[int, int]]:
+    """Takes a push that the daemon does not know for one that it has whole."""
+    missing: list[tuple[int, int]] = right(steps, *given)
+    return [] if missing[0][0] == 0 else missing
+
+
+def without_channel_option(name: str) -> Callable[[], None]:
+    """Leaves gRPC's default."""
+
+    def leave_out() -> None:
+        stubs.OPTIONS[:] = [option for option in stubs.OPTIONS if option[0] != name]
+
+    return leave_out
+
+
+def first_rows() -> None:
+    """Reads every row of columns as if it had one token."""
+    right = stubs.add_columns
+
+    def add_columns(slots: Any, columns: Any) -> None:
+        columns.ClearField("num_tokens")
+        columns.weight_version += 1
+        right(slots, columns)
+
+    stubs.add_columns = add_columns
+
+
 def believing() -> None:
     """Compares no checksum of what it pulls."""
 
@@ -153,6 +200,13 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "resumes nothing": ("pause-lease", lambda: of_step("resume", lambda *_, **__: {"lease_expired": False})),
     "resumes a push with everything": ("push-cut-and-resumed", sending_everything),
     "sends everything twice": ("push-cut-and-resumed", sending_twice),
+    "counts its resumes": ("push-through-outage", counting),
+    "knows better what was sent": ("push-forgotten", lambda: of_step("_missing", trusting_its_memory)),
+    "no retries": ("refused-once", without_channel_option("grpc.service_config")),
+    "pauses again": ("refused-once", lambda: of_step("pause", repeating)),
+    "messages of 4 MiB": ("large-answer", without_channel_option("grpc.max_receive_message_length")),
+    "knows all values": ("newer-daemon", knowing_all),
+    "another version in columns": ("generate-many-columns", first_rows),
     "believes what it pulls": ("pull-wrong-checksum", believing),
 }
 """Each with a scenario that must find it."""

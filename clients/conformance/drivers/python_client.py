@@ -50,6 +50,9 @@ class Steps:
                         generations[numbers[item.request_id]] = generation_of(sums[item.request_id])
         return {"generations": generations}
 
+    async def generate_columns(self, requests: list[Result]) -> Result:
+        return await self.generate_many(requests)  # it always asks for them
+
     async def push(self, checkpoint: str, version: int, push_id: str, lora_name: str = "", **options: Any) -> Result:
         how: Result = {"version": version, "push_id": push_id, "shared_memory": False}
         if lora_name:

@@ -7,7 +7,9 @@ makes the frames of a push, crc32c.py computes checksums.
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import grpc
@@ -28,7 +30,14 @@ from genserve.v1 import (
 
 Result = dict[str, Any]
 TIMEOUT_S = 50.0
-MAX_RESUMES = 5
+MIN_RESUMES, RESUME_TIMEOUT_S = 5, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.2
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.service_config", (files("genserve.v1") / "service_config.json").read_text()),
+]
 NOT_IMPLEMENTED: Result = {"error": {"reason": "NOT_IMPLEMENTED"}}
 
 
@@ -59,22 +68,30 @@ class Steps:
                 return {"cancelled": True, "num_tokens": generation.num_tokens}
         return generation.result()
 
-    def generate_many(self, requests: list[Result]) -> Result:
+    def generate_many(self, requests: list[Result], form: int = generation_pb2.GENERATE_MANY_FORM_ITEMS) -> Result:
         messages = []
         for i, request in enumerate(requests):
             message = request_of(request["prompt"], request["options"])
             message.request_id = message.request_id or f"conformance-{i}"
-            messages.append(generation_pb2.GenerateManyRequest(generate=message))
+            messages.append(generation_pb2.GenerateManyRequest(generate=message, form=form))
         generations = {message.generate.request_id: Generation() for message in messages}
         errors: dict[str, Result] = {}
+        slots: dict[int, tuple[Generation, int]] = {}
         for response in self._call(self._generation.GenerateMany, iter(messages)):
+            for columns in response.columns:
+                add_columns(slots, columns)
             for item in response.items:
+                generation = generations[item.request_id]
+                slots.update({slot: (generation, index) for index, slot in enumerate(item.slots)})
                 if item.HasField("error"):
                     errors[item.request_id] = error_of_status(item.error)
                 else:
-                    generations[item.request_id].add(item.response)
+                    generation.add(item.response)
         results = {request_id: generation.result() for request_id, generation in generations.items()}
         return {"generations": list({**results, **errors}.values())}
+
+    def generate_columns(self, requests: list[Result]) -> Result:
+        return self.generate_many(requests, generation_pb2.GENERATE_MANY_FORM_COLUMNS)
 
     def push(self, checkpoint: str, version: int, push_id: str, **options: Any) -> Result:
         tensors, lora = read(checkpoint, options.get("lora_name"))
@@ -84,17 +101,34 @@ class Steps:
         if "expected_version" in options:
             header.expected_version = options["expected_version"]
         missing = [(0, tensors.total_bytes)]
-        for _ in range(MAX_RESUMES):
+        num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
+        while True:
             try:
                 return push_of(self._call(self._weights.PushWeights, frames(header, tensors, missing)))
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE or details_of(error):
+                is_broken = error.code() == grpc.StatusCode.UNAVAILABLE and not details_of(error)
+                if not is_broken or (num_in_vain >= MIN_RESUMES and time.monotonic() > ends_s):
                     raise
-            found = self._call(self._weights.GetPush, weights_pb2.GetPushRequest(push_id=push_id), wait_for_ready=True)
-            if found.push.state != weights_pb2.PUSH_STATE_RECEIVING:
-                return push_of(found)
-            missing = [(each.start, each.end) for each in found.push.missing]
-        raise RuntimeError(f"the connection broke {MAX_RESUMES} times")
+            before, missing = sum(end - start for start, end in missing), self._missing(push_id, tensors)
+            if sum(end - start for start, end in missing) < before:
+                num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
+            time.sleep(pause_s)
+            num_in_vain, pause_s = num_in_vain + 1, min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _missing(self, push_id: str, tensors: Checkpoint) -> list[tuple[int, int]]:
+        """What the daemon lacks of this attempt; everything if it has forgotten the push."""
+        ends_s = time.monotonic() + RESUME_TIMEOUT_S
+        request = weights_pb2.GetPushRequest(push_id=push_id)
+        while True:
+            try:
+                push = self._call(self._weights.GetPush, request, RESUME_TIMEOUT_S, wait_for_ready=True).push
+                return [(each.start, each.end) for each in push.missing]
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    return [(0, tensors.total_bytes)]
+                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > ends_s:
+                    raise
+            time.sleep(FIRST_PAUSE_S)
 
     def commit(self, push_id: str) -> Result:
         return push_of(self._call(self._weights.CommitPush, weights_pb2.CommitPushRequest(push_id=push_id)))
@@ -188,9 +222,39 @@ class Generation:
                 if delta.finish.HasField("stop_string"):
                     sequence["stop_string"] = delta.finish.stop_string
 
+    def add_row(self, index: int, row: Result, version: int, lora_version: int) -> None:
+        """What a row of columns brings, whose tokens follow those that the sequence had."""
+        sequence = self._sequences.setdefault(index, {"token_ids": [], "text": "", "weight_spans": []})
+        start = len(sequence["token_ids"])
+        self.num_tokens += len(row["token_ids"])
+        sequence["token_ids"] += row["token_ids"]
+        sequence["text"] += row["text"]
+        end = start + len(row["token_ids"])
+        span = types_pb2.WeightSpan(version=version, start=start, end=end, lora_version=lora_version)
+        if end > start:
+            add_span(sequence["weight_spans"], span)
+        if "logprobs" in row:
+            sequence["logprobs"] = sequence.get("logprobs", []) + row["logprobs"]
+
     def result(self) -> Result:
         sequences = [sequence for _, sequence in sorted(self._sequences.items())]
         return {"sequences": sequences, **self._rest}
+
+
+def add_columns(slots: dict[int, tuple[Generation, int]], columns: Any) -> None:
+    """Row i is what the sequence in slots[i] gained."""
+    start = 0
+    for i, slot in enumerate(columns.slots):
+        end = start + (columns.num_tokens[i] if columns.num_tokens else 1)
+        row: Result = {
+            "token_ids": list(columns.token_ids[start:end]),
+            "text": columns.texts[i] if columns.texts else "",
+        }
+        if columns.HasField("logprobs"):
+            row["logprobs"] = [round(value, 4) for value in columns.logprobs.sampled[start:end]]
+        generation, index = slots[slot]
+        generation.add_row(index, row, columns.weight_version, columns.lora_version)
+        start = end
 
 
 def add_span(spans: list[list[int]], new: Any) -> None:
@@ -251,7 +315,10 @@ def push_of(message: Any) -> Result:
 
 
 def word(kind: Any, value: int) -> str:
-    """The name of an enum value, without what all names of the enum begin with, in lower case."""
+    """The name of an enum value, without what all names of the enum begin with, in lower case. A value that this client
+    does not know is its number."""
+    if value not in kind.values():
+        return f"unknown_{value}"
     prefix = kind.Name(0).removesuffix("UNSPECIFIED")
     return str(kind.Name(value).removeprefix(prefix).lower())
 
@@ -290,9 +357,9 @@ def grpc_name(code: int) -> str:
 
 def channel_to(scenario: Result) -> grpc.Channel:
     if "ca_file" not in scenario:
-        return grpc.insecure_channel(scenario["address"])
+        return grpc.insecure_channel(scenario["address"], OPTIONS)
     with open(scenario["ca_file"], "rb") as file:
-        return grpc.secure_channel(scenario["address"], grpc.ssl_channel_credentials(file.read()))
+        return grpc.secure_channel(scenario["address"], grpc.ssl_channel_credentials(file.read()), OPTIONS)
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ from clients.conformance.runner.corrupted import CorruptChunk
 from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.deadline import Deadline
 from clients.conformance.runner.mutations import MUTATIONS
+from clients.conformance.runner.newer import Newer
 from clients.conformance.runner.push_meanwhile import PushMeanwhile
+from clients.conformance.runner.refused import RefusedCalls
 from clients.conformance.runner.relay import Relay
 
 
@@ -29,17 +31,24 @@ class RelayedEvent(LinkEvent, Protocol):
 
 @asynccontextmanager
 async def link_to(
-    daemon: str, asked: Mapping[str, int], mutation: str | None, push_bytes: int, push: Callable[[], Awaitable[None]]
+    daemon: str,
+    asked: Mapping[str, int],
+    mutation: str | None,
+    push_bytes: int,
+    push: Callable[[], Awaitable[None]],
+    forget: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[tuple[str, list[LinkEvent]]]:
     """The address for the driver. `asked`: the link of a scenario, whose push has `push_bytes`; `mutation`: the mistake
-    that the daemon seems to make; `push`: pushes checkpoint b."""
+    that the daemon seems to make; `push`: pushes checkpoint b; `forget`: discards the scenario's push."""
     async with AsyncExitStack() as stack:
         event: RelayedEvent
         if mutation is not None:
             daemon = (await stack.enter_async_context(Relay(daemon, MUTATIONS[mutation]))).address
         match dict(asked):
             case {"cut_at_bytes": num_bytes}:
-                cut = await stack.enter_async_context(CutLink(daemon, num_bytes, push_bytes))
+                forgets = forget if asked.get("forget") else None
+                cut = CutLink(daemon, num_bytes, push_bytes, asked.get("refuse_ms", 0), forgets)
+                await stack.enter_async_context(cut)
                 yield cut.address, [cut]
                 return
             case {"corrupt_chunk": number}:
@@ -50,6 +59,12 @@ async def link_to(
                 event = CancelledCalls(num_calls)
             case {"deadline_ms": timeout_ms}:
                 event = Deadline(timeout_ms)
+            case {"refused_calls": num_calls}:
+                event = RefusedCalls(num_calls)
+            case {"unknown_enums": _}:
+                event = Newer()
+            case {"padded_bytes": num_bytes}:
+                event = Newer(padded_bytes=num_bytes)
             case {"push_at_tokens": num_tokens}:
                 event = await stack.enter_async_context(PushMeanwhile(num_tokens, push))
             case _:

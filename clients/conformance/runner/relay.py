@@ -35,13 +35,15 @@ class Relay(grpc.GenericRpcHandler):
         *,
         began: Callable[[str, float | None], None] = lambda *_: None,
         ended: Callable[[bool], None] = lambda _: None,
+        refuses: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`began` is told of each call and of the time that its client gives it, in seconds; `ended` of its end, and
-        whether the client has cancelled it."""
+        """`began` is called with each call's method and the time that its client gives it, in seconds; `ended` at its
+        end, with whether the client has cancelled it. A call that `refuses` never reaches the daemon."""
         self._target = target
         self._change = change
         self._began = began
         self._ended = ended
+        self._refuses = refuses
         self._stack = AsyncExitStack()
         self.address = ""
 
@@ -68,6 +70,8 @@ class Relay(grpc.GenericRpcHandler):
                 async for request in requests:
                     yield self._change.request(method, request)
 
+            if self._refuses(method):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             remaining_s = context.time_remaining()
             self._began(method, remaining_s)
             metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith("user-agent")]

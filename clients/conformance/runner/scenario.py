@@ -9,21 +9,26 @@ from typing import Any
 
 DIRECTORY = Path(__file__).parents[1] / "scenarios"
 _NAME = re.compile(r"\$\{(\w+)\}")
-_FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after"}
+_FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after", "optional"}
 _LINKS = {
     "cancelled_calls",
     "cut_at_bytes",
     "corrupt_chunk",
     "corrupt_pulled_chunk",
     "deadline_ms",
+    "padded_bytes",
     "push_at_tokens",
+    "refused_calls",
+    "unknown_enums",
 }
+_OF_CUTS = {"refuse_ms", "forget"}
 _OF_RUNNER = {"expect", "may_differ"}
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One file. `link` is what happens to the connection, `after` what the runner must find in the end."""
+    """One file. `link` is what happens to the connection, `after` what the runner must find in the end; `optional`: a
+    driver may lack a step."""
 
     name: str
     title: str
@@ -33,15 +38,18 @@ class Scenario:
     token: str = ""
     link: dict[str, int] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
+    optional: bool = False
 
     @classmethod
     def load(cls, path: Path) -> "Scenario":
         """Raises ValueError for what does not exist, and for a step of which nothing is expected."""
         fields = json.loads(path.read_text())
-        unknown = [*fields.keys() - _FIELDS, *fields.get("link", {}).keys() - _LINKS]
+        links = fields.get("link", {}).keys()
+        of_cuts = _OF_CUTS if "cut_at_bytes" in links else set()
+        unknown = [*fields.keys() - _FIELDS, *links - _LINKS - of_cuts]
         if unknown or fields.get("daemon", "open") not in ("open", "secured"):
             raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown)) or fields['daemon']}")
-        if not fields["steps"] or len(fields.get("link", {})) > 1:
+        if not fields["steps"] or len(links - of_cuts) > 1:
             raise ValueError(f"{path.name}: there must be a step, and no more than one link")
         if missing := [step["do"] for step in fields["steps"] if "expect" not in step]:
             raise ValueError(f"{path.name}: nothing is expected of {', '.join(missing)}")

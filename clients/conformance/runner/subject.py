@@ -32,6 +32,10 @@ class Subject:
         version = (await self._client.get_weights()).weight_version + 1
         await self._client.load_weights(self._checkpoints[name], version=version)
 
+    async def discard(self, push_id: str) -> None:
+        """Makes the daemon forget a push, also one that is being sent."""
+        await self._client.discard_push(push_id, force=True)
+
     async def _loaded(self, name: str) -> dict[str, str]:
         await self.load(name)
         return await self._live()

@@ -9,10 +9,13 @@ class Outcome:
 
     differences: list[str] = field(default_factory=list)
     results: list[object] = field(default_factory=list)
+    is_left_out: bool = False
 
     @property
     def word(self) -> str:
-        """ok or FAILED."""
+        """ok, FAILED, or left out, which an optional scenario may be."""
+        if self.is_left_out:
+            return "left out"
         return "FAILED" if self.differences else "ok"
 
 
