@@ -68,7 +68,7 @@ class Steps:
                 return {"cancelled": True, "num_tokens": generation.num_tokens}
         return generation.result()
 
-    def generate_many(self, requests: list[Result], form: int = generation_pb2.GENERATE_MANY_FORM_ITEMS) -> Result:
+    def generate_many(self, requests: list[Result], form: Any = generation_pb2.GENERATE_MANY_FORM_ITEMS) -> Result:
         messages = []
         for i, request in enumerate(requests):
             message = request_of(request["prompt"], request["options"])
