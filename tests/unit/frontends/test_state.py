@@ -14,7 +14,7 @@ from genserve.memory.words import SharedWords
 
 async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     """Of the phase, of the version, of health and of the end."""
-    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="", load=None)
+    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
     board = StateBoard(engine, lambda: (), "id", DaemonCondition.STARTING)
     words = SharedWords.create(NUM_WORDS, "state")
     StateWriter(board, words)
@@ -42,7 +42,7 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
 def test_front_ends_know_who_pauses_the_engine_and_until_when() -> None:
     """They serve the calls that wait for it. A name may be longer than there is room for."""
     leases: list[PauseLease] = []
-    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="", load=None)
+    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
     board = StateBoard(engine, lambda: leases, "id", DaemonCondition.SERVING)
     words = SharedWords.create(NUM_WORDS, "state")
     StateWriter(board, words)
