@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from genserve.launcher.end_with_starter import ending_with_this_process
-from genserve.launcher.output import Output, Serving, StdoutReader
+from genserve.launcher.output import DaemonOutput, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
 from genserve.process.signals import ending
 
@@ -63,7 +63,7 @@ class DaemonProcess:
     def __init__(
         self,
         flags: Sequence[str],
-        output: Output,
+        output: DaemonOutput,
         env: Mapping[str, str] | None = None,
         within: Sequence[str] = (),
         cpus: Collection[int] | None = None,

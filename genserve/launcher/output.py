@@ -35,16 +35,16 @@ class Serving:
         return cls(model, address)
 
 
-class Output(Protocol):
-    """Where what a daemon says goes. The daemon gets `stderr`; what it says on stdout is written by who reads that."""
+class DaemonOutput(Protocol):
+    """Sink for a daemon's output. The daemon inherits `stderr`; the thread that reads its stdout writes that here."""
 
     @property
     def path(self) -> Path:
-        """Where people find it."""
+        """The file that has the output."""
 
     @property
     def hint(self) -> str:
-        """Tells them so."""
+        """A sentence that names the file, for errors."""
 
     @property
     def stderr(self) -> int:

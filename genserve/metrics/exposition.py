@@ -132,14 +132,14 @@ Authorize = Callable[[str | None], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ScrapeAccess:
     """Who may scrape: everybody who connects, without `authorize`; `tls`: None = plain HTTP."""
 
     authorize: Authorize | None = None
     tls: ssl.SSLContext | None = None
 
 
-OPEN = Access()
+OPEN = ScrapeAccess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class MetricsServer:
 
 
 async def start_metrics_server(
-    host: str, port: int, text: Callable[[], Awaitable[bytes]], access: Access = OPEN
+    host: str, port: int, text: Callable[[], Awaitable[bytes]], access: ScrapeAccess = OPEN
 ) -> MetricsServer:
     """Listens on a port, 0 = a free one. Raises OSError naming an address that cannot be used, and --metrics-port."""
     answerer = _Answerer(text, access.authorize)

@@ -31,7 +31,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import MultiProcessValue
 
 from genserve.errors import UnauthenticatedError
-from genserve.metrics.exposition import OPEN, Access, Exposition, Family, Registry, start_metrics_server
+from genserve.metrics.exposition import OPEN, Exposition, Family, Registry, ScrapeAccess, start_metrics_server
 from genserve.process.leftovers import prefix
 from genserve.rpc.access import Callers, bearer_token
 from genserve.rpc.handlers import Context
@@ -81,7 +81,7 @@ class ProcessMetrics:
         port: int,
         read: Callable[[], Iterable[Family]],
         stack: AsyncExitStack,
-        access: Access = OPEN,
+        access: ScrapeAccess = OPEN,
     ) -> str:
         """Shows everything on a port, until `stack` ends; the URL. `read` has what is counted elsewhere. Raises
         OSError."""
@@ -206,12 +206,12 @@ def registry_of(directory: str) -> CollectorRegistry:
     return registry
 
 
-def access_of(config: ListenConfig, callers: Callers | None) -> Access:
+def access_of(config: ListenConfig, callers: Callers | None) -> ScrapeAccess:
     """The TLS and the callers of the port with the series: those of the other ports of a process. A role that may see
     the state may see the series, and each may."""
     tls = None if config.certificate is None else server_context(config.certificate)
     if callers is None:
-        return Access(None, tls)
+        return ScrapeAccess(None, tls)
 
     def authorize(header: str | None) -> bool:
         try:
@@ -220,4 +220,4 @@ def access_of(config: ListenConfig, callers: Callers | None) -> Access:
             return False
         return token is not None and callers.of_token(token) is not None
 
-    return Access(authorize, tls)
+    return ScrapeAccess(authorize, tls)

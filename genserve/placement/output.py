@@ -18,7 +18,7 @@ _NUM_LAST_LINES: Final = 200
 
 
 class PrefixedOutput:
-    """An Output of the launcher: a thread reads a pipe and writes whole lines. `to`: this process's stderr. `listens`
+    """The launcher's DaemonOutput: a thread reads a pipe and writes whole lines. `to`: this process's stderr. `listens`
     is called, in that thread, with the address of a daemon that has no engine yet."""
 
     path: Final = Path("/dev/stderr")

@@ -50,7 +50,7 @@ class Slot:
         return sum(each > moment for arrived_at in self.arrived_at[-4:] for each in arrived_at[-64:])
 
 
-class Load:
+class LiveLoad:
     """The requests to one daemon: when a request has all of its tokens, the next one begins."""
 
     def __init__(self, client: AsyncClient, limits: LoadLimits) -> None:
@@ -129,9 +129,9 @@ def retry_after_s(error: QueueFullError) -> float:
 
 
 @asynccontextmanager
-async def live_load(client: AsyncClient, limits: LoadLimits) -> AsyncIterator[Load]:
+async def live_load(client: AsyncClient, limits: LoadLimits) -> AsyncIterator[LiveLoad]:
     """Requests that have all begun to generate. They are ended with the context."""
-    load = Load(client, limits)
+    load = LiveLoad(client, limits)
     running = [asyncio.create_task(load.run(number)) for number in range(limits.num_streams)]
     try:
         await load.wait_all(0.0, num_tokens=2)

@@ -14,8 +14,8 @@ from genserve.metrics import exposition
 from genserve.metrics.exposition import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
-    Access,
     Exposition,
+    ScrapeAccess,
     counter,
     gauges,
     histogram,
@@ -95,7 +95,7 @@ class Scraped:
 
 
 @asynccontextmanager
-async def scraped(access: Access = exposition.OPEN) -> AsyncIterator[Scraped]:
+async def scraped(access: ScrapeAccess = exposition.OPEN) -> AsyncIterator[Scraped]:
     async def text() -> bytes:
         found.num_texts += 1
         return TEXT
@@ -140,7 +140,7 @@ async def test_head_tells_the_length_without_the_series() -> None:
 )
 async def test_who_may_not_scrape_gets_nothing(header: str, status: int) -> None:
     """The header is given to whoever decides, as it came."""
-    async with scraped(Access(lambda given: given == "Bearer right")) as server:
+    async with scraped(ScrapeAccess(lambda given: given == "Bearer right")) as server:
         assert (await server.ask(f"GET /metrics HTTP/1.1\r\n{header}\r\n"))[0] == status
         assert (await server.ask("GET /other HTTP/1.1\r\n\r\n"))[0] == 401
         assert server.num_texts == int(status == 200)
@@ -178,7 +178,7 @@ async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -
 async def test_a_server_with_tls_answers_only_who_speaks_it() -> None:
     """The context is the caller's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    async with scraped(Access(tls=context)) as server:
+    async with scraped(ScrapeAccess(tls=context)) as server:
         reader, writer = await server.connect()
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert TEXT not in await reader.read()

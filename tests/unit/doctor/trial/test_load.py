@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 
 from genserve.client import AsyncClient
-from genserve.doctor.trial.load import NUM_STREAMS, Load, LoadLimits, live_load
+from genserve.doctor.trial.load import NUM_STREAMS, LiveLoad, LoadLimits, live_load
 from tests.support.scripted_services import ScriptedDaemon, refuse, running_daemon
 
 LIMITS = LoadLimits(max_model_len=100, max_sequences=256)
@@ -63,7 +63,7 @@ async def test_what_waits_for_tokens_that_do_not_come_can_be_given_up(
 
 def test_labels_must_cover_all_tokens_in_order_up_to_served_version() -> None:
     """Of every slot."""
-    load = Load(AsyncClient("127.0.0.1:1"), LIMITS)
+    load = LiveLoad(AsyncClient("127.0.0.1:1"), LIMITS)
     for slot in load.slots:
         slot.versions = [0, 0, 1, 1]
     assert load.labels_are(1)
