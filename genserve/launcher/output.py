@@ -40,11 +40,11 @@ class DaemonOutput(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file that has the output."""
+        """The file that has the output, or a name of it."""
 
     @property
     def hint(self) -> str:
-        """A sentence that names the file, for errors."""
+        """The end of an error, which names the file: " (log: PATH)"; "" if there is none to name."""
 
     @property
     def stderr(self) -> int:
