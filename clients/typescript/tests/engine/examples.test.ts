@@ -54,3 +54,20 @@ test("the program of the README runs as it stands, but for its address and its c
     await rm(directory, { recursive: true });
   }
 });
+
+test("the README's further programs run as they stand, but for the address", async () => {
+  const blocks = (await readFile(join(PACKAGE, "README.md"), "utf8")).matchAll(/```ts\n(.*?)```/gs);
+  const [, many = "", timed = ""] = Array.from(blocks, ([, program = ""]) => program);
+  const directory = await mkdtemp(join(PACKAGE, "build", "readme-"));
+  try {
+    for (const [program, output] of [
+      [many, / true\n[^]* true\n$/],
+      [timed, /^\/genserve\.v1\.ControlService\/GetStatus 0 [\d.]+\n$/],
+    ] as const) {
+      await writeFile(join(directory, "program.mts"), program.replace("127.0.0.1:50051", daemon.address));
+      expect(await run(join(directory, "program.mts"))).toMatch(output);
+    }
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
