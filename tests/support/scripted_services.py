@@ -67,6 +67,7 @@ class ScriptedDaemon(
         self.loses_answer = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
         self.lookups_hang, self.num_lost_lookups, self.num_lookups = False, 0, 0
+        self.forgets_at_lookup = 0
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
         self.load = weights_pb2.LoadWeightsRequest()
@@ -191,6 +192,8 @@ class ScriptedDaemon(
 
     async def GetPush(self, request: Any, context: Any) -> weights_pb2.GetPushResponse:
         self.num_lookups += 1
+        if self.num_lookups == self.forgets_at_lookup:
+            self.staged.clear()
         if self.lookups_hang:
             await asyncio.Event().wait()
         if self.num_lost_lookups:

@@ -79,7 +79,8 @@ class Upload:
     async def run(self) -> PushResult:
         """Sends everything. After a broken or truncated stream it asks for the missing ranges and sends those."""
         validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
-        missing: Sequence[Range] = () if validates else self._space.ranges
+        everything: Sequence[Range] = () if validates else self._space.ranges
+        missing = everything
         while True:
             try:
                 return await self._until_deadline(missing)
@@ -87,16 +88,15 @@ class Upload:
                 if not self._reached_daemon and not isinstance(error, PushTruncatedError):
                     raise
                 known = await self._look_up(error)
-                num_missing_bytes = num_bytes(missing)
+                num_missing_bytes, missing = num_bytes(missing), everything  # bytes of another attempt are compared
                 if known is not None:
                     is_own = known.push.attempt == self._header.attempt != ""
                     if known.push.state == "valid":
                         return known
                     if known.push.state == "applied" and is_own:  # only the answer was lost
                         return await self._answered(known)
-                    missing = self._space.ranges  # bytes of another attempt are compared
                     if is_own or (known.push.state == "receiving" and not self._header.attempt):
-                        missing = common(known.push.missing, self._space.ranges)
+                        missing = common(known.push.missing, everything)
                 if num_bytes(missing) < num_missing_bytes:
                     self._resumes.progress()
                 await self._pause_before_resume(error)
