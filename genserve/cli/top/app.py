@@ -1,4 +1,4 @@
-"""The terminal: draws the screen and reads keys. Everything else is elsewhere."""
+"""The terminal of `genserve top`: draws frames and reads keys. `screen` has the state, `feed` makes the calls."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _ENDS: Final = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 
 
 
 class TopApp(App[None]):
-    """One widget, which is drawn anew as time passes."""
+    """One widget, redrawn every `_REDRAW_S` seconds and after each key."""
 
     CSS = "Screen { background: $background; overflow: hidden; } #frame { width: 100%; height: 100%; }"
     ENABLE_COMMAND_PALETTE = False
@@ -55,7 +55,7 @@ class TopApp(App[None]):
         yield self._frame
 
     def on_mount(self) -> None:
-        """Begins to watch. Signals end it as a key does, so that the terminal is left in order."""
+        """Starts the feed and the timers. Signals exit like a key does, so that the terminal is restored."""
         loop = asyncio.get_running_loop()
         for number, status in _ENDS.items():
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread, as in tests
@@ -69,17 +69,17 @@ class TopApp(App[None]):
         self.state.sample(time.monotonic())
 
     def draw(self) -> None:
-        """Draws the screen as it is now."""
+        """Draws the present state."""
         width, height = self.size
         lines = frame(self.state, width, height, time.monotonic())
         self._frame.update(as_text(lines))
 
     def on_resize(self) -> None:
-        """Fills the new size."""
+        """Redraws at the new size."""
         self.draw()
 
     async def on_key(self, event: events.Key) -> None:
-        """Asks, answers or chooses."""
+        """Quits, saves the screen, or carries out what the key means."""
         if self.state.question is None and event.key == "q":
             self.exit()
         elif self.state.question is None and event.key == "s":
@@ -89,11 +89,11 @@ class TopApp(App[None]):
         self.draw()
 
     def action_interrupt(self) -> None:
-        """Ends as Ctrl-C ends other commands."""
+        """Exits with the status of other commands after Ctrl-C."""
         self.exit(return_code=INTERRUPTED)
 
     def _save(self) -> None:
-        """Saves what is shown as SVG in the working directory."""
+        """Saves the screen as SVG in the working directory."""
         name = f"genserve-top-{datetime.now():%Y%m%d-%H%M%S}.svg"
         try:
             self.save_screenshot(name, path=".")
