@@ -17,34 +17,34 @@ from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.wire.bounds import check_text
 
 _INSTEAD = "train without it, or merge the adapter and push the weights"
-# What adds to an adapter, or changes what its tensors mean. vLLM refuses these, or leaves them out, once it has them.
+# Features that add to an adapter, or change what its tensors mean. vLLM refuses or ignores them when it loads one.
 _NOT_SERVED = {
     "use_dora": "DoRA",
     "lora_bias": "a bias of the adapter's own",
     "alora_invocation_tokens": "Activated LoRA",
     "trainable_token_indices": "single rows of embeddings",
-    "layer_replication": "layers that are repeated",
+    "layer_replication": "repeated layers",
     "use_bdlora": "block-diagonal LoRA",
     "use_qalora": "QALoRA",
 }
 # PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
 _STACKED = (".experts", ".experts.base_layer")
-# vLLM takes these whole, for models that classify.
+# vLLM loads these layers whole, for classifiers.
 _SAVED_MODULES = ("score", "classifier")
 _SAVED = tuple(f".{module}.{kind}" for module in _SAVED_MODULES for kind in ("weight", "bias"))
-# vLLM's workers match each key of a pattern, as a regular expression, with each module's name, and the engine stands
-# still meanwhile. These keys are names, with what PEFT adds to some: none of them takes long.
+# vLLM's workers match each key of a pattern, as a regular expression, with each module's name, while the engine stands
+# still. Keys of this form are names, with what PEFT adds to some of them, and are matched fast.
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _PATTERN_KEY = re.compile(r"\^?(?:\.\*(?:\\\.)?)?(?:[\w-]|\\?\.|\\-)+\$?")
 _MAX_KEY_CHARS = 256
-_MAX_PATTERN_KEYS = 400  # the regex package keeps 500 compiled, and compiles more anew for each module
-_FLOAT32_MAX = 3.4028234663852886e38  # vLLM multiplies tensors by it: a larger number is infinity there
+_MAX_PATTERN_KEYS = 400  # the regex package caches 500; it would compile more of them again for each module
+_FLOAT32_MAX = 3.4028234663852886e38  # vLLM multiplies float32 tensors by these numbers: a larger one would be infinity
 _IN_RANGE = "in the range of float32"
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """PEFT's adapter_config.json: its text, and the ranks that its modules may have, `r` and those of rank_pattern."""
+    """PEFT's adapter_config.json: its text, and the ranks that its modules may have: `r` and those of rank_pattern."""
 
     text: str
     ranks: frozenset[int]
@@ -88,14 +88,13 @@ def check_lora_name(name: str, field: str) -> None:
 
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:
-    """Why the tensors are not the adapter of the configuration, for the checkpoint's model: each A needs its B of the
-    same rank, which is one of the configuration's, and a module of their size that has no other. vLLM would silently
-    leave out tensors without a module and all but the last of one, and scale by the configuration's rank whatever the
-    tensors' is."""
+    """The reasons why the tensors do not fit the configuration and the checkpoint's model. Each A needs a B of the same
+    rank, which the configuration has, and a module of their size that no other pair is for. vLLM would silently ignore
+    tensors without a module, and all but the last for one module, and scale by the configuration's rank in any case."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
-        weights = {}  # named as in the model, not as in the checkpoint, or quantised: only vLLM knows
+        weights = {}  # named as in the model and not as in the checkpoint, or quantised: only vLLM can check
     return bounded(_issues(specs, weights, config.ranks))
 
 
@@ -123,12 +122,12 @@ def _issues(
             yield PushIssue(name, f"has rank {spec.shape[0]}, and its B {other.shape[1]}")
         elif len(spec.shape) == 2 and is_a and not _is_of_rank(name, spec.shape[0], ranks):
             yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
-        elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
+        elif weights and a == ".lora_A.":  # adapters of embeddings are transposed, and most models support none
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
 
 
 def _part(name: str) -> str:
-    """For what vLLM takes a tensor: the same for any two of which it keeps one."""
+    """The part of the model that vLLM uses a tensor for. Of two tensors for one part it keeps one."""
     if name.endswith(_SAVED):
         return ".".join(name.rsplit(".", 2)[1:])
     name = name.replace(PEFT_PREFIX, "") if name.startswith(PEFT_PREFIX) else name
@@ -136,23 +135,23 @@ def _part(name: str) -> str:
 
 
 def _what_else(name: str) -> str:
-    """What a tensor is that PEFT trains, and vLLM's adapters do not have."""
+    """Why a tensor is refused that is neither an A nor a B."""
     if MAGNITUDE in name:
-        return f"is of DoRA (use_dora), which vLLM does not have: {_INSTEAD}"
+        return f"belongs to DoRA (use_dora), which vLLM does not support: {_INSTEAD}"
     if name.endswith(".trainable_tokens_delta"):
-        return f"has single rows of embeddings (trainable_token_indices), which vLLM takes none of: {_INSTEAD}"
+        return f"has single rows of embeddings (trainable_token_indices), which vLLM does not load: {_INSTEAD}"
     if name.endswith(".bias"):
-        return f"is a bias, which PEFT trains beside an adapter (bias): vLLM has no adapters with one: {_INSTEAD}"
+        return f"is a bias, which PEFT trains beside an adapter (bias); vLLM loads none: {_INSTEAD}"
     if name.endswith(".weight"):
-        return f"is a whole layer, which PEFT trains beside an adapter (modules_to_save): vLLM takes none: {_INSTEAD}"
+        return f"is a whole layer, which PEFT trains beside an adapter (modules_to_save); vLLM loads none: {_INSTEAD}"
     return "is not a tensor of an adapter: PEFT's names have .lora_A. or .lora_B. in them"
 
 
 def _what_half(last: str) -> str:
-    """What a half of an adapter is whose name does not end with `weight`."""
+    """Why an A or a B is refused whose name has more or less than `weight` after it."""
     if last == "bias":
-        return f"is a bias of an adapter (lora_bias), which vLLM does not have: {_INSTEAD}"
-    return f"has {last[:256]!r} after its half, not 'weight': push what peft.get_peft_model_state_dict returns"
+        return f"is a bias of an adapter (lora_bias), which vLLM does not support: {_INSTEAD}"
+    return f"has {last[:256]!r} after .lora_A. or .lora_B., not 'weight': push what peft.get_peft_model_state_dict returns"
 
 
 def _is_of_rank(name: str, rank: int, ranks: frozenset[int]) -> bool:
@@ -175,7 +174,7 @@ def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iter
 
 
 def _weight_name(name: str) -> str:
-    """The tensor of the checkpoint to which a tensor of an adapter belongs."""
+    """The checkpoint's name of the weight that a tensor of an adapter belongs to."""
     module = name.removeprefix(PEFT_PREFIX)
     for half in (".lora_A.weight", ".lora_B.weight"):
         module = module.removesuffix(half)
@@ -183,7 +182,7 @@ def _weight_name(name: str) -> str:
 
 
 def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
-    """Values of the wrong type that vLLM would compute with, or fail on, inside its workers. `_ranks` has the ranks."""
+    """Values of a wrong type that vLLM would compute with, or fail on, in its workers. `parse` checks the ranks."""
     for name in _PATTERNS:
         if not isinstance(config.get(name), dict | None):
             yield f"{name} must be an object"
@@ -200,14 +199,14 @@ def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _wrong_keys(name: str, keys: Collection[str]) -> Iterator[str]:
-    """The first key of a pattern that may take long to match, or cannot be matched."""
+    """Why the first bad key of a pattern is refused: it may take long to match, or is no valid pattern."""
     for key in keys:
         if len(key) > _MAX_KEY_CHARS:
             size = f"has {len(key)} characters, the limit is {_MAX_KEY_CHARS}"
             yield f"{name}: {key[:64]!r}... {size}: write the end of a module's name"
             return
         if not _PATTERN_KEY.fullmatch(key):
-            plain = "write that, such as 'self_attn.q_proj', one key for each"
+            plain = "write only that, such as 'self_attn.q_proj', one key for each"
             yield f"{name}: {key[:64]!r} is not just a module's name or the end of one: {plain}"
             return
 
