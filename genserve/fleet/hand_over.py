@@ -1,4 +1,4 @@
-"""Whether a replica may go without something of the fleet going with it."""
+"""Whether a replica may leave without the fleet losing a version or an adapter."""
 
 import random
 
@@ -12,7 +12,7 @@ from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
-    """What was pushed to the fleet and no other replica has that stays, for people; "" = nothing."""
+    """The pushed version or adapter that no other staying replica has, for people; "" = none."""
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
@@ -26,19 +26,19 @@ def only_there(fleet: Fleet, member: Member) -> str:
 
 
 def others_with_version(fleet: Fleet, leaving: Member) -> list[Member]:
-    """The others that stay and have the version of the fleet."""
+    """The other replicas that stay and serve the fleet's version from a sound engine."""
     staying = _staying(fleet, leaving)
     return [each for each in staying if _has_version(fleet, each) and each.engine is not None and is_sound(each.engine)]
 
 
 def is_sound(engine: types_pb2.EngineState) -> bool:
-    """Whether others can have what it serves: neither is the daemon about to end, nor are its weights in doubt."""
+    """Whether other replicas can fetch its version: the engine lives, and its weights are consistent."""
     return engine.phase not in (types_pb2.PHASE_DEAD, types_pb2.PHASE_TAINTED)
 
 
 def may_end(fleet: Fleet, member: Member) -> bool:
-    """Whether a daemon that shuts down, and waits until its version is handed over, is to be told that it need not wait
-    any more: others have it, or all of them shut down as well, so that none is there to take it."""
+    """Whether a daemon that waits in its shutdown until its version is handed over may end: other replicas have the
+    version, or all of them are shutting down too and none can fetch it."""
     shuts_down = member.engine is not None and member.engine.phase == types_pb2.PHASE_DRAINING
     if not shuts_down or member.is_let_go or fleet.committed is None or member.version is None:
         return False
@@ -46,18 +46,18 @@ def may_end(fleet: Fleet, member: Member) -> bool:
 
 
 async def check_other_has_version(fleet: Fleet, leaving: Member) -> None:
-    """Asks another replica that has the version of the fleet, before one of them goes: the router learns late what is
-    lost. Returns when it has answered that it has the version and stays, or at once where none is known. Raises its
-    error, and NoReplicaError if it says something else."""
+    """Confirms with another replica, before one of them leaves, that it has the fleet's version and stays, because the
+    router learns late of a loss. Returns at once if no such replica is known. Raises the replica's error, and
+    NoReplicaError if it has another version or is shutting down."""
     committed, keeping = fleet.committed, others_with_version(fleet, leaving)
     if committed is None or not keeping:
         return
     other = fleet.upstreams[random.choice(keeping).address]
     state = (await other.ask(other.control.GetStatus, control_pb2.GetStatusRequest(), ASK_S)).state
     if state.phase == types_pb2.PHASE_DRAINING:
-        raise NoReplicaError(f"{other.address}, which has version {committed.number}, shuts down as well")
+        raise NoReplicaError(f"{other.address}, which has version {committed.number}, is shutting down too")
     if not is_sound(state) or not Version.of(state).is_same(committed):
-        raise NoReplicaError(f"{other.address} does not have version {committed.number} any more")
+        raise NoReplicaError(f"{other.address} no longer has version {committed.number}")
 
 
 def _has_version(fleet: Fleet, member: Member) -> bool:
