@@ -1,4 +1,4 @@
-"""One replica, watched for as long as it belongs to the fleet."""
+"""Watches one replica for as long as it belongs to the fleet."""
 
 import asyncio
 import logging
@@ -27,16 +27,16 @@ _LORAS_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 _CALL_EVERY_S = 20.0
-"""A replica is free for another router when this one has made no call there for a minute."""
+"""Seconds between calls. A replica lets another router in after a minute without a call from this one."""
 _STANDSTILL_S = 60.0
-"""A router that stands still for longer may take its replicas for lost."""
+"""A router that is suspended for longer may consider its replicas lost."""
 
 T = TypeVar("T")
 
 
 class Watch:
-    """Keeps what the fleet knows of a replica up to date. It has its own deadline: a host that vanishes leaves a TCP
-    connection that says nothing for many minutes."""
+    """Keeps the fleet's knowledge of a replica current. It has its own deadline, because the TCP connection to a host
+    that has vanished stays silent for many minutes."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
         self._fleet = fleet
@@ -46,7 +46,7 @@ class Watch:
         self._asked_at_s = 0.0
 
     async def run(self) -> None:
-        """Watches until it is cancelled, and calls again whenever the replica is lost."""
+        """Watches until it is cancelled. Calls again after each loss of the replica."""
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
@@ -55,9 +55,9 @@ class Watch:
             except GenserveError as error:
                 self._member.is_held = isinstance(error, FleetHeldError)
                 if self._member.engine is not None:
-                    backoff.reset()  # it was there
+                    backoff.reset()  # it was reached
                 self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
-            except Exception as error:  # a fault of ours: without a watch, nothing would ever tell that it is gone
+            except Exception as error:  # a bug of ours: without a watch, nothing would notice a loss
                 log.exception("the watch of replica %s failed", self._upstream.address)
                 self._fleet.lost(self._upstream, f"the router failed to watch it: {error!r}")
             await asyncio.sleep(backoff.next_s())
@@ -76,7 +76,7 @@ class Watch:
                 await self._take(report)
 
     async def _info(self) -> control_pb2.GetServerInfoResponse:
-        """What it serves, when its engine is there."""
+        """What it serves, as soon as its engine has started."""
         upstream, timeout_s = self._upstream, self._fleet.settings.connect_timeout_s
         while True:
             try:
@@ -125,7 +125,7 @@ class Watch:
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self._upstream.address) from None
         if not isinstance(report, control_pb2.WatchStatusResponse):
-            raise DrainingError("it has shut down")  # the ends of its last requests may be on their way still
+            raise DrainingError("it has shut down")  # the ends of its last requests may still be on their way
         self._member.is_held = False
         return report
 
@@ -138,7 +138,7 @@ class Watch:
             member.clock.reported(report.time, time.time())
         leases_changed = self._fleet.leases.reported(upstream.address, map(member.clock.lease, report.state.pauses))
         if member.version is None:
-            beside = self._fleet.answering  # one of them may be lost before the version is told
+            beside = self._fleet.answering  # one of them may be lost before the version is known
             # Waiters for its state have to see this one: it may be the same as before when the version is known.
             self._fleet.refresh(upstream)
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
@@ -161,16 +161,16 @@ class Watch:
             self._fleet.found(self._upstream, info.fleet)
 
     async def _check_reached(self) -> None:
-        """Reports alone say nothing of the way there: requests may be lost on it, which gRPC notices after a minute.
-        Raises UnavailableError."""
+        """Calls the replica every few seconds. Reports only prove that messages arrive from it; gRPC notices after a
+        minute that none reach it. Raises UnavailableError."""
         if time.monotonic() < self._asked_at_s + min(self._fleet.settings.silence_s, _CALL_EVERY_S):
             return
         await self._ask(self._upstream.control.GetStatus, control_pb2.GetStatusRequest())
         self._asked_at_s = time.monotonic()
 
     async def _ask(self, call: Callable[..., Awaitable[T]], request: Any) -> T:
-        """Raises UnavailableError if the answer takes longer than a replica may be silent. gRPC's deadline would end
-        the calls to all replicas when this process has stood still for so long."""
+        """Raises UnavailableError if the answer takes longer than a replica may be silent. A gRPC deadline of that
+        length would end the calls to all replicas after this process has been suspended for as long."""
         silence_s = self._fleet.settings.silence_s
         try:
             async with silence(silence_s):
@@ -179,8 +179,8 @@ class Watch:
             raise UnavailableError(f"it has not answered a call for {silence_s:g} s") from None
 
     def _check_held(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Raises FleetHeldError for a replica that another router looks after, before it is asked to let this one in:
-        a router that stands by asks often."""
+        """Raises FleetHeldError if another router looks after the replica. Checked before this router asks to be let
+        in, because a standby router asks often."""
         router_address = info.state.router_address
         if router_address not in ("", self._fleet.router.address):
             self._member.found_held(info)
@@ -189,9 +189,13 @@ class Watch:
             )
 
     def _check_free(self) -> None:
-        """Raises UnavailableError if this router stands by, and has just got a replica: one that starts anew belongs to
-        who looks after the others. Of two routers of which each has got some, one gives way, and lets its own go: while
-        it does not know yet what the fleet should be, and later if it has fewer of those that are its own."""
+        """Raises UnavailableError if this replica has to be left to another router.
+
+        A standby router may reach a replica that has just restarted, which belongs to the router of the others. If two
+        routers look after some replicas each, one of them lets its own go. That is the one with fewer, once this router
+        knows what the fleet should serve; replicas that were added from another fleet do not count for the other router
+        then. Before that, and between equals, `Member.precedence` decides.
+        """
         members = self._fleet.members
         had = [each.precedence for each in members if each.engine is not None]
         others = [each for each in members if each is not self._member and each.is_held]
