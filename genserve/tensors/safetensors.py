@@ -65,11 +65,11 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
 
 def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) -> list[TensorSpec]:
     """The tensors of the file at `path`, in order of their places in it; `offset` counts from the start of the file.
-    `read` gives the bytes of a position and a length. Types are not checked, apart from the size of those that are
+    `read(position, length)` returns bytes of the file. Types are not checked, apart from the size of those that are
     known. Raises CheckpointFileError, and whatever `read` does."""
     header_bytes = int.from_bytes(read(0, _LENGTH_BYTES), "little") if size_bytes >= _LENGTH_BYTES else 0
     data_start = _LENGTH_BYTES + header_bytes
-    # Bounded before it is read: another file would ask for any amount.
+    # Bounded before it is read: a file of another format could ask for any amount.
     if not 2 <= header_bytes <= MAX_HEADER_BYTES or data_start > size_bytes:
         raise CheckpointFileError(f"{path}: is not a safetensors file: its header would be {header_bytes} bytes long")
     header = _parse_json(path, read(_LENGTH_BYTES, header_bytes))
@@ -90,7 +90,7 @@ def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) 
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, by the names of both, as the index of a checkpoint says: files beside the index. Raises
+    """Tensor name -> name of the file that has it, beside the index, as the index of a checkpoint says. Raises
     CheckpointFileError, or OSError if the index cannot be read."""
     with index.open("rb") as file:
         data = file.read(MAX_HEADER_BYTES + 1)
@@ -121,8 +121,8 @@ def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
 
 
 def encoded_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
-    """What a file begins with whose data are tensors of these names, types, shapes and lengths in bytes, end to end.
-    The data behind it are aligned to 8 bytes."""
+    """The header length and the header of a file whose tensors have these names, types, shapes and lengths in bytes,
+    and lie end to end. The data that follow are aligned to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape, length in tensors:
