@@ -1,4 +1,4 @@
-"""Which models fit, how they would take a new version, and verdicts on this: computed, without a trial.
+"""Computes, without a trial, which models fit and how they would take a new version; and the verdicts on that.
 
 On a device, `--gpu-memory-utilization` bounds the live model, what a push needs beside it, activations and a minimal KV
 cache. On a CPU everything is in host memory. The host always holds the served bytes and those that arrive: partial
@@ -31,7 +31,7 @@ _WAYS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The sizes of a model that matter, on all ranks together, in bytes. `largest_bytes` is its largest tensor."""
+    """The sizes of a model in bytes, on all ranks together. `largest_bytes` is its largest tensor."""
 
     name: str
     weight_bytes: float
@@ -96,7 +96,7 @@ def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:
 
 
 def largest_beside(memory: Memory, flags: ServeFlags) -> float:
-    """Parameters of the largest bf16 model that `beside` fits; 0 if there is none."""
+    """Parameters of the largest bf16 model that fits with `beside`; 0 if there is none."""
     least, most = 0.0, 1e13
     for _ in range(60):
         middle = (least + most) / 2
@@ -124,7 +124,7 @@ def typical(parameters: float) -> ModelSize:
 
 
 def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags) -> bool:
-    """The limit as the daemon decides; `--weight-update beside` would use all that is left."""
+    """Whether `--weight-update auto` takes `beside`: it leaves a margin, where `beside` itself would use all memory."""
     weights = model.weight_bytes / flags.num_ranks
     needed = weights + model.largest_bytes / flags.tensor_parallel_size
     return leaves_enough(needed, budget_bytes - weights)
@@ -143,7 +143,7 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
-    """The same on a CPU, where the device's memory is the host's."""
+    """As `_device_needs`, on a CPU, where the device's memory is the host's."""
     kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
@@ -179,7 +179,7 @@ def room_verdicts(memory: Memory, flags: ServeFlags, own: ModelSize | None) -> I
     ranks = f", {flags.num_ranks} ranks" if flags.num_ranks > 1 else ""
     figures = {"parameters": parameters, "num_ranks": flags.num_ranks}
     if parameters < _USEFUL_PARAMETERS:
-        finding = f"`beside` fits no model of 0.5 B parameters in bf16{at}{ranks}"
+        finding = f"no model of 0.5 B parameters in bf16 fits with `beside`{at}{ranks}"
         yield warn("largest beside", finding, _advice(memory), **figures)
     else:
         finding = f"about {parameters / 1e9:.0f} B parameters in bf16{at}{ranks}"
@@ -206,7 +206,7 @@ def _words(found: Room) -> str:
     if found.way == "":
         of_host = " of the host's memory" if found.lacks_host else ""
         needed, there = found.needed_bytes / GIB, found.budget_bytes / GIB
-        return f"does not fit: {needed:.1f} GiB{of_host} are needed, {there:.1f} are there"
+        return f"does not fit: {needed:.1f} GiB{of_host} are needed, {there:.1f} are available"
     return f"{_WAYS[found.way]} ({share})"
 
 
