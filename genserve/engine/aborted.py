@@ -1,4 +1,4 @@
-"""A request that is ended before the engine has it."""
+"""Requests that are aborted before the engine has them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ Stream = TypeVar("Stream")
 
 
 class Admission:
-    """A request from the moment that its id is taken until it has a stream."""
+    """A request from the moment when its id is taken until it has a stream."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -47,7 +47,7 @@ class Admission:
         try:
             return await admit()
         except asyncio.CancelledError:
-            # Another cancellation may have come as well, and counts.
+            # Another cancellation may have come as well, and must be raised.
             if task is not None and self.is_aborted and task.uncancel() <= num_cancelling:
                 return AbortedStream(self._request)
             raise
@@ -60,7 +60,6 @@ class AbortedStream:
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self.request_id = request.request_id
-        """Its id."""
         self.is_finished = False
         """Whether the update was taken."""
 
@@ -81,13 +80,13 @@ class AbortedStream:
         )
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """Calls it at once, unless the update was taken."""
+        """Calls `callback` at once, unless the update was taken."""
         if not self.is_finished:
             callback()
 
     def abort(self) -> None:
-        """It is ended already."""
+        """Does nothing: the request has ended already."""
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Drops the update. Nothing has to be ended."""
         self.is_finished = True
