@@ -1,4 +1,4 @@
-"""Clients of a router that ask for tokens, and their messages, which arrive as bytes."""
+"""A router's calls for tokens: the client of each call, and its messages, which arrive as bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,11 +16,14 @@ from genserve.v1 import generation_pb2
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext, UnaryStreamCall
 
-
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 _SMALL_BYTES: Final = 1 << 15
+_HEAD_BYTES: Final = 2048
+_ITEMS_PER_MESSAGE: Final = 256  # of errors, which have at most 4 KiB each
+_LONG_S: Final = 366 * 24 * 3600.0
+"""A deadline further away counts as none."""
 
 
 def read(kind: type[M], data: bytes) -> M:
@@ -41,14 +44,8 @@ async def parsed(kind: type[M], data: bytes, convert: Callable[[M], T]) -> T:
     return converted() if len(data) <= _SMALL_BYTES else await asyncio.to_thread(converted)
 
 
-_LONG_S: Final = 366 * 24 * 3600.0
-"""A deadline beyond this is none."""
-_HEAD_BYTES: Final = 2048
-_ITEMS_PER_MESSAGE: Final = 256  # of errors, which have at most 4 KiB each
-
-
 def remaining_s(context: "ServicerContext[Any, Any]") -> float | None:
-    """The time until a call's deadline, None = it has none."""
+    """Seconds until a call's deadline; None = it has none."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None or remaining > _LONG_S else max(0.0, remaining)
 
@@ -61,12 +58,12 @@ class RemoteCaller:
         self._deadline = deadline
 
     def remaining_s(self) -> float | None:
-        """The time until the call's deadline, None = it has none."""
+        """Seconds until the call's deadline; None = it has none."""
         return remaining_s(self._context)
 
     async def admitted(self) -> None:
-        """The call has been admitted. Its metadata are not those of a replica: the ports of the replica's front ends
-        are not the router's."""
+        """Sends the initial metadata, which mean that the call is admitted. They are empty: a replica's metadata name
+        the ports of its front ends, which are not the router's."""
         await self._context.send_initial_metadata(())
 
     async def write(self, data: bytes) -> None:
@@ -74,7 +71,7 @@ class RemoteCaller:
         await self._deadline.write(self._context.write, data)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        """Tells of requests of a stream that have failed."""
+        """Reports failed requests of a stream."""
         items = [
             generation_pb2.GenerateManyItem(request_id=each.request_id, error=to_message(each.error))
             for each in failures
@@ -84,13 +81,13 @@ class RemoteCaller:
             await self.write(generation_pb2.GenerateManyResponse(items=part).SerializeToString())
 
     async def refused(self, call: "UnaryStreamCall[bytes, bytes]") -> None:
-        """Ends the call as the replica has ended it, with what this version does not know of the error as well."""
+        """Ends the call with the replica's status, including details of the error that this version does not know."""
         metadata = tuple(await call.trailing_metadata() or ())
         await self._context.abort(await call.code(), await call.details() or "", metadata)
 
 
 async def actions_of(frames: AsyncIterator[bytes]) -> AsyncIterator[Action]:
-    """What the messages of a GenerateMany call say."""
+    """The actions that the messages of a GenerateMany call ask for."""
     async for frame in frames:
         yield await _action(frame)
 
