@@ -1,5 +1,5 @@
-"""The form of what genserve's modules log: that of the daemon's other lines on stderr. As text for people, or as one
-JSON object on a line for programs, with what the running call is about, which asyncio keeps for each task."""
+"""The format of what genserve's modules log, and of the daemon's other lines on stderr: text for people, or one JSON
+object per line for programs, with the method, the request and the push of the running call."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from typing import Any, Final
 PREFIX: Final = "genserve: "
 
 LEVELS: Final = ("warning: ", "error: ")
-"""What follows the prefix in a line that was logged. It explains what happens, and never why a daemon ends."""
+"""What follows the prefix in a logged line. Logged lines report events, and never why a daemon ends."""
 
 FORMATS: Final = ("text", "json")
 TEXT, JSON = FORMATS
@@ -21,18 +21,18 @@ _LOGGER: Final = "genserve"
 _FORM: Final = f"{PREFIX}%(lowered)s: %(message)s"
 
 _VARIABLE: Final = "GENSERVE_LOG_FORMAT"
-"""Tells the form to processes that this one starts."""
+"""Passes the format on to processes that this one starts."""
 
 _MAX_CHARS: Final = 256
 METHOD: Final = ContextVar("method", default="")
-"""Of the running call. asyncio keeps these fields for each task, and for the tasks that it starts."""
+"""Of the running call. asyncio keeps these fields per task, and copies them to the tasks that it starts."""
 REQUEST_ID: Final = ContextVar("request_id", default="")
 PUSH_ID: Final = ContextVar("push_id", default="")
 _FIELDS: Final = (METHOD, REQUEST_ID, PUSH_ID)
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line: time, level, logger and message, what the running call is about, and the traceback."""
+    """A record as one line: time, level, logger, message, the fields of the running call, and the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -50,10 +50,10 @@ class _TextFormatter(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str, created_s: float, **fields: str) -> str:
-    """A line in JSON; `created_s` in seconds of the epoch."""
+    """A log line as JSON. `created_s`: Unix time."""
     time = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": level, "logger": logger, "message": message, **noted(), **fields}
-    # The names of files need not be text. In ASCII, because stderr escapes what it cannot write as JSON does not.
+    # Names of files need not be valid text. ASCII, because stderr escapes other characters in ways that JSON lacks.
     return json.dumps({key: value.encode(errors="backslashreplace").decode() for key, value in line.items()})
 
 
@@ -63,9 +63,9 @@ def is_json() -> bool:
 
 
 def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) -> None:
-    """Writes what genserve's modules log to stderr, unless the user's configuration of logging does. Call it in each
-    process that logs; one that is forked from it has it too. The form is that of this process and of those that it
-    starts, None = as the one that started it. As JSON, lines of libraries and Python's warnings have it too."""
+    """Writes what genserve's modules log to stderr, unless the user's configuration of logging handles it. Call it in
+    each process that logs; forked processes inherit it. `log_format` is for this process and those that it starts;
+    None = that of its parent. With JSON, libraries' log lines and Python's warnings are JSON too."""
     if log_format is not None:
         os.environ[_VARIABLE] = log_format
     logger = logging.getLogger(_LOGGER)
@@ -87,7 +87,7 @@ def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) 
 
 
 def as_text(line: str) -> str:
-    """A line that a process of genserve has written as JSON, as it would have been as text; any other line as it is."""
+    """Converts a JSON log line of a genserve process to its text form. Returns any other line unchanged."""
     if not line.startswith("{"):
         return line
     try:
@@ -102,7 +102,7 @@ def as_text(line: str) -> str:
 
 @contextmanager
 def about(request_id: str) -> Iterator[None]:
-    """The block is about one request of several that its task serves."""
+    """Lines of the block name this request, one of several that its task serves."""
     token = REQUEST_ID.set(request_id)
     try:
         yield
@@ -111,6 +111,6 @@ def about(request_id: str) -> Iterator[None]:
 
 
 def noted() -> dict[str, str]:
-    """The fields that are known, shortened: ids come from clients."""
+    """The known fields of the running call, shortened because ids come from clients."""
     known = {field.name: field.get() for field in _FIELDS}
     return {name: value[:_MAX_CHARS] for name, value in known.items() if value}
