@@ -1,7 +1,7 @@
-"""An engine on several hosts: how workers on the others reach the daemon, and what runs them there.
+"""An engine on several hosts: how workers on other hosts reach the daemon, and what runs them there.
 
-`genserve serve --headless` runs the workers of another host for the daemon on the first host. The daemon uses them
-through vLLM like its own. They end with the daemon and with that process, and that process ends with them.
+`genserve serve --headless` runs the workers of another host for the daemon on the first host, which uses them through
+vLLM like its own. The workers end with the daemon and with the headless process, which ends with its workers.
 """
 
 import argparse
@@ -27,15 +27,16 @@ from genserve.worker.contract.lifetime import end_with_address
 EXIT_FAILED = 1
 _START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers and loads the model like them
 ParallelConfig = Any
-"""vLLM's ParallelConfig, or what has its fields."""
+"""vLLM's ParallelConfig, or an object with its fields."""
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
-    """The "HOST:PORT" at which other hosts, as vLLM's flags spread the engine, reach the daemon that listens on `host`
-    and `port`; "" if there are none, or none that is known. `own_ip` returns this host's address, for Ray, which alone
-    knows where workers will be. Raises EngineStartError naming the flag that keeps other hosts from reaching it."""
+    """The "HOST:PORT" at which workers on other hosts reach the daemon that listens on `host` and `port`; "" if vLLM's
+    flags put no workers there, or with Ray if workers there could not reach it. `own_ip` returns this host's address;
+    it is used with Ray, which alone knows where workers will run. Raises EngineStartError, naming the flag to change.
+    """
     if parallel.use_ray:
         return "" if port <= 0 or is_loopback(host) else joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_host(parallel)
@@ -64,7 +65,7 @@ def _first_host(parallel: ParallelConfig) -> str:
 
 
 def run_workers(args: AsyncEngineArgs, config: ServeConfig) -> int:
-    """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
+    """Runs the workers until the daemon or a worker ends, or a signal comes. Returns the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
     leftovers.sweep()
@@ -74,7 +75,7 @@ def run_workers(args: AsyncEngineArgs, config: ServeConfig) -> int:
         checked = vllm_config.with_ranks_here(
             args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
         )
-        refusals.check(checked, with_openai=True)  # whether there is HTTP is said on the daemon's host
+        refusals.check(checked, with_openai=True)  # the daemon's host decides whether there is HTTP
         address = daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:
             raise EngineStartError(
@@ -89,4 +90,4 @@ def run_workers(args: AsyncEngineArgs, config: ServeConfig) -> int:
 
         flags = {field.name: getattr(args, field.name) for field in fields(args)}
         run_headless(argparse.Namespace(**flags, api_server_count=0))
-    return EXIT_FAILED  # a worker has died: nothing else ends it
+    return EXIT_FAILED  # run_headless returns only when a worker has died
