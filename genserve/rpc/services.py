@@ -72,14 +72,16 @@ class RouterCalls(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
-        """The handler of a method, or one that refuses."""
+        """The handler of a method, or one that refuses. None for a method that the server does not have: whoever counts
+        calls would count it by the name that the client has given."""
+        handler = await continuation(handler_call_details)
         router_id = dict(handler_call_details.invocation_metadata or ()).get(ROUTER_ID_KEY)
-        if router_id and handler_call_details.method not in _BEFORE_WATCHING:
+        if handler is not None and router_id and handler_call_details.method not in _BEFORE_WATCHING:
             try:
                 self._membership.check(str(router_id))
             except FleetHeldError as error:
                 return refusing(error)
-        return await continuation(handler_call_details)
+        return handler
 
 
 def router_id_of(context: Context) -> str:

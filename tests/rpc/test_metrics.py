@@ -17,6 +17,7 @@ from genserve.metrics.process import ProcessMetrics
 from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.wire.literals import ROUTER_ID_KEY
 from tests.rpc.frames import END, chunk, header, push, refused
 from tests.support.answers import answer_of
 from tests.support.scraped import Scrape, scrape, scraped_until
@@ -141,4 +142,14 @@ async def test_no_label_is_what_a_client_has_said(shown: Shown) -> None:
     await shown.daemon.control.Pause(control_pb2.PauseRequest(holder="secret-holder", request_id="secret-id"))
     await push(shown.daemon, [await header(shown.daemon, push_id="secret-push"), chunk(0, 32), END])
     after = await shown.until("genserve_weight_version", 1)
+    assert "secret" not in after.text
+
+
+async def test_a_refused_router_makes_no_series_of_methods_that_are_not_there(shown: Shown) -> None:
+    """Names of methods are up to the client: each would be series for ever, and a handler that is kept."""
+    for metadata in ((), ((ROUTER_ID_KEY, "stranger"),)):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await shown.daemon.channel.unary_unary("/secret-service/secret-method")(b"", metadata=metadata, timeout=30)
+    after = await shown.until("grpc_server_handled_total", 2)
+    assert after.value("grpc_server_handled_total", grpc_code="UNIMPLEMENTED", grpc_method="unknown") == 2
     assert "secret" not in after.text
