@@ -216,6 +216,7 @@ def plan_evictions(
     resident: ResidentStore,
     *,
     partial: bool,
+    lora: bool = False,
     replaces_weights: bool = False,
 ) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
@@ -236,8 +237,9 @@ def plan_evictions(
         freed_bytes += resident.held_bytes
     elif evicted.releases_replaced:
         freed_bytes += resident.held_bytes - resident.served_bytes
-    # The arena that waits is used as it is: no memory is allocated, so none is asked for, which means reading files.
-    if resident.spare_bytes != size_bytes:
+    # A push with all tensors uses the arena that waits as it is: no memory is allocated, so none is asked for, which
+    # means reading files.
+    if partial or lora or resident.spare_bytes != size_bytes:
         require_memory(size_bytes, freed_bytes)
     return evicted
 

@@ -189,6 +189,7 @@ class PushRegistry:
                 self._max_staging_bytes,
                 self._resident,
                 partial=manifest.partial,
+                lora=header.lora is not None,
                 replaces_weights=header.replaces_weights,
             )
         except StagingFullError as error:

@@ -53,11 +53,9 @@ def required(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return asked
 
 
-def planned(
-    size_bytes: int, *pushes: Any, kept: Any = None, partial: bool = False, replaces_weights: bool = False
-) -> Evictions:
+def planned(size_bytes: int, *pushes: Any, kept: Any = None, partial: bool = False, **fields: bool) -> Evictions:
     kept = resident() if kept is None else kept
-    return plan_evictions(size_bytes, pushes, MAX_BYTES, kept, partial=partial, replaces_weights=replaces_weights)
+    return plan_evictions(size_bytes, pushes, MAX_BYTES, kept, partial=partial, **fields)
 
 
 def test_what_fits_to_the_last_byte_takes_nothing_from_anybody(required: list[tuple[int, int]]) -> None:
@@ -72,6 +70,15 @@ def test_machine_is_not_asked_for_memory_that_waits(required: list[tuple[int, in
     assert required == []
     assert planned(29, kept=resident(30, 30, spare_bytes=30)) == Evictions()
     assert required == [(29, 30)]
+
+
+@pytest.mark.parametrize("kind", ["partial", "lora"])
+def test_machine_is_asked_for_memory_for_what_does_not_get_the_arena_that_waits(
+    required: list[tuple[int, int]], kind: str
+) -> None:
+    """The bytes of a part have another size before it is completed, and adapters leave that arena to versions."""
+    planned(30, kept=resident(30, 30, spare_bytes=30), **{kind: True})
+    assert required == [(30, 30)]
 
 
 def test_versions_that_are_read_and_not_served_give_way_first(required: list[tuple[int, int]]) -> None:

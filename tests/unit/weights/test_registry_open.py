@@ -16,10 +16,11 @@ from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights import registry as registry_module
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
-from genserve.weights.push.types import PushAction, PushState
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, turns, until
-from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, open_rig, weights
+from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, num_arenas, open_rig, weights
+from tests.unit.weights.prepared import PART
 
 
 class SlowAllocation:
@@ -113,6 +114,22 @@ async def test_open_without_machine_memory_leaves_other_pushes_unchanged(
     with pytest.raises(StagingFullError):
         await rig.registry.open(header("next", 2))
     assert rig.registry.report("part").push.received_bytes == 20
+
+
+async def test_open_of_a_part_without_machine_memory_leaves_everything_unchanged(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not get the arena that waits, which only has the size of what the part is completed to."""
+    await rig.push(header("first", 1))
+    await rig.push(header("second", 2, action=PushAction.STAGE))
+    await rig.stage_part(header("part", 3, attempt="a"), 0, 20)
+    await rig.registry.commit("second", ApplyOptions())
+    assert rig.resident.spare_bytes == MANIFEST.total_bytes
+    monkeypatch.setattr(available, "available_memory_bytes", lambda: 0)
+    with pytest.raises(StagingFullError):
+        await rig.registry.open(header("next", 3, manifest=PART))
+    assert rig.registry.report("part").push.received_bytes == 20
+    assert rig.resident.spare_bytes == MANIFEST.total_bytes
 
 
 async def test_a_discard_reaches_a_push_that_is_being_opened(rig: Rig, allocation: SlowAllocation) -> None:
