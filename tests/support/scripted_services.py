@@ -64,7 +64,7 @@ class ScriptedDaemon(
         self.staged: dict[str, dict[int, bytes]] = {}
         self.streams: list[list[tuple[int, int]]] = []
         self.cut_after_bytes: list[int] = []
-        self.loses_answer = False
+        self.loses_answer = self.dies_when_complete = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
         self.lookups_hang, self.num_lost_lookups, self.num_lookups = False, 0, 0
         self.forgets_at_lookup = 0
@@ -177,6 +177,9 @@ class ScriptedDaemon(
             return weights_pb2.PushWeightsResponse(push=push, state=self.state())
         if self._missing():
             await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "bytes are missing")
+        if self.dies_when_complete:
+            del self.staged[self.header.push_id]
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         if self.state_of_push:
             push = weights_pb2.Push(push_id=self.header.push_id, state=self.state_of_push)
             return weights_pb2.PushWeightsResponse(push=push, state=self.state())

@@ -80,15 +80,14 @@ class Upload:
         """Sends everything. After a broken or truncated stream it asks for the missing ranges and sends those."""
         validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
         everything: Sequence[Range] = () if validates else self._space.ranges
-        missing = everything
+        missing, least_bytes = everything, num_bytes(everything)
         while True:
             try:
                 return await self._until_deadline(missing)
             except (UnavailableError, PushTruncatedError) as error:
                 if not self._reached_daemon and not isinstance(error, PushTruncatedError):
                     raise
-                known = await self._look_up(error)
-                num_missing_bytes, missing = num_bytes(missing), everything  # bytes of another attempt are compared
+                known, missing = await self._look_up(error), everything  # bytes of another attempt are compared
                 if known is not None:
                     is_own = known.push.attempt == self._header.attempt != ""
                     if known.push.state == "valid":
@@ -97,7 +96,9 @@ class Upload:
                         return await self._answered(known)
                     if is_own or (known.push.state == "receiving" and not self._header.attempt):
                         missing = common(known.push.missing, everything)
-                if num_bytes(missing) < num_missing_bytes:
+                # A daemon that loses the bytes again and again would be sent them for ever.
+                if (missing_bytes := num_bytes(missing)) < least_bytes:
+                    least_bytes = missing_bytes
                     self._resumes.progress()
                 await self._pause_before_resume(error)
 

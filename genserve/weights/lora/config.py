@@ -151,7 +151,9 @@ def _what_half(last: str) -> str:
     """Why an A or a B is refused whose name has more or less than `weight` after it."""
     if last == "bias":
         return f"is a bias of an adapter (lora_bias), which vLLM does not support: {_INSTEAD}"
-    return f"has {last[:256]!r} after .lora_A. or .lora_B., not 'weight': push what peft.get_peft_model_state_dict returns"
+    return (
+        f"has {last[:256]!r} after .lora_A. or .lora_B., not 'weight': push what peft.get_peft_model_state_dict returns"
+    )
 
 
 def _is_of_rank(name: str, rank: int, ranks: frozenset[int]) -> bool:

@@ -374,3 +374,14 @@ async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDae
         with pytest.raises(UnavailableError):
             await pushing
     assert num_tried > MIN_RESUMES
+
+
+async def test_a_push_that_a_daemon_always_loses_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """It dies of the version, and who starts it again has none of the bytes: to bring them again is no progress."""
+    daemon.cut_after_bytes, daemon.dies_when_complete = [1000] * 1000, True
+    with advanced_clock() as clock:
+        pushing = asyncio.create_task(client.push_weights(WEIGHTS, version=1, chunk_bytes=100))
+        await clock.advance_until(lambda: pushing.done() or len(daemon.streams) > 20 * MIN_RESUMES, 0.5)
+        pushing.cancel()
+        with pytest.raises(UnavailableError):
+            await pushing
