@@ -108,15 +108,16 @@ class Upload:
         while True:
             try:
                 return await self._until_deadline(())
-            except UnavailableError:
-                if (pause_s := self._resumes.next_pause_s()) is None:
+            except UnavailableError as error:
+                try:
+                    await self._pause_before_resume(error)
+                except UnavailableError:
                     return known
-                await asyncio.sleep(pause_s)
             except GenserveError:
                 return known
 
     async def _pause_before_resume(self, error: GenserveError) -> None:
-        """Raises `error` if the push is given up."""
+        """Ends at the deadline. Raises `error` if the push is given up."""
         pause_s, remaining_s = self._resumes.next_pause_s(), self._remaining_s()
         if pause_s is None:
             raise error

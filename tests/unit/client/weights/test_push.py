@@ -11,7 +11,7 @@ import torch
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
-from genserve.client.weights import upload
+from genserve.client.weights import resumes, upload
 from genserve.client.weights.options import MIB
 from genserve.client.weights.results import Applied
 from genserve.client.weights.resumes import MIN_RESUMES
@@ -385,3 +385,18 @@ async def test_a_push_that_a_daemon_always_loses_is_given_up(daemon: ScriptedDae
         pushing.cancel()
         with pytest.raises(UnavailableError):
             await pushing
+
+
+async def test_a_lost_answer_is_not_asked_for_beyond_the_deadline(
+    daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose pauses may be longer than the time that is left."""
+    monkeypatch.setattr(resumes, "_FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(resumes, "_LONGEST_PAUSE_S", 1000.0)
+    daemon.loses_answer = True
+    with advanced_clock() as clock:
+        began_s = clock.now_s()
+        pushing = asyncio.create_task(client.push_weights(WEIGHTS, version=1, timeout_s=60.0))
+        await clock.advance_until(pushing.done, 5.0)
+        assert (await pushing).push.state == "applied"
+        assert clock.now_s() - began_s < 500.0
