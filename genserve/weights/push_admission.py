@@ -232,7 +232,9 @@ def plan_evictions(
     leftovers = tuple(push for push in pushes if not _is_kept(push) or (replaces_weights and push.header.preemptible))
     staged = [push for push in pushes if push not in leftovers]
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
-    freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers) + resident.spare_bytes
+    freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
+    if evicted.releases_resident or not lora:  # an adapter leaves the arena that waits to the next version
+        freed_bytes += resident.spare_bytes
     if evicted.releases_resident:
         freed_bytes += resident.held_bytes
     elif evicted.releases_replaced:
