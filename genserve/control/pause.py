@@ -26,6 +26,8 @@ from genserve.observe.histogram import Histogram
 from genserve.observe.trace import step
 from genserve.wire.bounds import check_text
 
+_UNDO_TIMEOUT_S = 30.0
+_TELL_TIMEOUT_S = 1.0
 _BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
@@ -52,10 +54,6 @@ class Standstill:
         elif self.is_on and not on:
             self.lengths.add(self.seconds)
         self.is_on = on
-
-
-_UNDO_TIMEOUT_S = 30.0
-_TELL_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ from genserve.engine.protocol import Engine
 from genserve.engine.types import Load
 from genserve.errors import EngineDeadError, EngineTaintedError
 
+_IDLE = Load(0, 0, 0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Startup:
@@ -38,9 +40,6 @@ class Startup:
     def then(self, step: str, now_s: float) -> Self:
         """After `step` has begun. One that goes on, on another rank say, began when it first did."""
         return self if step == self.step else replace(self, step=step, step_begin_s=now_s)
-
-
-_IDLE = Load(0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
