@@ -93,7 +93,7 @@ class WeightServicer(WeightServiceServicer):
         self._peers = peers
         self._takes_segments = takes_segments
         self._check_num_tensors = partial(check_num_tensors, checkpoint=checkpoint)
-        # Once: to make the message of a large model takes long, and who asks for it is anybody.
+        # Made once: it takes long for a large model, and anybody may ask for it.
         self._manifest = manifest_message(checkpoint.as_manifest()) if checkpoint is not None else None
         self._loader = WeightLoader(pushes, self._peer, keeper)
 
@@ -140,7 +140,7 @@ class WeightServicer(WeightServiceServicer):
         except (GenserveError, DecodeError) as error:
             failure = to_message(known_error(error, METHOD))
             answer = FAILED + failure.SerializeToString()
-            context.set_code(_CODES[failure.code])  # for who counts calls; the client gets what is in the message
+            context.set_code(_CODES[failure.code])  # for those who count calls; the client gets the code in the message
         await context.write(answer)
 
     async def GetPush(
@@ -183,7 +183,7 @@ class WeightServicer(WeightServiceServicer):
         request: weights_pb2.CommitPushRequest | weights_pb2.LoadWeightsRequest,
         context: "ServicerContext[Any, Any]",
     ) -> FleetCommit | None:
-        """Whose version it becomes; None if no router has asked. Raises as `FleetCommit.check`."""
+        """The fleet that commits the version; None if no router asks. Raises as `FleetCommit.check`."""
         if not request.HasField("fleet"):
             return None
         fleet = FleetCommit(self._membership, router_id_of(context), fleet_record(request.fleet))
@@ -220,7 +220,7 @@ class WeightServicer(WeightServiceServicer):
         request: weights_pb2.PullWeightsRequest,
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
-        """The bytes of the served version, or of a push. A peer that does not read loses them after a while."""
+        """Sends the bytes of the served version, or of a push. Raises DeadlineError for a client that does not read."""
         loaded = [each for each in self._engine.loras.loaded() if each.push_id == request.push_id != ""]
         adapter = await asyncio.to_thread(PulledLora, loaded[0]) if loaded else None
         with self._pulled(request.push_id) if adapter is None else nullcontext(adapter) as pulled:
@@ -251,7 +251,7 @@ class WeightServicer(WeightServiceServicer):
     async def StartWeightUpdate(
         self, request: weights_pb2.StartWeightUpdateRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.StartWeightUpdateResponse:
-        """Pauses for an update through it."""
+        """Pauses the engine for an update through vLLM's transfer engine."""
         update = await self._transfers.start(update_options(request))
         return weights_pb2.StartWeightUpdateResponse(
             update_id=update.update_id,
@@ -263,7 +263,7 @@ class WeightServicer(WeightServiceServicer):
     async def UpdateWeights(
         self, request: weights_pb2.UpdateWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.UpdateWeightsResponse:
-        """Receives tensors."""
+        """Has the workers receive tensors of the update."""
         # Names and shapes of a large model take long to parse: see `PushWeights`.
         info = await asyncio.to_thread(update_info, request)
         await self._transfers.update(request.update_id, info, call_timeout_s(request))
