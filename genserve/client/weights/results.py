@@ -68,8 +68,8 @@ class Applied:
 
     `recomputed_tokens`: tokens of running sequences whose keys and values have to be computed again because of it.
     `longest_wait_s`: seconds that a sequence was without output because of it. `discard_s`: seconds that it took to
-    free the previous version. The last two are known only after the answer: None there, and told by `get_push` a moment
-    later.
+    free the previous version. The last three may be None in the answer: `get_push` returns them a moment later,
+    when they are known.
     """
 
     previous_version: int

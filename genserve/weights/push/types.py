@@ -200,7 +200,7 @@ class Applied:
     their order. `paused_s`: seconds that generation was stopped; None if it was paused before and stays so.
     `recomputed_tokens`: whose keys and values are to be computed again.
 
-    None of the last three may be known when a push is answered: they are written when they are, and None until then.
+    The last three may be unknown when a push is answered. They are None until they are known, and written then.
     """
 
     previous_version: int
