@@ -55,6 +55,7 @@ _HINTS = (
     (re.compile("Socket closed"), "it may need TLS, or a certificate"),
     (re.compile(".*WRONG_VERSION_NUMBER.*"), "it has no TLS, or is no daemon"),
     (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name; see server_name"),
+    (re.compile(".*CERTIFICATE_VERIFY_FAILED: (?!.*expired).*"), "its authority is not known here; see ca_file"),
 )
 """What these words of gRPC mean where nothing is connected."""
 _BROKEN = re.compile(
