@@ -75,14 +75,16 @@ class Context:
     async def _serve(self, method: str) -> None:
         details = Details(method, self._metadata)
 
+        known = self.server.table.service(details)
+
         async def found(details: Any, index: int = 0) -> Any:
             interceptors = self.server.interceptors
             if index == len(interceptors):
-                self._is_carried_out = True
-                return self.server.table.service(details)
+                return known
             return await interceptors[index].intercept_service(lambda each: found(each, index + 1), details)
 
         handler = self._handler = await found(details)
+        self._is_carried_out = handler is known  # and not one that refuses it
         if handler is None:
             raise _AbortedError(Ended(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}"))
         self._tell("is let through")
