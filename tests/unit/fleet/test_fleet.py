@@ -1,17 +1,11 @@
 """What a router takes its fleet to be. The replicas are told by the test; nothing is called."""
 
-import asyncio
 import random
 import time
-from contextlib import suppress
-from typing import Any
 
-import pytest
-
-from genserve.errors import DeadlineError, UnavailableError
+from genserve.errors import DeadlineError
 from genserve.fleet.config import FleetSettings
 from genserve.fleet.desired import Version
-from genserve.fleet.everywhere import lacks_record, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import new_lease_id
 from genserve.fleet.member import Member
@@ -22,7 +16,6 @@ from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2
 from genserve.wire.conversions import duration_of
 from tests.support.clocks import leaping_clock
-from tests.support.patience import turns
 from tests.support.refusals import refuses
 
 LEASE = "1" * 32
@@ -106,34 +99,3 @@ async def test_a_pause_does_not_wait_for_another_one_of_its_lease_for_ever() -> 
     async with fleet.lease_turns.taken(new_lease_id("r")):
         with leaping_clock(), refuses(DeadlineError, says="610 s"):
             await FleetPauses(fleet).pause(control_pb2.PauseRequest(request_id="r", timeout=duration_of(600)))
-
-
-async def test_a_replica_that_was_not_told_need_not_wait_for_one_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has started again, say, and lacks the record: what looks after it tells it at once."""
-    fleet = fleet_of_nobody()
-    failing, silent = upstreams = [await replica_of(fleet, f"127.0.0.1:{port}") for port in (1, 2)]
-
-    async def fails(*_: Any) -> None:
-        raise UnavailableError("it starts again")
-
-    async def says_nothing(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(failing, "ask", fails)
-    monkeypatch.setattr(silent, "ask", says_nothing)
-    fleet.settle()
-    fleet.changed()
-    assert all(lacks_record(fleet, each) for each in upstreams)
-    changed = fleet.states_changed.next
-    writing = asyncio.create_task(write_record(fleet))
-    await turns()
-    assert [each.member.being_told_epoch for each in upstreams] == [0, fleet.desired.epoch]
-    assert changed.is_set()
-    writing.cancel()
-    with suppress(asyncio.CancelledError):
-        await writing
-    assert [each.member.being_told_epoch for each in upstreams] == [0, 0]
-    for each in upstreams:
-        await each.close()
