@@ -96,17 +96,9 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
 
 async def write_record(fleet: Fleet) -> None:
     """Writes the record of the fleet to every replica that lacks it. One that does not answer gets it later."""
-    lacking, epoch = [each for each in fleet.answering if lacks_record(fleet, each)], fleet.desired.epoch
-    for each in lacking:
-        each.member.being_told_epoch = epoch  # or else its sync, which the change has woken, would write it as well
-    try:
-        await everywhere(lacking, lambda each: write_on(fleet, each))
-    finally:
-        for each in lacking:
-            if each.member.being_told_epoch == epoch:
-                each.member.being_told_epoch = 0
-        if any(lacks_record(fleet, each) for each in lacking):
-            fleet.states_changed.tell()
+    await everywhere(
+        [each for each in fleet.answering if lacks_record(fleet, each)], lambda each: write_on(fleet, each)
+    )
 
 
 async def write_on(fleet: Fleet, upstream: Upstream) -> None:

@@ -75,17 +75,16 @@ class Member:
     `pushed_loras`: the pushes that have brought those that were pushed, by their names; `missing_loras`: the same of
     those that it lacks; `lora_sources`: where all have come from, as far as it has told. `pushes`: those in flight
     there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
-    `being_told_epoch`: of the record that it is just being told, 0 = none. `is_written`: this router has told it one;
-    `is_forgetful`: it has another one since it was last connected to. `is_held`: it was looked after by another router
-    when it was last asked. `brought_beside`: the addresses of the replicas that answered when it changed to the version
-    that it serves, None = nobody has seen that. `instance_id`: of the run that told last; it stays when that does not
-    answer any more, so that another run at this address can be told from it. `version`: what it serves, None while that
-    is not known. `sync_failure`: why it could not be brought to the version of the fleet, "" = it was not tried, or is
-    being tried. `is_draining`: somebody drains it. `is_given_up`: by force, though nobody else may have the version of
-    the fleet. `is_let_go`: its daemon shuts down, and was told that it need not wait for others. `is_gone`: it was
-    removed. `num_losses`: how often it was lost. `holds_leases`: whether it is paused where the fleet is;
-    `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences that were sent to it by this
-    router and have not ended.
+    `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to.
+    `is_held`: it was looked after by another router when it was last asked. `brought_beside`: the addresses of the
+    replicas that answered when it changed to the version that it serves, None = nobody has seen that. `instance_id`: of
+    the run that told last; it stays when that does not answer any more, so that another run at this address can be told
+    from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
+    version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_given_up`: by
+    force, though nobody else may have the version of the fleet. `is_let_go`: its daemon shuts down, and was told that
+    it need not wait for others. `is_gone`: it was removed. `num_losses`: how often it was lost. `holds_leases`: whether
+    it is paused where the fleet is; `has_foreign_lease`: whether it is where another fleet was. `inflight`: sequences
+    that were sent to it by this router and have not ended.
     """
 
     address: str
@@ -101,7 +100,6 @@ class Member:
     pushes: Sequence[weights_pb2.PushInFlight] = ()
     version: Version | None = None
     record: types_pb2.FleetState | None = None
-    being_told_epoch: int = 0
     is_written: bool = False
     is_forgetful: bool = False
     is_held: bool = False

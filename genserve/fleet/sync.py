@@ -83,7 +83,7 @@ class Sync:
             return False
         state, _ = self._fleet.where(member)
         if state is ReplicaState.READY:
-            return self._is_to_be_told() or bool(self._missing_loras() or self._missing_pushed())
+            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras() or self._missing_pushed())
         if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):
@@ -143,17 +143,12 @@ class Sync:
         if self._sleeps_otherwise:
             await self._sleep()
             await self._wake_up()  # weights fall asleep only together with the rest
-        if self._is_to_be_told():
+        if lacks_record(self._fleet, self._upstream):
             await write_on(self._fleet, self._upstream)
         if self._fleet.where(self._member)[0] is ReplicaState.READY:
             for name, path in self._missing_loras().items():
                 await self._load_lora(name, path)
             await self._bring_pushed()
-
-    def _is_to_be_told(self) -> bool:
-        """Whether it lacks the record of the fleet, and the call that has changed that does not write it just now."""
-        is_being_told = self._member.being_told_epoch == self._fleet.desired.epoch
-        return not is_being_told and lacks_record(self._fleet, self._upstream)
 
     async def _bring_pushed(self) -> None:
         """All that somebody has. Raises NoReplicaError if nobody has one of them any more."""

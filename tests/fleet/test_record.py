@@ -8,7 +8,6 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.control.membership import FleetRecord
 from genserve.errors import FleetHeldError, LastReplicaError
 from genserve.fleet.desired import Version
 from genserve.fleet.upstream import Upstream
@@ -321,29 +320,6 @@ async def test_a_daemon_that_joins_is_brought_to_the_version_whatever_it_serves(
         fleet.running.router.add(late.address)
         await fleet.until_ready(3)
         assert hold(1, late)
-
-
-async def test_a_change_is_written_once_to_each_replica() -> None:
-    """By the call that made it. What looks after a replica sees that it lacks the record, and leaves it alone."""
-    async with routed(2) as fleet:
-        kept: list[list[FleetRecord]] = [[] for _ in fleet.daemons]
-
-        def note() -> None:
-            for daemon, records in zip(fleet.daemons, kept, strict=True):
-                record = daemon.board.membership.record
-                if not records or record is not records[-1]:
-                    records.append(record)
-
-        for daemon in fleet.daemons:
-            daemon.board.call_on_change(note)
-        for _ in range(3):
-            lease = await fleet.client.pause()
-            await fleet.client.resume(lease.lease.lease_id)
-        await fleet.until_reported()
-        for records in kept:
-            epochs = [record.epoch for record in records]
-            assert len(epochs) >= 6
-            assert epochs == sorted(set(epochs))
 
 
 async def commit_on_one(fleet: RoutedFleet, daemon: Daemon, version: Version) -> None:
