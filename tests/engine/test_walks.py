@@ -18,7 +18,7 @@ BOUNDS = {
     "generate": (32, 15),
     "push": (202, 45),
     "pause": (58, 21),
-    "pause_on_router": (118, 20),
+    "pause_on_router": (124, 21),
 }
 """Functions and files of each way, with a few for what runs beside it on a busy machine."""
 
