@@ -100,7 +100,7 @@ class Steps:
         header.action = weights_pb2.PushAction.Value(f"PUSH_ACTION_{options.get('action', 'apply').upper()}")
         if "expected_version" in options:
             header.expected_version = options["expected_version"]
-        missing = [(0, tensors.total_bytes)]
+        missing, least_bytes = [(0, tensors.total_bytes)], tensors.total_bytes
         num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
         while True:
             try:
@@ -109,8 +109,9 @@ class Steps:
                 is_broken = error.code() == grpc.StatusCode.UNAVAILABLE and not details_of(error)
                 if not is_broken or (num_in_vain >= MIN_RESUMES and time.monotonic() > ends_s):
                     raise
-            before, missing = sum(end - start for start, end in missing), self._missing(push_id, tensors)
-            if sum(end - start for start, end in missing) < before:
+            missing = self._missing(push_id, tensors)
+            if (missing_bytes := sum(end - start for start, end in missing)) < least_bytes:
+                least_bytes = missing_bytes
                 num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
             time.sleep(pause_s)
             num_in_vain, pause_s = num_in_vain + 1, min(2 * pause_s, LONGEST_PAUSE_S)
