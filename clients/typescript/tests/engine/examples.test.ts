@@ -45,11 +45,12 @@ test("the program of the README runs as it stands, but for its address and its c
   }
   await mkdir(join(PACKAGE, "build"), { recursive: true });
   const directory = await mkdtemp(join(PACKAGE, "build", "readme-")); // here, so that it finds the package
+  // It samples at random, and the model may end an answer early: 64 tokens at most.
   const told =
-    "\nconsole.log(`${tokenIds.length} tokens, ${text.length > 0}`, (await client.getWeights()).weightVersion);";
+    "\nconsole.log(tokenIds.length > 0 && tokenIds.length <= 64, (await client.getWeights()).weightVersion);";
   try {
     await writeFile(join(directory, "program.mts"), own + told);
-    expect(await run(join(directory, "program.mts"))).toMatch(/64 tokens, true 2\n$/);
+    expect(await run(join(directory, "program.mts"))).toMatch(/true 2\n$/);
   } finally {
     await rm(directory, { recursive: true });
   }
