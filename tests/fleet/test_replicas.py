@@ -21,7 +21,7 @@ from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.clocks import advanced_clock
-from tests.support.patience import STEP_S, turns, until
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, reason_of
@@ -315,8 +315,8 @@ async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica(
             router.add(address)
         wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
         await until(lambda: any("is the daemon at" in where()[1] for where in wheres))
-        await until(lambda: any(each.version is not None for each in router.fleet.members))
-        await turns()
+        # Only then does the router begin to wait for the other one: it calls the replica once more after its version.
+        await until(lambda: any(where()[1] == "the fleet starts" for where in wheres))
         with advanced_clock() as clock:
             await clock.advance(QUICK.settle_s)  # one of them never tells what it serves
             await fleet.until_ready(1)
