@@ -5,6 +5,7 @@ stands still for longer. With these it says what the user would: a lease of 600 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ def leaping_clock() -> Iterator[None]:
     stands still takes none of it. For code that waits for timers and other tasks, and talks to nobody. Tasks that wait
     for a timer are to end within the block."""
     loop: Any = asyncio.get_running_loop()
-    now_s, selector = loop.time(), loop._selector
+    now_s = float(math.floor(loop.time()))  # whole, so that a life of 60 s is not a rounding error shorter
+    selector = loop._selector
     select = selector.select
 
     def leap(timeout_s: float | None = None) -> Any:
