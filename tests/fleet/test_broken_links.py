@@ -43,6 +43,7 @@ async def told(client: AsyncClient, engines: list[Made], position: int, *, resum
     return generation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
 @pytest.mark.parametrize("resume", [False, True], ids=["lost", "resumed"])
 async def test_answers_are_exact(*, many: bool, resume: bool) -> None:

@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from genserve.client.generation.results import Delta, Generation
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet
 from tests.support.large_answers import COLUMNS, NUM_TOKENS, begun, check, gain, large, read_all
 
 
+@pytest.mark.slow
 async def test_large_answers_come_through_a_router(router: ScriptedFleet) -> None:
     """Of which a client knows no more than of a daemon."""
     await router.alone(0)

@@ -63,6 +63,7 @@ async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int)
         assert not any(daemon.engine.misuses for daemon in fleet.daemons)
 
 
+@pytest.mark.slow
 async def test_a_refusal_is_told_as_it_is_while_the_trainer_still_sends() -> None:
     """The replica's call is over then, and a write to it fails."""
     async with routed(2) as fleet:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from genserve.errors import NotResidentError
 from genserve.settings.config import ServeConfig
 from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, restarted
@@ -61,6 +63,7 @@ async def test_a_canary_is_not_what_a_fleet_is_rolled_back_to(tmp_path: Path) ->
         assert all(hold(2, daemon) for daemon in fleet.daemons)
 
 
+@pytest.mark.slow
 async def test_a_second_rollback_undoes_the_first_after_a_canary(tmp_path: Path) -> None:
     """Also through a router that has not seen what was served before: most replicas have it."""
     async with keeping(tmp_path) as fleet:

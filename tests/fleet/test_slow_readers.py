@@ -97,6 +97,7 @@ async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(router
     assert sum([len(response.items) async for response in call]) == num_requests, "it goes on when the client reads"
 
 
+@pytest.mark.slow
 async def test_streams_that_nobody_reads_cost_a_router_little(tmp_path: Path) -> None:
     """What the replica has for them stays there."""
     async with serving(ServeConfig(port=0)) as daemon:

@@ -128,6 +128,7 @@ async def interrupted(late: AsyncClient, first: Daemon, num_bytes: int, **fields
     await asyncio.wait([load])
 
 
+@pytest.mark.slow
 async def test_a_load_with_more_holes_than_a_peer_takes_ranges_goes_on(daemons: Start) -> None:
     """It asks for the last of them as one, and what it has of that is compared."""
     daemon, client = await daemons()

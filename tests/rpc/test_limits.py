@@ -3,6 +3,8 @@
 import asyncio
 import struct
 
+import pytest
+
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from tests.rpc.frames import header, refused
 from tests.support.http2 import ACK, GOAWAY, PING, SETTINGS, connected, frame_bytes, frame_of
@@ -52,6 +54,7 @@ async def test_what_a_client_may_send_at_once_is_told_when_it_connects(daemon: D
     assert (told[MAX_FRAME_SIZE], told[MAX_HEADER_LIST_SIZE]) == (4 << 20, 16 << 10)
 
 
+@pytest.mark.slow
 async def test_calls_that_arrive_together_are_all_answered(daemon: Daemon) -> None:
     """Far more than are read at once: gRPC would cancel those beyond a thousand, at random and without a word."""
 

@@ -72,6 +72,7 @@ async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield started
 
 
+@pytest.mark.slow
 async def test_the_quick_start(daemon: Daemon, tmp_path: Path) -> None:
     """From the terminal, from Python and with grpcurl."""
     status, grpcurl = (each.replace(WRITTEN_ADDRESS, daemon.address) for each in blocks("sh")[1:])

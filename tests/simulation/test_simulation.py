@@ -40,6 +40,7 @@ def test_a_fleet_keeps_its_promises_in_many_simulations() -> None:
     keep_promises(FIRST, NUM_LONG)
 
 
+@pytest.mark.slow
 def test_a_seed_tells_one_history() -> None:
     """In another process too, where sets of strings and of objects have another order: so that what it has found can
     be looked at."""

@@ -1,6 +1,7 @@
 """Weights of a few mebibytes, and peers that do not send them as they should."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,9 +28,14 @@ TOTAL_BYTES = 5 * MIB + 5
 
 def weights(version: int) -> dict[str, StoredTensor]:
     """Other bytes for each version."""
-    data = np.random.default_rng(version).integers(0, 256, TOTAL_BYTES, np.uint8).tobytes()
+    data = _bytes(version)
     views = memoryview(data)[: 3 * MIB], memoryview(data)[3 * MIB :]
     return {name: StoredTensor(name, "U8", (len(view),), view) for name, view in zip("ab", views, strict=True)}
+
+
+@functools.cache
+def _bytes(version: int) -> bytes:
+    return np.random.default_rng(version).integers(0, 256, TOTAL_BYTES, np.uint8).tobytes()
 
 
 def content(version: int) -> dict[str, bytes]:

@@ -76,6 +76,7 @@ def way_to_vllm(path: Path) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_collecting_tests_imports_no_vllm() -> None:
     """That takes ten seconds in each process of pytest, also of a run that needs none of it."""
     with_vllm = tuple(TESTS / each for each in WITH_VLLM)
@@ -84,6 +85,7 @@ def test_collecting_tests_imports_no_vllm() -> None:
     assert [way for path, way in ways.items() if way and not any(path.is_relative_to(each) for each in with_vllm)] == []
 
 
+@pytest.mark.slow
 def test_what_a_long_test_is_about_is_there() -> None:
     """CI would never run a test whose subject has moved."""
     found = [
@@ -98,6 +100,7 @@ def test_what_a_long_test_is_about_is_there() -> None:
     assert [f"{path.name}: {subject}" for path, subject in found if not (TESTS.parent / subject).exists()] == []
 
 
+@pytest.mark.slow
 def test_no_test_file_is_imported() -> None:
     """What two test files need is in a module beside them, or in tests/support."""
     assert imported(), "no module of tests imports another: the search finds nothing"

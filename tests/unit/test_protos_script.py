@@ -72,6 +72,7 @@ def test_modules_of_a_new_protoc_are_noticed(checkout: Path, protos: Protos) -> 
     assert done.returncode == 1 and "+++ genserve/v1/types_pb2.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_generator_that_pip_cannot_install_is_named(checkout: Path, protos: Protos) -> None:
     change(checkout / "scripts/protos", "generator=grpcio-tools==1.65.5", "generator=grpcio-tools==0.0.0")
     done = protos("--check")
@@ -79,6 +80,7 @@ def test_a_generator_that_pip_cannot_install_is_named(checkout: Path, protos: Pr
     assert done.stderr.startswith("scripts/protos: pip cannot install grpcio-tools==0.0.0, which makes genserve/v1:\n")
 
 
+@pytest.mark.slow
 def test_copies_that_were_edited_are_noticed_and_written_again(checkout: Path, protos: Protos) -> None:
     copies = ("genserve/v1/weights.proto", "genserve/v1/service_config.json", "docs/api.md")
     before = {name: (checkout / name).read_text() for name in copies}
@@ -131,6 +133,7 @@ def test_a_contract_may_grow(checkout: Path, protos: Protos) -> None:
     assert protos("--breaking").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_tag_counts_although_the_file_was_written_again(checkout: Path, protos: Protos) -> None:
     """With the file alone, whoever breaks the contract could say that it was never different."""
     git(checkout, "init", "-q")

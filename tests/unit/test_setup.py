@@ -121,6 +121,7 @@ def test_torch_is_a_cpu_build_if_available_and_pip_replaces_uv_if_needed(
     assert checkout.calls == calls
 
 
+@pytest.mark.slow
 def test_an_index_that_does_not_answer_costs_seconds(checkout: Checkout) -> None:
     """As behind a firewall that drops what goes elsewhere."""
     checkout.fails = "index-hangs"

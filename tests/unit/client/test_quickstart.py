@@ -16,6 +16,7 @@ from tests.support.warm import process
 DEMO = Path(__file__).parents[3] / "clients" / "python" / "quickstart.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_calls", [0, 1], ids=["the first answer", "streams and a push"])
 async def test_a_demo_whose_daemon_fails_says_why_in_a_line(
     daemon: ScriptedDaemon, tmp_path: Path, num_calls: int

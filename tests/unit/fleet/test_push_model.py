@@ -245,6 +245,7 @@ def test_the_skew_is_that_of_the_calls_and_the_steps() -> None:
     assert outcome.kept_s == pytest.approx(100 * (PLAIN.level_s + PLAIN.latency_s))
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_the_model() -> None:
     """Who changes the model runs `python -m bench.fleet.model --write`. Of the failures, which take longest to
     compute, those of the smallest fleet are compared."""

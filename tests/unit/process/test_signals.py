@@ -99,6 +99,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_starter_that_is_killed_gives_one_order() -> None:
     """The kernel sends a signal for each of its threads that had the process as its child."""
     for _ in range(3):

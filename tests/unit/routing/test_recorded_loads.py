@@ -20,6 +20,7 @@ def figures(load: Load, name: str, num_senders: int = 1, report_s: float = 1.0) 
     return replay(load(), COMPARED[name], num_senders=num_senders, report_s=report_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "margin"), [(grpo, 0.4), (agents, 0.25), (hot_prefix, 0.015)])
 def test_prefix_aware_hits_the_cache_more_than_prompt_blind_policies(load: Load, margin: float) -> None:
     """A hot prefix comes into every cache soon, whoever routes: there the margin is that of the other prefixes."""
@@ -95,6 +96,7 @@ def test_samples_of_a_prompt_stay_together_with_many_senders() -> None:
     assert figures(grpo, DIRECT_POLICIES, num_senders=16).hit_rate > figures(grpo, "round-robin").hit_rate + 0.4
 
 
+@pytest.mark.slow
 def test_a_load_is_the_same_in_every_run() -> None:
     """Or the margins would mean nothing. Its tokens are those of a seed."""
     for load in LOADS:

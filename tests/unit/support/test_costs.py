@@ -22,6 +22,7 @@ def test_dear(): subprocess.run([sys.executable, "-c", {BURN!r}], check=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_a_test_starts_is_its_cost(pytester: pytest.Pytester, workers: str) -> None:
     pytester.makeconftest(CONFTEST)

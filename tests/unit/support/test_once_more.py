@@ -80,6 +80,7 @@ def settings(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath={ROOT}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str) -> None:
     """The run passes, and prints the first failure in full."""
@@ -99,6 +100,7 @@ def test_a_process_that_stood_still_explains_a_flaky_test(tmp_path: Path) -> Non
     assert flaky_record.read(tmp_path / "flaky.tsv")[0].standstill_s >= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "name"), [(REAL, "test_real"), (SPOILED, "test_is_spoiled")])
 def test_a_real_failure_and_a_spoiled_engine_fail_again(tmp_path: Path, text: str, name: str) -> None:
     """The tests of the file that ran before run again before it."""

@@ -169,6 +169,7 @@ def million_and_one() -> Manifest:
     return Manifest(tuple(spec(f"t{i}", 16 * i) for i in range(MAX_TENSORS + 1)), 16 * (MAX_TENSORS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [CHECKPOINT, None])
 def test_hostile_manifest_of_a_million_tensors_is_refused_at_once(
     million_and_one: Manifest, checkpoint: CheckpointIndex | None

@@ -79,12 +79,14 @@ async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.Monkey
     assert "contains other bytes" in found.parent_reads
 
 
+@pytest.mark.slow
 async def test_a_torch_that_hangs_or_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may do that to it."""
     assert "within 0.5 s" in (await torch_facts("import time; time.sleep(600)", monkeypatch, 0.5)).error
     assert "no libcudart" in (await torch_facts("raise SystemExit('no libcudart')", monkeypatch)).error
 
 
+@pytest.mark.slow
 async def test_what_a_device_tells_becomes_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its rates could not be measured."""
     facts = DeviceFacts.of(dict(TOLD))

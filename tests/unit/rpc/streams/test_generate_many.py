@@ -209,6 +209,7 @@ class Ending(ScriptedEngine):
         return AbortedStream(replace(request, sampling=Sampling(n=1024), output=Output(logprobs=0)))
 
 
+@pytest.mark.slow
 async def test_message_of_many_aborted_sequences_stays_below_a_clients_limit() -> None:
     """Each has an index, a reason and a sum of log-probabilities: what 4 MiB are soon full of. And the loop must not
     build one message for long."""

@@ -110,6 +110,7 @@ def test_a_large_update_is_told_in_parts(made: Callable[[], GenerationUpdate]) -
     assert len(check(made())) > 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

@@ -134,6 +134,7 @@ def check_kept(path: Path, numbers: set[int]) -> None:
 LONG = pytest.mark.long("genserve/weights/kept")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=LONG) for seed in range(1, 30))])
 async def test_a_process_that_is_killed_leaves_a_whole_version(tmp_path: Path, seed: int) -> None:
     """At some moment of a write, with SIGKILL: it has at least what it has said."""

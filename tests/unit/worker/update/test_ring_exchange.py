@@ -65,6 +65,7 @@ def num_copies_of_an_exchange() -> int:
     return gpu.num_copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_that_fails_is_undone_whichever_it_is(policy: Any) -> None:
     """On the way down, on the way up, into a slot or out of one: the old contents are live after the rollback, to the

@@ -5,6 +5,7 @@ from copy import copy
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.outputs import RequestOutput
@@ -123,6 +124,7 @@ def scripts(draw: st.DrawFn) -> tuple[GenerationRequest, list[tuple[Step, bool]]
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(script=scripts())
 def test_what_is_read_is_what_vllm_would_have_made(

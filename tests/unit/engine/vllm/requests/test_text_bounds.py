@@ -54,6 +54,7 @@ def sentencepiece(**changes: Any) -> Tokenizer:
     return tokenizer
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=texts)
 def test_no_text_has_fewer_tokens(bounded: list[tuple[Any, TextBounds]], text: str) -> None:

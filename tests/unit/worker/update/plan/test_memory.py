@@ -151,6 +151,7 @@ def test_the_memory_of_a_push_is_free_when_an_operation_fails() -> None:
         assert is_free_after(pushed, version(0), fail_at="by the loader")
 
 
+@pytest.mark.slow
 def test_a_plan_takes_little_memory() -> None:
     """The largest models have 45,000 tensors, and a plan on each rank."""
     num_tensors = 2_000
