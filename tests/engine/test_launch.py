@@ -39,7 +39,8 @@ def test_a_trainer_launches_its_daemon_pushes_to_it_and_ends_it(learner: Path, i
     else:
         done = process.run(command, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^127\.0\.0\.1:\d+ [a-z ]+$", done.stdout, re.MULTILINE), done.stdout
+    # It samples, so the model may end the answer at once: the text is empty then.
+    assert re.search(r"^127\.0\.0\.1:\d+ [a-z ]*$", done.stdout, re.MULTILINE), done.stdout
     ended = re.search(r"^pid (\d+) exit status 0 (False|True)$", done.stdout, re.MULTILINE)
     assert ended is not None, done.stdout
     assert members_of(int(ended[1])) == []
