@@ -61,6 +61,7 @@ def _drivers(given: Sequence[str]) -> dict[str, Sequence[str]]:
 def main(scenarios: list[Scenario], drivers: dict[str, Sequence[str]], mutation: str | None) -> int:
     """The exit status. The daemons end with it, also if it is interrupted or told to end."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    print("starting daemons on a tiny model, which takes up to a minute", file=sys.stderr)
     with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as daemons:
         outcomes = asyncio.run(run(daemons, scenarios, drivers, mutation))
     print(table(outcomes, list(drivers)))
@@ -72,7 +73,11 @@ async def run(
 ) -> dict[str, dict[str, Outcome]]:
     """Outcomes by scenario and driver."""
     async with Run.against(daemons) as all_drivers:
-        return {each.name: await all_drivers.scenario(each, drivers, mutation) for each in scenarios}
+        outcomes = {}
+        for number, each in enumerate(scenarios, start=1):
+            print(f"{number} of {len(scenarios)}: {each.name}", file=sys.stderr)
+            outcomes[each.name] = await all_drivers.scenario(each, drivers, mutation)
+        return outcomes
 
 
 if __name__ == "__main__":
