@@ -41,19 +41,20 @@ class ReleasedPackage:
 
     def run(self, program: str, timeout_s: float, arguments: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
         """Runs Python source in the environment. Raises PackageNotInstalledError."""
-        command = [str(self._python()), "-c", program, *arguments]
+        command = [str(self.python()), "-c", program, *arguments]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def imported(self) -> Any:
         """The package, in this process. Raises PackageNotInstalledError."""
-        packages = str(_packages(self._python().parents[1]))
+        packages = str(_packages(self.python().parents[1]))
         if packages not in sys.path:
             sys.path.append(packages)
         return import_module(self.name)
 
-    def _python(self) -> Path:
-        """The environment's interpreter. Makes the environment where there is none for these requirements."""
+    def python(self) -> Path:
+        """The environment's interpreter. Makes the environment where there is none for these requirements. Raises
+        PackageNotInstalledError."""
         directory, requirements = Path(sys.prefix) / self.name, ROOT / "tests" / self.name / "requirements.txt"
         python, installed = directory / "bin" / "python", directory / "requirements.txt"
         wanted = requirements.read_text()
