@@ -4,6 +4,8 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from bench import engines
 from bench.measurements.serving import FLAGS
 from bench.peers.in_process import InProcess
@@ -12,6 +14,7 @@ from bench.traces import Work
 PACE_MS = 40
 
 
+@pytest.mark.long("bench", "genserve/rpc", "genserve/engine/vllm/requests")
 async def test_the_mock_engine_gives_every_request_a_token_per_step(tmp_path: Path) -> None:
     """The same ones to whoever asks, with log-probabilities if they are asked for, and not faster than told."""
     async with AsyncExitStack() as stack:

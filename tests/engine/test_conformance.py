@@ -27,6 +27,8 @@ SHOWN = {
 """A scenario that each mistake must fail, and perhaps one that it must not."""
 LONG = pytest.mark.long("clients/conformance", "tests/engine/wrong_driver.py")
 """What proves the scenarios and their runner, and nothing of the daemon, but for one case of each."""
+CALLS = pytest.mark.long("clients", "protos", "genserve/client", "genserve/transport", "genserve/wire", "genserve/rpc")
+"""Every scenario with every driver. Two of them show every day that the three clients and the daemon fit."""
 TYPESCRIPT = (CLIENTS / "typescript/node_modules").is_dir()
 
 
@@ -53,7 +55,13 @@ def test_the_typescript_client_takes_part(drivers: dict[str, Sequence[str]]) -> 
     assert "typescript" in drivers
 
 
-@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: str(scenario.name))
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name in ("generate", "push") else CALLS)
+        for each in all_scenarios()
+    ],
+)
 async def test_all_clients_do_what_a_scenario_says(
     run: Run, drivers: dict[str, Sequence[str]], scenario: Scenario
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_daemon_is_well_in_every_way_and_each_proves_the_other() -> None:
     assert (status, report["ok"]) == (0, True)
 
 
+@pytest.mark.long("genserve/doctor", "genserve/cli/doctor.py")
 def test_a_model_of_the_users_own_is_checked_in_the_way_that_is_asked_for(tmp_path: Path) -> None:
     """Its second version has no cold start; flags go to the daemon, what runs during pushes fits them, and a second
     daemon is not started."""

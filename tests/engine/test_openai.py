@@ -145,6 +145,7 @@ async def until_cut_off(served: Served) -> None:
         await served.collect(1, Answer())
 
 
+@pytest.mark.long("genserve/engine/vllm", "genserve/frontends", "genserve/weights", "genserve/daemon")
 async def test_a_push_reaches_an_answer_that_is_being_streamed(served: Served, checkpoints: dict[str, Path]) -> None:
     """Its first tokens are those of the old weights, the others those that the new ones give after them."""
     old = await greedy(served.grpc, PROMPT, LONG)
@@ -317,6 +318,7 @@ async def test_a_server_that_is_killed_is_started_again_and_leaves_no_request(se
     assert f"{name}: it was ended by SIGKILL; it is started again in 0.5 s" in served.process.stderr
 
 
+@pytest.mark.long("genserve/engine/vllm", "genserve/frontends", "genserve/daemon", "genserve/control")
 async def test_a_drain_finishes_answers_and_refuses_new_ones(own: Served) -> None:
     """Then every process is gone, and the status is 0."""
     children = psutil.Process(own.process.process.pid).children(recursive=True)

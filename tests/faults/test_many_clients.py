@@ -125,7 +125,9 @@ async def test_nothing_remains_of_clients_that_went_away(subject: Subject, num_c
     await holds(subject, version, before_bytes)
 
 
-@pytest.mark.parametrize(("num_clients", "num_tokens"), [(12, 800), pytest.param(100, 800, marks=LONG)])
+@pytest.mark.parametrize(
+    ("num_clients", "num_tokens"), [pytest.param(12, 800, marks=LONG), pytest.param(100, 800, marks=LONG)]
+)
 async def test_clients_that_never_read_are_cut_at_the_write_deadline(
     subject: Subject, num_clients: int, num_tokens: int
 ) -> None:
