@@ -25,6 +25,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from tests.rpc.served import weights
+from tests.support.clocks import advanced_clock
 from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
@@ -165,7 +166,7 @@ async def _numbered(frames: AsyncIterator[Any]) -> AsyncIterator[tuple[int, Any]
 
 
 async def test_pull_that_ends_early_is_no_pull(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the status says, the end frame has to come."""
+    """Whatever the status says, the end frame has to come. It is asked for again until half a minute has passed."""
     await client.push_weights(weights(1), version=1)
     frames_of = servicer_module.pull_frames
 
@@ -175,8 +176,11 @@ async def test_pull_that_ends_early_is_no_pull(client: AsyncClient, monkeypatch:
             return  # after the header
 
     monkeypatch.setattr(servicer_module, "pull_frames", short)
+    with advanced_clock() as clock:
+        pulling = asyncio.create_task(client.pull_weights())
+        await clock.advance_until(pulling.done, step_s=1.0)
     with pytest.raises(PushTruncatedError):
-        await client.pull_weights()
+        await pulling
 
 
 async def test_commands_stage_commit_discard_and_pull(
