@@ -177,6 +177,24 @@ async def test_the_event_loop_takes_few_tensors_at_once(staging: Staging, monkey
     assert (max(hashed), sum(hashed)) == (4, len(MANIFEST.tensors))
 
 
+async def test_large_tensors_are_hashed_by_several_threads(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although all of them are there at once: what is large for a turn of a thread is not hashed together."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", 2 * LENGTH)
+    at_work, are_two = set[int](), threading.Event()
+
+    def meeting(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
+        at_work.add(threading.get_ident())
+        if len(at_work) == 2:
+            are_two.set()
+        assert are_two.wait(STEP_S), "one thread hashes everything"
+        return tensor_digest(tensor, view)
+
+    monkeypatch.setattr(contents, "tensor_digest", meeting)
+    write(staging, Change(), 0, MANIFEST.total_bytes)
+    assert await Contents(staging, Change()).begin() == expected()
+
+
 @pytest.mark.parametrize("at_once_bytes", [1, 3, 64])
 async def test_tensors_without_bytes_are_hashed_wherever_they_lie(
     monkeypatch: pytest.MonkeyPatch, at_once_bytes: int
