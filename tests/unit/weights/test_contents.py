@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,10 @@ from genserve.errors import ChecksumMismatchError, DeadlineError, PushConflictEr
 from genserve.tensors.content import tensor_digest
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.push import contents as push_contents
-from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
-from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, contents, header, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, contents, header, send, weights
 from tests.unit.weights.prepared import PART, commit, is_preparing, preparing, state
 
 OTHER = "0" * 64
@@ -78,6 +79,29 @@ async def test_a_version_without_bytes_is_still_that_of_its_push(rig: Rig) -> No
     assert (rig.resident.push_id, rig.resident.content_digest) == ("p1", contents(1))
     rig.resident.forget("came another way")
     assert (rig.resident.push_id, rig.resident.content_digest) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "opened", [header(action=PushAction.PREPARE), header(content_digest=contents(1))], ids=["prepared", "named digest"]
+)
+async def test_contents_whose_digest_is_needed_are_hashed_while_they_arrive(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, opened: PushHeader
+) -> None:
+    """Where there are cores for it: the answer waits for the last ones alone."""
+    hashed: list[str] = []
+
+    def noted(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
+        hashed.append(tensor.name)
+        return tensor_digest(tensor, view)
+
+    monkeypatch.setattr(push_contents, "tensor_digest", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    stream = await rig.registry.open(opened)
+    send(stream, weights(1), 0, 16)
+    await until(lambda: hashed == ["a"])
+    send(stream, weights(1), 16)
+    assert (await stream.finish()).push.content_digest == contents(1)
+    stream.detach()
 
 
 async def test_a_digest_that_takes_too_long_ends_the_preparation(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
