@@ -186,13 +186,14 @@ async def test_a_version_is_looked_at_again_when_the_bytes_are_there(rig: Rig, s
 
 
 async def test_after_the_last_version_there_is_no_next_one(rig: Rig, saved: Path) -> None:
-    """Nothing is loaded that no span could name."""
+    """Nothing is loaded that no span could name, nor read before it is refused."""
     rig.engine.max_loras, data = 1, space(TENSORS)[1]
     await rig.push(named("last", MAX_VERSION), data)
     with refuses(InvalidFieldError, field="lora_name"):
         await rig.push(named("next", 0), data)
-    with refuses(InvalidFieldError, field="lora_name"):
-        await rig.loras.load_directory("policy", str(saved), 60.0)
+    for path in (saved, saved / "not read"):
+        with refuses(InvalidFieldError, field="lora_name"):
+            await rig.loras.load_directory("policy", str(path), 60.0)
     assert rig.loras.version("policy") == MAX_VERSION
     rig.loras.unload("policy")
 
