@@ -11,6 +11,7 @@ from genserve.control.state import StateBoard
 from genserve.errors import LastReplicaError, PushRolledBackError
 from genserve.rpc.server import DaemonServer
 from genserve.settings.config import ServeConfig
+from genserve.wire.literals import SleepTag
 from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.clocks import advanced_clock
@@ -70,6 +71,17 @@ async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
         await fleet.client.wake_up(tags=["weights"])
         fleet.running.router.add(late.address)
         await fleet.until_ready(2)
+
+
+@pytest.mark.parametrize("tags", [["scheduling"], ["kv_cache"]])
+async def test_no_more_falls_asleep_on_who_joins_than_in_the_fleet(tags: list[SleepTag]) -> None:
+    """To release weights and bring them back takes long, and they may be lost."""
+    async with routed(1) as fleet, replica() as late:
+        await fleet.client.sleep(tags=tags)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(2)
+        assert late.engine.asleep == fleet.daemons[0].engine.asleep and not late.engine.running
+        assert not any("weights" in call for call in late.engine.calls)
 
 
 async def test_restarted_replica_is_followed_when_all_get_one_version() -> None:
