@@ -26,6 +26,12 @@ async def test_a_router_shows_its_replicas_its_version_and_its_pushes() -> None:
         assert all(daemon.address not in after.text for daemon in fleet.daemons)
 
 
+async def test_a_router_says_where_its_series_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody could know a port that was free otherwise."""
+    async with routed(1, metrics_port=0) as fleet:
+        assert fleet.running.metrics_url in capsys.readouterr().err
+
+
 async def test_a_push_that_fails_counts_by_its_reason() -> None:
     """What its trainer was told. The series is there before, or `increase` would not see the first failure."""
     async with routed(1, metrics_port=0) as fleet:
