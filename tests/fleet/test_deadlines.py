@@ -15,6 +15,7 @@ from tests.support.clocks import advanced_clock
 from tests.support.patience import until
 from tests.support.pulled_peers import content, weights
 from tests.support.refusals import refuses
+from tests.support.scripted_engine import Gate
 
 TWO_SUFFICE = replace(QUICK, min_replicas=2)
 LIMIT_S = 25.0
@@ -78,3 +79,21 @@ async def test_a_replica_whose_parent_hangs_fetches_a_push_elsewhere(monkeypatch
             await time_passes(clock, fleet.running.router.fleet, TWO_SUFFICE.straggler_s)  # for the one that hangs
             await pushing
         assert [fleet.daemons[number].engine.live for number in (0, 2)] == [content(1)] * 2
+
+
+async def test_a_push_is_given_up_before_the_first_replica_drops_it() -> None:
+    """Which keeps what it has prepared for so long, while the other one prepares it. The next push passes."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["prepare_weights"] = Gate()
+        with advanced_clock() as clock:
+            pushing = asyncio.create_task(
+                fleet.client.push_weights(weights(1), version=1, prepared_ttl_s=200.0, timeout_s=3600)
+            )
+            await until(lambda: bool(fleet.daemons[0].engine.prepared) and gate.reached.is_set())
+            await fleet.until_reported()
+            await time_passes(clock, fleet.running.router.fleet, 195.0)
+            gate.open.set()
+            with refuses(FleetPushError, says=f"{fleet.daemons[1].address}: "):
+                await pushing
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=LIMIT_S)
+        assert [daemon.engine.live for daemon in fleet.daemons] == [content(2)] * 2
