@@ -234,6 +234,22 @@ async def test_a_daemon_that_ends_does_not_wait_for_the_disk(tmp_path: Path) -> 
     assert keeper.directory.latest is None
 
 
+async def test_a_daemon_that_ends_writes_no_more(tmp_path: Path) -> None:
+    """Although the bytes are still there: the process would wait for its thread."""
+    store = ResidentStore(resident(0), enabled=True)
+    keeper = Keeper(KeptDirectory(tmp_path / "kept"), store, model_files(tmp_path / "model"))
+    running = asyncio.create_task(keeper.run())
+    first, gate = held(1)
+    store.replace(first)
+    await until(gate.reached.is_set)
+    running.cancel()
+    await asyncio.wait({running})
+    gate.open.set()
+    await until(lambda: not (tmp_path / "kept" / "writing").exists())
+    assert keeper.directory.latest is None
+    store.release_memory()
+
+
 async def test_what_was_removed_is_not_told_as_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And the next version is kept again."""
     async with keeping(tmp_path) as (keeper, store):
