@@ -1,15 +1,16 @@
 """Pushes whose trainer, replicas or answers are gone in the middle."""
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack, suppress
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
-from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError
+from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError, PushRolledBackError
 from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
@@ -52,6 +53,28 @@ async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held
                     await asyncio.sleep(0.2)
         await fleet.until_ready(3)
         assert all(hold(2, daemon) for daemon in fleet.daemons)
+
+
+async def test_a_push_that_fails_when_its_trainer_is_gone_is_no_error_of_the_router() -> None:
+    """The log of a router tells nobody that an exception was never retrieved."""
+    told: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    async with routed(1) as fleet:
+        engine = fleet.daemons[0].engine
+        gate = engine.gates["prepare_weights"] = Gate()
+        engine.fails["prepare_weights"] = PushRolledBackError("no room")
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
+        await until_reached(gate)
+        await cancelled(pushing)
+        await fleet.until_reported()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        try:
+            gate.open.set()
+            await until(lambda: not fleet.running.pushes.are_live)
+            gc.collect()
+        finally:
+            loop.set_exception_handler(None)
+    assert told == []
 
 
 @pytest.mark.parametrize("is_staged", [False, True], ids=["pushed", "staged"])
