@@ -106,3 +106,16 @@ def test_ranks_that_share_the_experts_make_the_whole_together(kind: str, num_ran
         finally:
             dist.destroy_process_group()
     assert found == {name: data for name, (_, data) in expected.items()}
+
+
+def test_tensors_that_no_rank_shares_stay_what_they_are() -> None:
+    """Norms, say, beside experts that are sharded: no conversion is needed for them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = model_of("qwen3_moe")
+        parts = sharded(model, init_device_mesh("cpu", (2,)), 0)
+        whole = {name: tensor for name, tensor in model.state_dict().items() if "norm" in name}
+        saved = as_saved(model, parts | whole)
+    finally:
+        dist.destroy_process_group()
+    assert whole and all(saved[name] is tensor for name, tensor in whole.items())
