@@ -96,6 +96,9 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
         await client.push_lora("x", TENSORS)
     with pytest.raises(TypeError, match="get_peft_model_state_dict"):
         await client.push_lora("x", torch.nn.Linear(1, 1), CONFIG)  # type: ignore[arg-type]
+    for name in (1, ""):
+        with refuses(InvalidFieldError, field="header.lora.lora_name"):
+            await client.push_lora(name, TENSORS, CONFIG)  # type: ignore[arg-type]
     (saved / "adapter_config.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a JSON object"):
         await client.push_lora("x", saved)

@@ -92,7 +92,7 @@ class LoraCalls(WeightCalls):
             raise TypeError("config: pass PEFT's configuration with the tensors (r, lora_alpha, target_modules)")
         with naming("config"):
             encoded = json.dumps(config, default=_plain)
-        adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
+        adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="header.lora")
         fields = {
             "push_id": options.get("push_id"),
             "weight_version": version,
