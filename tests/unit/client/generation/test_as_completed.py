@@ -1,6 +1,7 @@
 """Which requests of a batch are sent when, over a stream that does as the test says."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -108,6 +109,17 @@ async def test_a_batch_ends_whose_answers_come_before_its_last_write_returns(
     last.open.set()
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(anext(batch), STEP_S)
+
+
+async def test_a_batch_that_is_dropped_leaves_no_task(many: ScriptedMany) -> None:
+    """None sends for it any more."""
+    before = asyncio.all_tasks()
+    batch = completed(many, 2)
+    its_tasks = asyncio.all_tasks() - before
+    await many.has_sent("r1", "r2")
+    del batch
+    gc.collect()
+    await until(lambda: all(task.done() for task in its_tasks))
 
 
 async def test_no_more_run_at_once_than_a_daemon_takes_of_all_its_clients(
