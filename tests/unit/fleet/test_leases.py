@@ -117,6 +117,17 @@ def test_a_lease_outlives_a_restart_while_another_replica_is_away_with_it() -> N
     assert leases.active == []
 
 
+def test_a_lease_that_was_written_down_is_as_replicas_tell_it() -> None:
+    """From when one has reported it: written down once, and no more when it has ended there."""
+    leases = Leases()
+    leases.expect([types_pb2.PauseLease(lease_id=L, holder="trainer")])
+    assert [each.lease_id for each in leases.to_write()] == [L]
+    leases.reported("a:1", [pause()])
+    assert [each.lease_id for each in leases.to_write()] == [L]
+    leases.reported("a:1", [])
+    assert leases.to_write() == []
+
+
 def test_a_lease_whose_last_replica_is_away_ends_in_time() -> None:
     """No status says that it has expired."""
     leases = Leases()
