@@ -266,10 +266,11 @@ async def test_a_part_is_not_committed_over_another_version() -> None:
 
 
 async def test_a_push_under_an_unknown_lease_is_not_in_the_way() -> None:
-    """It changes nothing, and the next push passes."""
+    """Nothing is prepared for it, and the next push passes."""
     async with routed(2) as fleet:
         with refuses(PauseLeaseLostError):
             await fleet.client.push_weights(weights(1), version=1, pause_lease_id="nobody's", timeout_s=30)
+        assert [daemon.engine.calls for daemon in fleet.daemons] == [[], []]
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
 
 
