@@ -158,6 +158,16 @@ def test_a_version_has_to_be_read_again_when_a_report_differs(version: Version, 
     assert member.sync_failure == ("" if instance_id == "j" else "no room")
 
 
+def test_what_was_written_down_last_counts_in_whatever_order_the_answers_come() -> None:
+    """Or the replica would be taken to serve what somebody has pushed to it alone."""
+    member = serving(Version(2, "q"))
+    member.keeps(types_pb2.FleetState(epoch=2, weight_version=2, push_id="q"))
+    member.keeps(types_pb2.FleetState(epoch=1, weight_version=1, push_id="p"))
+    assert not member.changed_by_others
+    member.serves(Version(3, "r"))
+    assert member.changed_by_others
+
+
 def test_policies_see_all_that_a_replica_told_and_what_was_sent_since() -> None:
     """After each event, though what they see is made anew only then."""
     seen: list[Replica] = []
