@@ -150,6 +150,7 @@ class FaultProxy:
         self._faults = dict.fromkeys(BOTH, Faults())
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_resets = 0
         self.connections: list[Connection] = []
         """Those that are open, the oldest first."""
         self.address = f"127.0.0.1:{free_port()}"
@@ -192,6 +193,7 @@ class FaultProxy:
 
     def reset(self) -> None:
         """Ends every connection at once. New ones are taken."""
+        self._num_resets += 1
         for connection in self.connections:
             connection.reset()
 
@@ -199,9 +201,14 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        num_resets = self._num_resets
         try:
             host, _, port = self.target.rpartition(":")
             server_reader, server_writer = await asyncio.open_connection(host, int(port))
+            if num_resets != self._num_resets or self._server is None or not self._server.is_serving():
+                reset(server_writer)  # what ended all others came meanwhile
+                reset(writer)
+                return
             flows = {
                 Way.TO_SERVER: Flow(reader, server_writer, self._faults[Way.TO_SERVER]),
                 Way.TO_CLIENT: Flow(server_reader, writer, self._faults[Way.TO_CLIENT]),

@@ -1,6 +1,7 @@
 """The proxy that makes links fail: each fault does what it says, to the connections that it is for."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
@@ -226,3 +227,27 @@ async def test_a_proxy_that_refuses_can_listen_again(proxy: FaultProxy, connect:
     again = await connect()
     again[1].write(b"c")
     assert await again[0].readexactly(1) == b"C"
+
+
+@pytest.mark.parametrize("end", [FaultProxy.reset, FaultProxy.refuse])
+async def test_a_connection_that_is_still_being_made_ends_as_well(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, end: Callable[[FaultProxy], None]
+) -> None:
+    """Otherwise somebody is reached after his link was cut for good."""
+    is_asked, goes_on = asyncio.Event(), asyncio.Event()
+    open_connection = asyncio.open_connection
+
+    async def slow(host: str, port: int) -> Link:
+        is_asked.set()
+        await goes_on.wait()
+        return await open_connection(host, port)
+
+    monkeypatch.setattr(asyncio, "open_connection", slow)
+    host, _, port = proxy.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.setblocking(False)
+        await is_asked.wait()
+        end(proxy)
+        goes_on.set()
+        with pytest.raises(ConnectionError):
+            await asyncio.get_running_loop().sock_recv(client, 1)
