@@ -64,6 +64,7 @@ class ScriptedDaemon(
         self.staged: dict[str, dict[int, bytes]] = {}
         self.streams: list[list[tuple[int, int]]] = []
         self.cut_after_bytes: list[int] = []
+        self.breaks_streams = False  # each one, as soon as its header has come
         self.loses_answer = self.dies_when_complete = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
         self.lookups_hang, self.num_lost_lookups, self.num_lookups = False, 0, 0
@@ -160,6 +161,8 @@ class ScriptedDaemon(
                     if frame.header.HasField("manifest"):  # only one of several streams brings it
                         self.header = frame.header
                     chunks = self.staged.setdefault(frame.header.push_id, {})
+                    if self.breaks_streams:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 case "chunk":
                     chunk = frame.chunk
                     self.checksums.append(chunk.HasField("crc32c"))
