@@ -1,6 +1,6 @@
 """Scripted daemons and a real router, all behind links that break, and a client that calls the daemons itself."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,9 +70,13 @@ def replicas_of(client: AsyncClient) -> DirectReplicas:
 
 @asynccontextmanager
 async def direct_fleet(
-    count: int = 3, direct: Direct = DIRECT, settings: FleetSettings = QUICK, **config: Any
+    count: int = 3,
+    direct: Direct = DIRECT,
+    settings: FleetSettings = QUICK,
+    options: Sequence[tuple[str, str | int]] = (),
+    **config: Any,
 ) -> AsyncIterator[DirectFleet]:
-    """So many daemons, all ready for the router; the client has not called it yet."""
+    """So many daemons, all ready for the router; the client, whose channels have `options`, has not called it yet."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(count)]
         links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
@@ -81,5 +85,5 @@ async def direct_fleet(
             routed.running.router.add(link.address)
         await routed.until_ready(count)
         router_link = await stack.enter_async_context(BreakableLink(routed.running.address))
-        client = await stack.enter_async_context(AsyncClient(router_link.address, direct=direct))
+        client = await stack.enter_async_context(AsyncClient(router_link.address, direct=direct, options=options))
         yield DirectFleet(routed, daemons, links, router_link, client)
