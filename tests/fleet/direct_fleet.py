@@ -1,6 +1,6 @@
 """Scripted daemons and a real router, all behind links that break, and a client that calls the daemons itself."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from tests.fleet.routers import QUICK, RoutedFleet, over, replica
 from tests.fleet.scripted_fleet import running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
-from tests.support.scripted_daemon import Daemon, ScriptedStream
+from tests.support.scripted_daemon import FIXED_WINDOWS, Daemon, ScriptedStream
 
 DIRECT = Direct(
     policies="requests", report_interval_s=0.1, silence_s=60.0, keep_s=300.0, wait_ready_s=60.0, connect_timeout_s=20.0
@@ -73,10 +73,9 @@ async def direct_fleet(
     count: int = 3,
     direct: Direct = DIRECT,
     settings: FleetSettings = QUICK,
-    options: Sequence[tuple[str, str | int]] = (),
     **config: Any,
 ) -> AsyncIterator[DirectFleet]:
-    """So many daemons, all ready for the router; the client, whose channels have `options`, has not called it yet."""
+    """So many daemons, all ready for the router; the client has not called it yet."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(count)]
         links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
@@ -85,5 +84,7 @@ async def direct_fleet(
             routed.running.router.add(link.address)
         await routed.until_ready(count)
         router_link = await stack.enter_async_context(BreakableLink(routed.running.address))
-        client = await stack.enter_async_context(AsyncClient(router_link.address, direct=direct, options=options))
+        client = await stack.enter_async_context(
+            AsyncClient(router_link.address, direct=direct, options=[FIXED_WINDOWS])
+        )
         yield DirectFleet(routed, daemons, links, router_link, client)

@@ -36,7 +36,7 @@ from genserve.settings.config import ServeConfig
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
-from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
+from tests.support.scripted_daemon import FIXED_WINDOWS, MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
 
 if TYPE_CHECKING:
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -148,7 +148,7 @@ async def scripted_fleet(
         await server.start()
         stack.push_async_callback(server.stop, 0)
         channel = await stack.enter_async_context(
-            grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+            grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), FIXED_WINDOWS])
         )
         try:
             await until(lambda: all(member.version is not None for member in fleet.members))

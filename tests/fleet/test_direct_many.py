@@ -184,12 +184,7 @@ async def test_an_id_is_used_once_at_a_time() -> None:
 @pytest.mark.slow
 async def test_who_does_not_read_is_not_read_for() -> None:
     """The client keeps a few messages. The others wait in the network and in the replica, and none is lost."""
-    # gRPC would widen the windows by what arrives in a round trip, which takes long on a busy machine.
-    fixed_windows = [("grpc.http2.bdp_probe", 0)]
-    async with (
-        direct_fleet(1, direct=QUIET, options=fixed_windows) as fleet,
-        fleet.client.stream_many() as many,
-    ):
+    async with direct_fleet(1, direct=QUIET) as fleet, fleet.client.stream_many() as many:
         await many.submit([1], request_id="a", stream_interval=1, max_tokens=100_000, text=False)
         _, engine = await fleet.running("a")
         # 32 KiB a message: three times what the connections and their windows hold.

@@ -214,8 +214,8 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only(router
     """And the router keeps a bounded part of what comes for it."""
     call, where = await opened(router, "a")
     _, stream = where["a"]
-    # 64 KiB a message: more than connections, windows and the router could hold, if they held all of it.
-    count = 1500
+    # 32 KiB a message: ten times what connections, their windows and the router hold.
+    count = 300
     stream.put(tokens([1], prompt=3))
     ids = list(range(16_000))
     for index in range(count):
