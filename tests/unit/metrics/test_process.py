@@ -124,16 +124,20 @@ async def test_a_call_whose_time_is_over_is_told_from_one_that_was_given_up(
 
 async def test_call_ended_by_its_client_just_before_the_deadline_counts_as_late() -> None:
     """Of 200 calls a few have up to 12 ms left at the server when their client's time is over."""
+    num_arrived = 0
 
     async def behavior(requests: Any, context: Any) -> None:
+        nonlocal num_arrived
+        num_arrived += 1
         await context.write(b"")
         await asyncio.Event().wait()
 
     async with counted("bidi_stream", behavior) as (channel, sample):
         calls = [channel.stream_stream("/s/m")(timeout=0.5 + 0.003 * number) for number in range(200)]
         await asyncio.gather(*(call.code() for call in calls))
-        await until(lambda: sample(what="count") == len(calls))
-        assert sample(code="DEADLINE_EXCEEDED") == len(calls)
+        # On a busy machine the time of some is over before they reach the server, which then never hears of them.
+        await until(lambda: sample(what="count") == num_arrived > 0)
+        assert sample(code="DEADLINE_EXCEEDED") == num_arrived
 
 
 async def test_a_method_that_does_not_exist_is_no_label() -> None:
