@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.walks import Walk, Walks, execute
 
+pytestmark = pytest.mark.long("genserve")
+
 
 @pytest.fixture(scope="module")
 async def walks(tmp_path_factory: pytest.TempPathFactory) -> Walks:

@@ -158,6 +158,7 @@ async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
             await fleet.client.generate([1], max_tokens=1, text=False, min_weight_version=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
 async def test_a_replica_that_lags_refuses_and_another_one_serves(*, many: bool) -> None:
     """It has restarted with its checkpoint, and neither the router nor the client has noticed."""
@@ -180,6 +181,7 @@ async def test_a_replica_that_lags_refuses_and_another_one_serves(*, many: bool)
         await fleet.until_known(READY, READY)
 
 
+@pytest.mark.slow
 async def test_a_push_changes_the_version_of_the_next_request() -> None:
     """Nobody gets less than what was told last."""
     async with direct_fleet() as fleet:

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from tests.fleet.reports import until_reported
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, push, replica
 from tests.support.breakable_link import BreakableLink
@@ -40,6 +42,7 @@ async def test_absent_replica_does_not_hold_up_the_version_of_all_others() -> No
         assert hold(7, daemons[2])
 
 
+@pytest.mark.slow
 async def test_a_canary_whose_fleet_is_lost_is_not_followed() -> None:
     """The others served the version of the fleet when it was brought, and may come back with it."""
     async with one_may_be_away() as (fleet, daemons, link):

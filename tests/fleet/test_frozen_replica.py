@@ -35,6 +35,7 @@ def freeze(router: ScriptedFleet) -> None:
     router.links[0].silence()
 
 
+@pytest.mark.slow
 async def test_others_are_begun_and_aborted_meanwhile(router: ScriptedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the frozen one is before nothing of theirs."""
     monkeypatch.setattr(leg, "MAX_UNSENT_BYTES", 1 << 30)
@@ -53,6 +54,7 @@ async def test_others_are_begun_and_aborted_meanwhile(router: ScriptedFleet, mon
     call.cancel()
 
 
+@pytest.mark.slow
 async def test_when_enough_waits_for_it_others_get_what_would_follow(
     router: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ async def test_when_enough_waits_for_it_others_get_what_would_follow(
     call.cancel()
 
 
+@pytest.mark.slow
 async def test_when_none_takes_more_the_caller_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one does; an abort of what waits meanwhile is heeded."""
     monkeypatch.setattr(leg, "MAX_UNSENT_BYTES", MAX_UNSENT_BYTES)

@@ -46,6 +46,7 @@ def received(daemon: Daemon) -> int:
         return -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_replicas", "fanout"), [(1, 1), (2, 1), (4, 1), (5, 2), (4, 8)])
 async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int) -> None:
     """In a chain, a tree and a star; and all are ready at its version."""
@@ -199,6 +200,7 @@ async def test_a_replica_that_was_brought_back_can_be_fetched_from() -> None:
         assert hold(1, late)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1, 2])
 async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
     """Whoever it is, the push does not pass by halves: the client sends again what is missing, or hears that it
@@ -324,6 +326,7 @@ async def test_a_push_without_any_frame_is_refused() -> None:
         assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "frame")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
     """Before it has sent everything nothing is applied. Afterwards the push goes on without it: the replicas may have

@@ -33,6 +33,7 @@ async def cancelled(task: "asyncio.Task[object]") -> None:
         await task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
 @pytest.mark.parametrize("held", [0, 2])
 async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held: int) -> None:
@@ -141,6 +142,7 @@ async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
             assert (await fleet.client.status()).state.weight_version == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
 @pytest.mark.parametrize("removed", [0, 1, 2])
 async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, removed: int) -> None:
@@ -248,6 +250,7 @@ class OpenTwice(asyncio.Event):
         return True if self.num_left >= 0 else await super().wait()
 
 
+@pytest.mark.slow
 async def test_a_part_is_not_committed_over_another_version() -> None:
     """A replica that has the bytes of the part, but missed the version it belongs on, fetches the whole."""
     async with routed(2) as fleet:
@@ -301,6 +304,7 @@ async def test_a_replica_that_cannot_prepare_what_was_staged_catches_up() -> Non
         assert hold(1, failing)
 
 
+@pytest.mark.slow
 async def test_a_push_while_a_replica_fetches_the_version_before() -> None:
     """The fetch gives way."""
     async with routed(2) as fleet, replica() as late:

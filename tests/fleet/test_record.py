@@ -44,6 +44,7 @@ def why(fleet: RoutedFleet, daemon: Daemon) -> str:
     return members.where(members.upstreams[daemon.address].member)[1]
 
 
+@pytest.mark.slow
 async def test_a_rollback_outlives_the_router() -> None:
     """The highest number is not the version of the fleet: the replica that missed the rollback comes back to it."""
     async with AsyncExitStack() as stack:
@@ -330,6 +331,7 @@ async def commit_on_one(fleet: RoutedFleet, daemon: Daemon, version: Version) ->
     await upstream.ask(upstream.weights.CommitPush, request, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committed", [0, 1])
 async def test_a_router_that_restarts_between_the_phases_finds_the_truth(committed: int) -> None:
     """Prepared on all: nobody serves it, and a repeat of the push goes on. Committed on one: it is decided, and the

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.torch import save_file
 
 from genserve.errors import InvalidFieldError, UnsupportedError
@@ -17,6 +18,7 @@ from tests.support.scripted_adapter import CONFIG, TENSORS
 LONG_NAME = "\N{GRINNING FACE}" * 250
 
 
+@pytest.mark.slow
 async def test_a_pause_for_which_the_record_has_no_room_is_refused() -> None:
     """All holders have long names. Pushes under the pauses that are there pass."""
     async with routed(1) as fleet:

@@ -121,6 +121,7 @@ async def test_what_is_brought_to_all_is_followed_after_a_push_that_failed() -> 
         await fleet.until_ready()
 
 
+@pytest.mark.slow
 async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
     """The first one that it gets may have missed the last push."""
     async with AsyncExitStack() as stack:

@@ -50,6 +50,7 @@ async def pushed(fleet: RoutedFleet, *versions: int) -> None:
         await kept(fleet)
 
 
+@pytest.mark.slow
 async def test_a_canary_is_not_what_a_fleet_is_rolled_back_to(tmp_path: Path) -> None:
     """It is what the first replica has served before, but not the fleet."""
     async with keeping(tmp_path) as fleet:

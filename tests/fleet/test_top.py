@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from genserve.cli.top.app import TopApp
 from genserve.cli.top.feed import Pace
 from genserve.cli.top.frame import frame
@@ -13,6 +15,7 @@ from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT
 
 
+@pytest.mark.slow
 async def test_every_replica_is_shown_and_one_can_be_drained() -> None:
     """With its version, its lag and its part of a push; nothing is drained before it is confirmed."""
     async with routed(2) as fleet:

@@ -63,6 +63,7 @@ async def answered(daemon: Daemon, ids: list[int]) -> None:
     daemon.engine.streams.pop().put(tokens(ids, prompt=3, finish=FinishReason.LENGTH, with_logprobs=True))
 
 
+@pytest.mark.slow
 async def test_an_update_is_one_push_to_all_replicas() -> None:
     """Each is the version after the one that is served; no group is needed, and the metadata is the checkpoint's."""
     async with routed(3) as fleet, engine_of(fleet.running.address) as engine:

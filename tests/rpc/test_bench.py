@@ -45,6 +45,7 @@ async def test_generate_measures_over_one_call(daemon: Daemon, capsys: pytest.Ca
     assert 1 <= most <= 3
 
 
+@pytest.mark.slow
 async def test_push_measures_and_leaves_nothing_behind(
     daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

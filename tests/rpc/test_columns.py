@@ -164,6 +164,7 @@ def single_version(step: dict[int, list[int]]) -> bool:
     return len({version for each in step.values() for version in each}) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(asked(), min_size=1, max_size=4))
 def test_columns_say_exactly_what_items_say(requests: list[Asked]) -> None:

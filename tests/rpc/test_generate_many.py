@@ -232,6 +232,7 @@ async def test_an_error_that_nobody_foresaw_ends_its_request_alone(daemon: Daemo
     assert (await call.read()).items[0].request_id == "b"
 
 
+@pytest.mark.slow
 async def test_refusals_come_in_messages_of_bounded_size(daemon: Daemon) -> None:
     """Every one of them, in order; the client must not be able to ask for a message that it cannot take."""
     names = [str(index) for index in range(2000)]
@@ -241,6 +242,7 @@ async def test_refusals_come_in_messages_of_bounded_size(daemon: Daemon) -> None
     assert max(len(response.items) for response in responses) <= 256
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemon: Daemon) -> None:
     """Otherwise they would pile up in the daemon."""
     daemon.engine.refusal = QueueFullError("full" * 200)  # as long as one can be, so that gRPC's own buffers fill up
@@ -256,6 +258,7 @@ async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemo
     assert sum([len(response.items) async for response in call]) == num_requests
 
 
+@pytest.mark.slow
 async def test_client_that_leaves_its_aborted_requests_unread_is_not_read(daemon: Daemon) -> None:
     """A request that is ended while it is admitted counts nowhere in the engine: only here it could pile up."""
     daemon.engine.admission.clear()  # as while a long text is tokenised, or a constraint compiled

@@ -66,6 +66,7 @@ class SendingPeer(LyingPeer):
             yield self._frames[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "frames",
     [

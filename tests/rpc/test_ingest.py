@@ -198,6 +198,7 @@ async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
     assert reason_of(caught.value) == "CHUNK_OUT_OF_RANGE"
 
 
+@pytest.mark.slow
 async def test_a_chunk_may_be_larger_than_a_piece_of_the_ring(processes: IngestProcesses) -> None:
     """It is cut: every byte arrives in its place, also after the ring has been written once."""
     chunk_bytes, num_chunks = 2 * PIECE_BYTES + 5, NUM_PIECES
@@ -244,6 +245,7 @@ async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monk
         assert (await client.push_weights(WEIGHTS, version=1, streams=2, shared_memory=False)).applied is not None
 
 
+@pytest.mark.slow
 async def test_one_that_dies_again_and_again_stays_down(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others go on, and its port is not told any more: clients push to the daemon itself."""
     monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.01)
@@ -269,6 +271,7 @@ async def test_one_that_dies_again_and_again_stays_down(said: Said, monkeypatch:
     assert re.fullmatch(rf"receiving process on port {dying}: it .*, 5 times within \d+ s; it stays down", last)
 
 
+@pytest.mark.slow
 async def test_one_that_is_killed_is_started_again(said: Said) -> None:
     """Its stream ends UNAVAILABLE, what the daemon has stays, and a resume through the next one completes it."""
     processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)))

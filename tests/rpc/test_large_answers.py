@@ -43,6 +43,7 @@ async def test_logprobs_of_a_long_prompt_come_in_messages_of_accepted_size(daemo
     assert generation.token_ids == [7] and generation.usage is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [ITEMS, COLUMNS])
 async def test_a_large_answer_in_a_stream_ends_neither_itself_nor_others(
     daemon: Daemon, form: "generation_pb2.GenerateManyForm.ValueType"

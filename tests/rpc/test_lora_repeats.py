@@ -77,6 +77,7 @@ async def test_other_tensors_under_the_id_of_a_push_are_no_repeat(daemon: Daemon
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
 
 
+@pytest.mark.slow
 async def test_a_repeat_is_one_however_many_other_adapters_came_since(client: AsyncClient) -> None:
     """What is known of an adapter's push is known as long as the adapter is loaded."""
     await client.push_lora("x", TENSORS, CONFIG, push_id="first")

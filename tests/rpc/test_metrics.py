@@ -99,6 +99,7 @@ async def test_a_push_that_is_cut_off_counts_by_the_reason_of_its_error(shown: S
     assert after.value("genserve_arena_bytes", use="staged") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [True], indirect=True)
 async def test_push_through_a_receiving_process_counts_as_the_trainers_call(shown: Shown) -> None:
     """With its status, which the daemon passes on in a message."""

@@ -66,6 +66,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("watched", "name"), LIMITS)
 async def test_streams_of_one_role_leave_room_for_those_above_it(served: Guarded, watched: str, name: str) -> None:
     """Whoever has used up the room of its role is told so, and how to do without; there is room again when one ends."""

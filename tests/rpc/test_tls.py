@@ -186,6 +186,7 @@ async def with_ingest(config: ServeConfig) -> AsyncIterator[int]:
         await processes.stop()
 
 
+@pytest.mark.slow
 async def test_receiving_processes_ask_who_may_push(authority: Authority, tmp_path: Path) -> None:
     """They have the certificate, too, and pass on whose certificate the client has. Nobody else can say it."""
     callers = list_callers(tmp_path, {"trainer.example": ["trainer"], "worker.example": ["generate"]}, t=["trainer"])

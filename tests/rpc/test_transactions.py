@@ -222,6 +222,7 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     await until(lambda: not served.num_readers)
 
 
+@pytest.mark.slow
 async def test_a_puller_that_does_not_read_lets_go_of_the_version() -> None:
     """It is there, and takes nothing: its version would never be freed."""
     size_bytes = 32 << 20  # more than any window of HTTP/2 holds

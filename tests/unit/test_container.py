@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
 from genserve.rpc.server import DaemonServer
@@ -43,6 +45,7 @@ def test_the_daemon_gets_signals_and_no_privileges() -> None:
     assert instructions("CMD") == []
 
 
+@pytest.mark.slow
 async def test_the_health_check_asks_the_standard_service(tmp_path: Path) -> None:
     """Status 0 while health says SERVING, and otherwise another one."""
     (check,) = instructions("HEALTHCHECK")

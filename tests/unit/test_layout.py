@@ -107,6 +107,7 @@ def test_no_test_file_is_imported() -> None:
     assert [f"{who} imports {what}" for who, what in imported() if what.name.startswith("test_")] == []
 
 
+@pytest.mark.slow
 def test_what_two_directories_of_tests_share_is_in_support() -> None:
     """So that a directory can be read, moved and run without another one."""
     areas = [(who, what) for who, what in imported() if {who.parts[0], what.parts[0]} <= AREAS]

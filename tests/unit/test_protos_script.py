@@ -51,6 +51,7 @@ def git(checkout: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=checkout, check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_what_is_generated_is_what_the_protos_make(protos: Protos) -> None:
     done = protos("--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -63,6 +64,7 @@ def test_arguments_are_not_ignored(protos: Protos, arguments: list[str]) -> None
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: scripts/protos [--check |")
 
 
+@pytest.mark.slow
 def test_modules_of_a_new_protoc_are_noticed(checkout: Path, protos: Protos) -> None:
     """They would refuse the protobuf of a trainer: not even a module's version may differ."""
     change(
@@ -92,6 +94,7 @@ def test_copies_that_were_edited_are_noticed_and_written_again(checkout: Path, p
     assert {name: (checkout / name).read_text() for name in copies} == before
 
 
+@pytest.mark.slow
 def test_a_comment_that_was_edited_is_missed_in_the_reference(checkout: Path, protos: Protos) -> None:
     change(checkout / "protos/genserve/v1/types.proto", "// A list of token ids.", "// Ids of tokens.")
     done = protos("--check")
@@ -103,6 +106,7 @@ def test_the_protos_break_no_client_of_the_last_release(protos: Protos) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -28,6 +28,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_protos_and_the_service_config(installed: Path) -> None:
     """Byte for byte, where `importlib.resources` finds them."""
     program = (

@@ -93,6 +93,7 @@ async def test_what_was_measured_before_an_error_is_printed(
     assert output.err == "genserve: QUEUE_FULL: full\n"
 
 
+@pytest.mark.slow
 async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: ScriptedDaemon) -> None:
     """Exit 130."""
     daemon.hangs_after = 2

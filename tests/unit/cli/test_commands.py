@@ -87,6 +87,7 @@ async def test_generate_prints_statistics_on_stderr(genserve: Command) -> None:
     assert errors.rstrip().endswith("weights 0, 1")
 
 
+@pytest.mark.slow
 async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> None:
     """Ctrl-C ends the request in the daemon; exit 130, no traceback."""
     daemon.hangs_after = 2
@@ -98,6 +99,7 @@ async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> 
     await asyncio.wait_for(daemon.cancelled.wait(), 30)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_goes_away_is_no_error_to_tell_of(daemon: ScriptedDaemon) -> None:
     """`genserve generate | head -c 4` prints no traceback."""
     daemon.words = ["x" * 1000] * 1000
@@ -217,6 +219,7 @@ async def test_pause_prints_the_lease_and_how_to_resume(daemon: ScriptedDaemon, 
     assert (status, output, daemon.leases) == (0, "running\n", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_pause_with_hold_renews_until_interrupted_and_resumes(
     daemon: ScriptedDaemon, number: signal.Signals

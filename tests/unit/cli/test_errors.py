@@ -45,6 +45,7 @@ def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -
     assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 async def test_what_grpc_logs_of_a_handshake_is_not_printed_beside_the_error(daemon: ScriptedDaemon) -> None:
     """In a process of its own, because gRPC reads its level once."""
     process = await start(daemon, "status", "--tls")

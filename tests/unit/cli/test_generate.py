@@ -37,6 +37,7 @@ async def test_an_answer_that_others_have_ended_is_told_on_stderr(
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.slow
 async def test_who_waits_for_the_first_token_is_told_why_on_a_terminal(daemon: ScriptedDaemon) -> None:
     """While it waits, once; the answer is not mixed with it."""
     daemon.hangs_after = 0
@@ -70,6 +71,7 @@ async def test_who_waits_for_the_first_token_is_told_why_on_a_terminal(daemon: S
     assert "s left; to end the pause: genserve resume lease-1" in said.decode()
 
 
+@pytest.mark.slow
 async def test_nothing_is_said_where_a_program_reads_stderr(daemon: ScriptedDaemon) -> None:
     """It has the error's details."""
     daemon.hangs_after = 0

@@ -56,6 +56,7 @@ def test_missing_ray_is_told_with_what_installs_it(
     assert capsys.readouterr().err == 'genserve: Ray is not installed: pip install "genserve[ray]"\n'
 
 
+@pytest.mark.slow
 def test_the_routers_process_imports_no_ray() -> None:
     """Neither with --ray nor without: another process does."""
     program = """

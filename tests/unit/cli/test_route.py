@@ -65,6 +65,7 @@ def test_every_flag_sets_its_own_field() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_router_needs_nothing_that_its_extra_does_not_bring() -> None:
     """What a daemon and a trainer have beside it."""
     program = (

@@ -26,6 +26,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_collect_less_and_not_at_their_end(tmp_path: Path) -> None:
     """vLLM's processes are spawned in the same way: each imports the main script again."""
     (tmp_path / "main.py").write_text(_MAIN)
@@ -41,6 +42,7 @@ def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [["--model", "m", "--help"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -71,6 +73,7 @@ _BEGINS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--port", "--openai-port"])
 def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
     """But not to those who only ask for help, or serve nothing."""
@@ -127,6 +130,7 @@ def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
     serve.check_flags(flags, "genserve serve")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "says"),
     [

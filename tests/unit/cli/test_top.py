@@ -88,6 +88,7 @@ async def running(
         terminal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "status"), [(b"q", 0), (b"\x03", 130)])
 async def test_a_key_ends_it(daemon: ScriptedDaemon, key: bytes, status: int) -> None:
     """And the terminal is as before."""
@@ -98,6 +99,7 @@ async def test_a_key_ends_it(daemon: ScriptedDaemon, key: bytes, status: int) ->
         assert terminal.is_in_order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], ids=str
 )

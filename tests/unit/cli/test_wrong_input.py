@@ -132,6 +132,7 @@ async def run(
     return process.returncode, output, errors
 
 
+@pytest.mark.slow
 async def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: ScriptedDaemon) -> None:
     """On standard input and as an argument."""
     piped, given = await asyncio.gather(run(daemon, "generate", stdin=b"\xff\xfe"), run(daemon, "generate", b"\xff"))
@@ -152,6 +153,7 @@ async def test_an_error_after_a_part_of_the_answer_has_a_line_of_its_own(daemon:
     assert errors.startswith(b"genserve: DEADLINE_EXCEEDED: ")
 
 
+@pytest.mark.slow
 async def test_an_output_that_knows_ascii_only_gets_escapes(daemon: ScriptedDaemon) -> None:
     """The answer is printed whole."""
     daemon.words = ["é", "\U0001f600", "x"]
@@ -159,6 +161,7 @@ async def test_an_output_that_knows_ascii_only_gets_escapes(daemon: ScriptedDaem
     assert outcome == (0, b"\\xe9\\U0001f600x\n", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status"),
     [
@@ -190,6 +193,7 @@ async def test_an_output_that_is_closed_or_full_ends_without_a_traceback(
     assert process.returncode == status or (status == 141 and process.returncode in (0, 2))  # all fitted into the pipe
 
 
+@pytest.mark.slow
 async def test_a_held_pause_ends_when_its_lease_is_lost(daemon: ScriptedDaemon) -> None:
     """Somebody else has ended it: the engine may run, and who holds it has to know. Exit 1."""
     process = await start(daemon, "pause", "--hold", "--ttl", "300ms")

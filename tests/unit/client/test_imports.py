@@ -13,6 +13,7 @@ from genserve.errors import InvalidFieldError
 TENSORS = sorted(f"genserve.tensors.{module.name}" for module in pkgutil.iter_modules(genserve.tensors.__path__))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["genserve.client", "genserve.memory.host", "genserve.memory.ring", *TENSORS])
 def test_importing_loads_neither_torch_nor_vllm_nor_numpy(module: str) -> None:
     """In a fresh interpreter: `pip install genserve` has none of them."""

@@ -235,6 +235,7 @@ async def run_program(*arguments: str) -> list[dict[str, Outcome]]:
     return [{name: Outcome(*outcome) for name, outcome in report.items()} for report in reports]
 
 
+@pytest.mark.slow
 async def test_calls_in_a_forked_process_say_so(silent: SilentDaemon) -> None:
     """gRPC's threads are not there: every call would hang, with a client of before and with a new one. The process ends
     by itself."""
@@ -246,6 +247,7 @@ async def test_calls_in_a_forked_process_say_so(silent: SilentDaemon) -> None:
     assert {name: each.ended for name, each in closed.items()} == {"close": "result", "close_async": "result"}
 
 
+@pytest.mark.slow
 async def test_program_ends_with_open_streams_and_later_calls_raise(silent: SilentDaemon) -> None:
     """Threads wait, streams lie in globals, and a finaliser calls on while the interpreter is taken apart."""
     (outcomes,) = await run_program("leave", silent.target)

@@ -352,6 +352,7 @@ async def test_a_queue_that_stays_full_ends_the_batch_at_its_deadline(busy: Busy
     assert 0 < busy.num_refused <= 100 + 2 * (1 + timeout_s / busy.retry_after_s)
 
 
+@pytest.mark.slow
 async def test_a_batch_begins_only_so_many_requests_at_once(busy: BusyDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many prompts there are: the daemon's queue is shared with others."""
     monkeypatch.setattr("genserve.client.generation.calls.MAX_IN_FLIGHT", 64)

@@ -162,6 +162,7 @@ async def test_a_stream_may_be_left_by_errors_again_and_again(daemon: ScriptedDa
     await asyncio.to_thread(read)
 
 
+@pytest.mark.slow
 async def test_a_program_ends_with_a_stream_that_it_has_begun_to_read(daemon: ScriptedDaemon) -> None:
     """It lies in a global, and its finaliser runs when the client's thread is frozen already."""
     daemon.hangs_after = 1

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from opentelemetry import trace as otel
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
@@ -22,6 +23,7 @@ def test_a_call_within_a_span_names_it_and_another_one_does_not() -> None:
     assert trace_metadata() == ()
 
 
+@pytest.mark.slow
 def test_a_client_imports_no_opentelemetry() -> None:
     """A program that does not use it does not have to have it."""
     program = (

@@ -137,6 +137,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_they_end_with_a_doctor_that_is_killed() -> None:
     """Which could end nobody."""
     doctor = await asyncio.create_subprocess_exec(

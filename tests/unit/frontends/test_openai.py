@@ -94,6 +94,7 @@ async def test_it_is_asked_about_its_requests_as_a_front_end_is() -> None:
     assert seat.calls == ["vacate", ("abort", ["left"]), "close"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_fails_again_and_again_is_given_up(soon: None, said: Said) -> None:
     """The daemon serves on, and nobody can connect any more."""
     processes = Processes(answer, fail)

@@ -56,6 +56,7 @@ def test_a_daemon_ends_with_a_launcher_that_is_killed(fake: Env, tmp_path: Path)
     assert "genserve: drained after SIGTERM" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_terminal_interrupt_ends_the_block_and_drains_the_daemon(fake: Env, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, and the daemon is not in it."""
     process, daemon = launcher(fake, "whatever", tmp_path / "log")
@@ -66,6 +67,7 @@ def test_terminal_interrupt_ends_the_block_and_drains_the_daemon(fake: Env, tmp_
     assert "genserve: drained after SIGTERM" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_kills_the_daemon(fake: Env, tmp_path: Path) -> None:
     """One that takes too long to drain."""
     process, daemon = launcher(fake, "that ignores SIGTERM", tmp_path / "log")

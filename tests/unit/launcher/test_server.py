@@ -100,6 +100,7 @@ async def test_the_same_is_an_error_with_asyncio(fake: Env) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_flag_refused_by_the_real_daemon_is_reported_before_it_loads() -> None:
     """By genserve itself, in the words of its parser."""
     with pytest.raises(DaemonFailedError, match="--weight-update") as raised:
@@ -264,6 +265,7 @@ def test_what_cannot_be_launched_is_refused_at_once(name: str, value: typing.Any
         genserve.launch(**{name.replace("-", "_"): value})
 
 
+@pytest.mark.slow
 def test_importing_genserve_loads_nothing_else() -> None:
     """And `launch` is there all the same."""
     program = (

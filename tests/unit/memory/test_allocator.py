@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 ALLOCATE_AND_FREE = """
 import resource, sys
 from genserve.memory.allocator import keep_freed_memory
@@ -27,6 +29,7 @@ def num_faults(how: str) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 def test_pages_are_not_cleared_again_for_each_block() -> None:
     """A block takes 1024 pages: with the C library's own thresholds each is a fault, every time."""
     assert num_faults("keep") < 2 * 1024

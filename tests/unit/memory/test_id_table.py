@@ -28,6 +28,7 @@ def test_ids_of_a_killed_process_are_all_there() -> None:
     assert {f"live{i}" for i in range(1000)} <= set(ids_in(table.fd))
 
 
+@pytest.mark.slow
 def test_the_table_is_as_large_as_the_ids_in_use_require() -> None:
     """Rows of ids that are over are used again."""
     table = IdTable.create()

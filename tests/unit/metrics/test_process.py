@@ -122,6 +122,7 @@ async def test_a_call_whose_time_is_over_is_told_from_one_that_was_given_up(
         assert sample(code=code) == 1
 
 
+@pytest.mark.slow
 async def test_call_ended_by_its_client_just_before_the_deadline_counts_as_late() -> None:
     """Of 200 calls a few have up to 12 ms left at the server when their client's time is over."""
     num_arrived = 0

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import prometheus_client
+import pytest
 from prometheus_client import generate_latest
 
 from genserve.metrics.process import registry_of
@@ -27,6 +28,7 @@ def counted(directory: Path, name: str, count: int) -> None:
     subprocess.run([sys.executable, "-c", program, str(directory), name, str(count)], check=True)
 
 
+@pytest.mark.slow
 def test_what_a_process_has_counted_outlives_it_and_its_successor_goes_on(tmp_path: Path) -> None:
     """It does not fall, which would look like a restart; and files do not become more with each process."""
     before = os.environ.copy()

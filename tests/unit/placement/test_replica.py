@@ -135,6 +135,7 @@ async def test_a_replica_that_somebody_drains_is_started_again(replica: Makes, s
     assert "status 0; it is started again in 0.5 s\n" in said.text
 
 
+@pytest.mark.slow
 async def test_a_replica_that_cannot_start_is_given_up(
     replica: Makes, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ async def test_a_replica_that_cannot_start_is_given_up(
     assert re.fullmatch(r", 5 times within \d+ s; it stays down", told[-1])
 
 
+@pytest.mark.slow
 async def test_a_replica_is_not_given_up_when_one_has_served(
     replica: Makes, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

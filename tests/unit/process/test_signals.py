@@ -111,6 +111,7 @@ def test_a_starter_that_is_killed_gives_one_order() -> None:
             assert starter.stdout.read() == "SIGTERM\ndrained\n"
 
 
+@pytest.mark.slow
 def test_an_order_may_be_repeated_after_the_end_of_a_starter() -> None:
     """It exits at once then."""
     waiting = f"import os; print(os.getpid(), flush=True)\n{PROGRAM}"

@@ -28,6 +28,7 @@ def test_prefix_aware_hits_the_cache_more_than_prompt_blind_policies(load: Load,
         assert figures(load, "prefix-aware").hit_rate > figures(load, other).hit_rate + margin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS)
 def test_prefix_aware_keeps_the_load_within_its_bound(load: Load) -> None:
     """No replica has more than the overload threshold times the mean of the sequences, over the whole load."""
@@ -41,6 +42,7 @@ def test_prefix_aware_makes_nobody_wait_much_longer_than_round_robin_does(load: 
     assert figures(agents, "prefix-aware").p99_wait_s < 0.75 * figures(agents, "round-robin").p99_wait_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS)
 def test_an_index_of_what_was_sent_is_better_than_a_hash_ring(load: Load) -> None:
     """Why genserve has the index. The hash of a whole prompt is another one after each turn, and finds no common
@@ -77,6 +79,7 @@ def test_sessions_find_all_that_their_turns_before_have_cached() -> None:
     assert found.p99_wait_s <= figures(agents, "prefix-aware").p99_wait_s
 
 
+@pytest.mark.slow
 def test_two_choices_keep_senders_with_late_reports_off_one_replica() -> None:
     """Each of 16 senders takes the replica that reports last for idle. Two random choices avoid that."""
     for report_s in (1.0, 0.25):

@@ -33,6 +33,7 @@ def test_what_a_test_starts_is_its_cost(pytester: pytest.Pytester, workers: str)
     assert re.search(r"2 tests  \.$", said, re.M)
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_counts() -> None:
     before_s = cpu_s(os.getpid())
     program = BURN + "print(flush=True)\ninput()"

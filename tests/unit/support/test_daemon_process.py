@@ -16,6 +16,7 @@ def test_a_start_has_the_time_that_the_module_says_now(tmp_path: Path, monkeypat
         daemon.wait_serving()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_starts_too_slowly_is_not_one_that_ended(tmp_path: Path) -> None:
     """It was killed here: whoever reads -9 would look for what has killed it."""
     daemon = DaemonProcess(["--model", str(tmp_path)], tmp_path / "log")

@@ -1,5 +1,6 @@
 """The parser written by hand reads what protobuf's reads."""
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -63,6 +64,7 @@ frames = st.builds(lambda body, tag, padding: tag + varint(len(body), padding) +
                    st.sampled_from([b"\x12", b"\x12", b"\x0a", b"\x1a", b"\x22"]), st.integers(0, 3))  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(frames, max_size=3).map(b"".join))
 @example(b"\x12\x00")
 @example(b"\x12\x02\x08\x80")

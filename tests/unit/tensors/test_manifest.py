@@ -184,6 +184,7 @@ def test_hostile_manifest_of_a_million_tensors_is_refused_at_once(
     assert any(issue.tensor == "t0" for issue in issues) == (checkpoint is not None)
 
 
+@pytest.mark.slow
 def test_hostile_manifest_below_the_limit_is_read_no_further_than_needed() -> None:
     """A quarter of a million wrong tensors take no longer than the first thousand."""
     manifest = Manifest(tuple(spec(f"t{i}", 0, dtype="X") for i in range(250_000)), 16)

@@ -85,6 +85,7 @@ def sharded(model: Any, mesh: DeviceMesh, dim: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

@@ -55,6 +55,7 @@ async def test_this_machine_is_looked_at_whole() -> None:
     assert json.loads(json.dumps(found.as_dict()))["host"]["cpu"]
 
 
+@pytest.mark.slow
 async def test_memory_that_a_child_cannot_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel's words."""
     real = Children.start
@@ -70,6 +71,7 @@ async def test_memory_that_a_child_cannot_read_is_told(monkeypatch: pytest.Monke
     assert found.parent_reads == ""
 
 
+@pytest.mark.slow
 async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the one direction and in the other."""
     monkeypatch.setattr(shared_memory, "_PATTERN", bytes(1 << 16))

@@ -84,6 +84,7 @@ async def test_vllm_refuses_to_resume_while_a_pause_is_pending(cores: Cores) -> 
     await cores.resume_generation()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["its time is over", "its client goes"])
 async def test_a_pause_that_is_given_up_ends_when_its_requests_do(
     cores: Cores, pauses: PauseController, ends: str

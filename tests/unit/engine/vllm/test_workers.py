@@ -96,6 +96,7 @@ async def test_one_that_fails_elsewhere_is_told_at_once(workers: Workers, core: 
     await nobody_asks()
 
 
+@pytest.mark.slow
 async def test_one_that_is_never_done_is_not_waited_for(workers: Workers, core: ScriptedCore) -> None:
     """The deadline is the call's."""
     with leaping_clock():

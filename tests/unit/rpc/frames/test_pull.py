@@ -64,6 +64,7 @@ async def test_a_range_that_is_not_there_is_named(
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
+@pytest.mark.slow
 async def test_a_pull_has_a_bounded_number_of_ranges(version: ResidentVersion) -> None:
     """The event loop looks at each of them."""
     ranges = [(2 * index, 2 * index + 1) for index in range(4096)]

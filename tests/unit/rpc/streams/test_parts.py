@@ -85,6 +85,7 @@ def check(update: GenerationUpdate) -> list[GenerationUpdate]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

@@ -94,6 +94,7 @@ class Crashing:
         return self._call(*args, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rename", "mkdir", "fsync", "unlink", "rmdir"])
 def test_a_crash_at_any_step_leaves_a_whole_version(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each call that changes the directory: the start after it finds the version before or the new one, and

@@ -25,6 +25,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 ON_TOP = {"quantization_config": {"linear": "fp8_per_channel"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8", "experts_int8", *sorted({*ONLINE_QUANT_SHORTHAND_NAMES} - {"online"})])
 def test_a_name_of_vllms_quantises_a_checkpoint_that_is_not(plain: Path, name: str) -> None:
     """Every one that vLLM has."""

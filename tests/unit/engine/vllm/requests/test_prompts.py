@@ -97,6 +97,7 @@ async def test_a_template_that_runs_on_is_ended_and_stops_nobody(
                     following = await prompts.encode(chat())
 
 
+@pytest.mark.slow
 async def test_a_long_text_does_not_hold_up_shorter_ones(tmp_path: Path) -> None:
     """It has a thread of its own, where it takes until the shorter one is done here."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3(tmp_path))

@@ -98,6 +98,7 @@ def test_where_text_may_vanish_there_is_no_bound() -> None:
     assert [bounds_of(described(each)) for each in (unknown, dropped, stripped)] == [None] * 3
 
 
+@pytest.mark.slow
 def test_the_bound_is_tight_enough_to_be_of_use(bounded: list[tuple[Any, TextBounds]]) -> None:
     """English: within a factor of the real number that refuses what is hopeless."""
     text = "The quick brown fox jumps over the lazy dog. " * 1000

@@ -244,6 +244,7 @@ def test_no_flags_are_no_reason_to_refuse(plain: VllmConfig) -> None:
     assert check(plain, with_openai=False) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_row_applies_to_what_vllm_makes_of_its_flags_alone(make: Make, name: str) -> None:
     """Not to flags that look alike."""
