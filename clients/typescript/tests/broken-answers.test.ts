@@ -40,6 +40,7 @@ let frames: Frame[] = [];
 let missing = { start: 0n, end: 0n };
 let attempt = "";
 let numPushStreams = 0;
+let pushStreamMs = 0;
 
 beforeAll(async () => {
   const calls: UntypedServiceImplementation = {
@@ -65,7 +66,9 @@ beforeAll(async () => {
       if (frame?.$case !== "header") return;
       attempt = frame.value.attempt;
       numPushStreams++;
-      call.emit("error", { code: status.UNAVAILABLE, details: "Connection dropped" });
+      const broken = () => call.emit("error", { code: status.UNAVAILABLE, details: "Connection dropped" });
+      if (pushStreamMs === 0) broken();
+      else setTimeout(broken, pushStreamMs);
     });
   };
   const getPush = (_: ServerUnaryCall<GetPushRequest, GetPushResponse>, answer: sendUnaryData<GetPushResponse>) => {
@@ -144,4 +147,18 @@ test("a push that breaks again and again without progress is given up after half
   expect((problem as Error).message).toMatch(/^waited \d+ s to resume push "[\w-]+": /);
   expect(numPushStreams).toBeGreaterThan(6);
   expect(numPushStreams).toBeLessThan(30); // with pauses between them
+});
+
+test("a push whose streams break after a minute each, without progress, is given up after five resumes", async () => {
+  missing = { start: 0n, end: 4n };
+  numPushStreams = 0;
+  pushStreamMs = 60_000;
+  await client.getWeights({ timeoutMs: 1 }).catch(() => undefined); // the connection
+  using clock = new Clock();
+  const tensors = { a: { dtype: "U8" as const, shape: [4], data: new Uint8Array(4) } };
+  let problem: unknown;
+  client.pushTensors(tensors, { version: 1, timeoutMs: Infinity }).catch((error: unknown) => (problem = error));
+  while (problem === undefined && numPushStreams < 10) await clock.advance(10_000);
+  expect(problem).toBeInstanceOf(UnavailableError);
+  expect(numPushStreams).toBe(1 + 5);
 });

@@ -1,8 +1,10 @@
-/** How long a push or a pull that is interrupted is tried again: a budget in time, which progress fills up again. */
+/** Whether a push or a pull that is interrupted is tried again, and when: docs/protocol.md of the project has the rules. */
 
 import { DeadlineError, detailsOf, type GenserveError, PushTruncatedError, UnavailableError } from "../errors.js";
 import { pause } from "../transport/pause.js";
 
+/** One attempt may take minutes, and refused connections fail within milliseconds: neither is enough by itself. */
+const MIN_RESUMES = 5;
 const BUDGET_MS = 30_000;
 const FIRST_PAUSE_MS = 200;
 const MAX_PAUSE_MS = 3_200;
@@ -29,7 +31,7 @@ export class Outage {
   readonly #signal: AbortSignal | undefined;
   #first: GenserveError | undefined;
   #beganAt = 0;
-  #pauseMs = 0;
+  #numInVain = 0;
 
   /** `deadline` and `signal` are those of the whole transfer. */
   constructor(transfer: Transfer, deadline: number, signal: AbortSignal | undefined) {
@@ -38,32 +40,35 @@ export class Outage {
     this.#signal = signal;
   }
 
-  /** The end of the budget, or of the transfer. */
-  get endsAt(): number {
-    return Math.min(this.#deadline, (this.#first === undefined ? Date.now() : this.#beganAt) + BUDGET_MS);
+  /** Returns when the next attempt is due. Throws if the transfer is given up. */
+  async untilNextAttempt(error: GenserveError): Promise<void> {
+    this.#begin(error);
+    if (this.#numInVain >= MIN_RESUMES && Date.now() - this.#beganAt >= BUDGET_MS) throw this.#gaveUp(error);
+    await this.#pause(this.#numInVain++, error);
   }
 
-  /** Returns when the next attempt is due; the first one is at once. Throws if there is no time for it. */
-  async untilNextAttempt(error: GenserveError): Promise<void> {
-    if (this.#first === undefined) {
-      this.#first = error;
-      this.#beganAt = Date.now();
+  /** What `ask` returns of the daemon. It is asked again for as long as it has no connection: for half a minute. */
+  async answerTo<Answer>(error: GenserveError, ask: (timeoutMs: number) => Promise<Answer>): Promise<Answer> {
+    this.#begin(error);
+    const endsAt = Math.min(this.#deadline, Date.now() + BUDGET_MS);
+    for (let numInVain = 0; ; numInVain++) {
+      try {
+        return await ask(endsAt - Date.now());
+      } catch (failure) {
+        const mayAnswer = failure instanceof UnavailableError && Date.now() + pauseMsAfter(numInVain) < endsAt;
+        if (!mayAnswer && (failure instanceof UnavailableError || failure instanceof DeadlineError)) {
+          throw this.#gaveUp(error);
+        }
+        if (!mayAnswer) throw failure;
+        await this.#pause(numInVain, error);
+      }
     }
-    const leftMs = this.endsAt - Date.now();
-    if (leftMs < FIRST_PAUSE_MS) throw this.#gaveUp(error);
-    await pause(Math.min(this.#pauseMs, leftMs / 2), this.#signal); // so that no attempt is far from the end
-    this.#pauseMs = Math.min(Math.max(2 * this.#pauseMs, FIRST_PAUSE_MS), MAX_PAUSE_MS);
   }
 
   /** Bytes have moved. */
   over(): void {
     this.#first = undefined;
-    this.#pauseMs = 0;
-  }
-
-  /** A stream has ended after so long. One that outlasted every pause had a connection, even if no bytes moved. */
-  streamed(milliseconds: number): void {
-    if (milliseconds > MAX_PAUSE_MS) this.over();
+    this.#numInVain = 0;
   }
 
   /** The error of a transfer whose deadline has passed. */
@@ -72,12 +77,28 @@ export class Outage {
     return new DeadlineError(`${name} did not end in time${ifLate}${why}`, { code: cause.code, metadata, cause });
   }
 
+  #begin(error: GenserveError): void {
+    if (this.#first !== undefined) return;
+    this.#first = error;
+    this.#beganAt = Date.now();
+  }
+
+  async #pause(numInVain: number, error: GenserveError): Promise<void> {
+    const leftMs = this.#deadline - Date.now();
+    if (leftMs < FIRST_PAUSE_MS) throw this.#gaveUp(error);
+    await pause(Math.min(pauseMsAfter(numInVain), leftMs / 2), this.#signal); // no attempt is far from the deadline
+  }
+
   #gaveUp(last: GenserveError): GenserveError {
     const waited = `waited ${Math.round((Date.now() - this.#beganAt) / 1000)} s to resume`;
-    if (this.endsAt === this.#deadline) return this.late(last, ` (${waited} it: ${last.message})`);
+    if (this.#deadline - Date.now() < FIRST_PAUSE_MS) return this.late(last, ` (${waited} it: ${last.message})`);
     const { name, metadata } = this.#transfer;
     const errorClass = last instanceof PushTruncatedError ? PushTruncatedError : UnavailableError;
     const details = { ...detailsOf(last), metadata: { ...last.metadata, ...metadata }, cause: this.#first };
     return new errorClass(`${waited} ${name}: ${last.message}`, details);
   }
+}
+
+function pauseMsAfter(numInVain: number): number {
+  return Math.min(FIRST_PAUSE_MS * 2 ** numInVain, MAX_PAUSE_MS);
 }

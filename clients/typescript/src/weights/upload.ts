@@ -1,6 +1,6 @@
 /** Sends one push: streams the bytes, and when the stream breaks, those that are missing. */
 
-import { DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError } from "../errors.js";
+import { DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError } from "../errors.js";
 import type { ClientStream, Connection } from "../transport/connection.js";
 import { deadlineOf } from "../transport/timeouts.js";
 import { PushAction, type PushHeader, PushWeightsRequest, WeightServiceService } from "../wire/genserve/v1/weights.js";
@@ -42,9 +42,8 @@ class Upload {
   /** What the daemon is to get. */
   readonly #wanted: readonly ByteRange[];
   #sentBytes = 0;
-  /** Streams whose header a connection has taken, and when it took the header of the present one. */
+  /** Streams whose header a connection has taken. */
   #numStreams = 0;
-  #streamingSince = Infinity;
 
   constructor(connection: Connection, header: PushHeader, space: ByteSpace, options: SendOptions) {
     this.#connection = connection;
@@ -63,23 +62,24 @@ class Upload {
   async run(): Promise<PushResult> {
     const checksum = this.#options.checksum === false ? undefined : await loadChecksum();
     let missing = this.#wanted;
-    for (let isResume = false; ; isResume = true) {
+    let leastBytes = numBytes(missing);
+    for (;;) {
       try {
-        if (isResume) {
-          const known = await this.#lookUp();
-          const isOwn = known?.push.attempt === this.#header.attempt;
-          if (known?.push.state === "valid") return known;
-          if (known?.push.state === "applied" && isOwn) return await this.#answerOf(known); // only the answer was lost
-          // Of a push that is unknown nothing has arrived, and bytes of another attempt are compared.
-          const left = known !== undefined && isOwn ? this.#checked(known.push.missing) : this.#wanted;
-          if (numBytes(left) < numBytes(missing)) this.#outage.over();
-          missing = left;
-        }
         return await this.#send(missing, checksum);
       } catch (error) {
         if (isLate(error)) throw this.#outage.late(error);
         const hasReachedDaemon = this.#numStreams > 0 || error instanceof PushTruncatedError;
         if (!hasReachedDaemon || !isInterruption(error)) throw error;
+        const known = await this.#outage.answerTo(error, (timeoutMs) => this.#lookUp(timeoutMs));
+        const isOwn = known?.push.attempt === this.#header.attempt;
+        if (known?.push.state === "valid") return known;
+        if (known?.push.state === "applied" && isOwn) return await this.#answerOf(known); // only the answer was lost
+        // Of a push that is unknown nothing has arrived, and bytes of another attempt are compared.
+        missing = known !== undefined && isOwn ? this.#checked(known.push.missing) : this.#wanted;
+        if (numBytes(missing) < leastBytes) {
+          leastBytes = numBytes(missing);
+          this.#outage.over();
+        }
         await this.#outage.untilNextAttempt(error);
       }
     }
@@ -110,7 +110,6 @@ class Upload {
       timeoutMs: this.#deadline - Date.now(),
       signal: this.#options.signal,
     });
-    this.#streamingSince = Infinity;
     // The answer says why the daemon stopped reading.
     const answered = new AbortController();
     const whenAnswered = () => {
@@ -125,12 +124,7 @@ class Upload {
         throw error; // of a file that cannot be read, say
       }
     }
-    try {
-      return pushResultOf(await stream.answer);
-    } catch (error) {
-      this.#outage.streamed(Date.now() - this.#streamingSince);
-      throw error;
-    }
+    return pushResultOf(await stream.answer);
   }
 
   async #write(
@@ -146,7 +140,6 @@ class Upload {
       call.write(Buffer.from(PushWeightsRequest.encode(header).finish()), (error: unknown) => {
         if (error) return; // the answer says why
         this.#numStreams++;
-        this.#streamingSince = Date.now();
         resolve();
       });
     });
@@ -168,21 +161,15 @@ class Upload {
   }
 
   /** The push as the daemon knows it; undefined if it does not. */
-  async #lookUp(): Promise<PushResult | undefined> {
+  async #lookUp(timeoutMs: number): Promise<PushResult | undefined> {
     const { pushId } = this.#header;
     // gRPC waits for the connection, instead of using up its attempts while there is none.
-    const call = {
-      timeoutMs: this.#outage.endsAt - Date.now(),
-      signal: this.#options.signal,
-      waitForReady: true,
-    };
+    const call = { timeoutMs, signal: this.#options.signal, waitForReady: true };
     try {
       return pushResultOf(await this.#connection.unary(WeightServiceService.getPush, { pushId }, call));
     } catch (error) {
       if (error instanceof PushNotFoundError) return undefined;
-      if (!(error instanceof DeadlineError)) throw error;
-      const message = `GetPush was not answered by ${this.#connection.address}`;
-      throw new UnavailableError(message, { code: error.code, cause: error });
+      throw error;
     }
   }
 
