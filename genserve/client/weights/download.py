@@ -75,7 +75,7 @@ class Download:
         while True:
             known_bytes = self._received_bytes
             try:
-                await self._receive(reconnects=resumes.num_resumes > 0)
+                await self._receive()
                 return self._pulled()
             except (UnavailableError, PushTruncatedError):
                 if self._manifest is None:
@@ -89,13 +89,13 @@ class Download:
                 remaining_s = self._remaining_s()
                 await asyncio.sleep(pause_s if remaining_s is None else min(pause_s, remaining_s))
 
-    async def _receive(self, *, reconnects: bool) -> None:
+    async def _receive(self) -> None:
         fields = {"weight_version": self._version, "chunk_bytes": self._chunk_bytes}
         request = build(weights_pb2.PullWeightsRequest, fields)
         if self._received_bytes < len(self._memory):
             request.ranges.add(start=self._received_bytes, end=len(self._memory))
         call = self._connection.weights.PullWeights(
-            request, timeout=self._remaining_s(), metadata=self._connection.metadata, wait_for_ready=reconnects
+            request, timeout=self._remaining_s(), metadata=self._connection.metadata
         )
         try:
             with self._connection.typed_errors():

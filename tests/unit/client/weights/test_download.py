@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.weights.resumes import MIN_RESUMES
+from genserve.client.weights.resumes import MIN_RESUMES, RESUME_TIMEOUT_S
 from genserve.errors import ChecksumMismatchError, GenserveError, PushTruncatedError, UnavailableError
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from tests.support.clocks import advanced_clock
@@ -150,7 +150,7 @@ async def test_a_stream_that_always_breaks_is_given_up(breaks: bool, error: type
         assert len(puller.requests) > MIN_RESUMES
 
 
-async def test_pull_waits_for_a_restarting_daemon_until_its_deadline(tmp_path: Path) -> None:
+async def test_a_pull_waits_for_a_daemon_that_restarts(tmp_path: Path) -> None:
     """One that was never there is not waited for."""
     address = f"unix:{tmp_path}/s"
     puller = Puller()
@@ -172,3 +172,20 @@ async def test_pull_waits_for_a_restarting_daemon_until_its_deadline(tmp_path: P
             assert bytes((await pulling).tensors["w"].data) == DATA
     first_s, second_s = puller.remaining_s
     assert 0 < second_s < first_s < 50.5
+
+
+async def test_a_pull_whose_daemon_does_not_come_back_is_given_up(tmp_path: Path) -> None:
+    """As a push is, long before the deadline."""
+    address = f"unix:{tmp_path}/s"
+    puller = Puller()
+    puller.hangs_at = 16
+    async with AsyncClient(address) as client:
+        async with serving(puller, address):
+            pulling = asyncio.create_task(client.pull_weights(timeout_s=600.0))
+            await asyncio.wait_for(puller.hanging.wait(), STEP_S)
+        with advanced_clock() as clock:
+            began_s = clock.now_s()
+            await clock.advance_until(lambda: pulling.done() or clock.now_s() - began_s > 300, 0.5)
+            assert pulling.done() and clock.now_s() - began_s >= RESUME_TIMEOUT_S
+            with refuses(UnavailableError):
+                await pulling
