@@ -90,8 +90,6 @@ class Upload:
                 known, missing = await self._look_up(error), everything  # bytes of another attempt are compared
                 if known is not None:
                     is_own = known.push.attempt == self._header.attempt != ""
-                    if known.push.state == "valid":
-                        return known
                     if known.push.state == "applied" and is_own:  # only the answer was lost
                         return await self._answered(known)
                     if is_own or (known.push.state == "receiving" and not self._header.attempt):

@@ -72,7 +72,6 @@ class Upload {
         if (!hasReachedDaemon || !isInterruption(error)) throw error;
         const known = await this.#outage.answerTo(error, (timeoutMs) => this.#lookUp(timeoutMs));
         const isOwn = known?.push.attempt === this.#header.attempt;
-        if (known?.push.state === "valid") return known;
         if (known?.push.state === "applied" && isOwn) return await this.#answerOf(known); // only the answer was lost
         // Of a push that is unknown nothing has arrived, and bytes of another attempt are compared.
         missing = known !== undefined && isOwn ? this.#checked(known.push.missing) : this.#wanted;
