@@ -160,6 +160,7 @@ def error_vectors() -> Vectors:
             {"reason": "MESSAGE_TOO_LARGE"},
         ),
         ("no details: an unknown call", status(code_pb2.UNIMPLEMENTED, "x"), {"reason": "UNSUPPORTED"}),
+        ("no details: the other side cancelled", status(code_pb2.CANCELLED, "x"), {"reason": "UNAVAILABLE"}),
         (
             "when to try again, of a proxy",
             status(code_pb2.UNAVAILABLE, "x", delay),
