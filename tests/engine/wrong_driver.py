@@ -1,5 +1,6 @@
 """A driver that makes a mistake: `python -m tests.engine.wrong_driver NAME`. In all else it is the one on stubs."""
 
+import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -7,6 +8,8 @@ from typing import Any, Final
 import grpc
 
 from clients.conformance.drivers import python_stubs as stubs
+from clients.conformance.drivers import transfers
+from genserve.v1 import weights_pb2
 
 Result = dict[str, Any]
 Generation, Steps = stubs.Generation, stubs.Steps
@@ -110,7 +113,7 @@ def sending_twice() -> None:
 
 def counting() -> None:
     """Gives a push up after five resumes, which refused connections use up within a second."""
-    stubs.RESUME_TIMEOUT_S, stubs.LONGEST_PAUSE_S = 0.0, 0.01
+    transfers.RESUME_TIMEOUT_S, transfers.LONGEST_PAUSE_S = 0.0, 0.01
 
 
 def repeating(right: Any, steps: Any, **given: Any) -> Result:
@@ -132,7 +135,7 @@ def knowing_all() -> None:
 def trusting_its_memory(right: Any, steps: Any, *given: Any) -> list[tuple[int, int]]:
     """Takes a push that the daemon does not know for one that it has whole."""
     missing: list[tuple[int, int]] = right(steps, *given)
-    return [] if missing[0][0] == 0 else missing
+    return [] if missing and missing[0][0] == 0 else missing
 
 
 def without_channel_option(name: str) -> Callable[[], None]:
@@ -163,8 +166,112 @@ def believing() -> None:
         def __ne__(self, other: object) -> bool:
             return False
 
-    right = stubs.crc32c
-    stubs.crc32c = lambda data: Equal(right(data))
+    right = transfers.crc32c
+    transfers.crc32c = lambda data: Equal(right(data))
+
+
+def beginning_again() -> None:
+    """Pulls everything again after a break."""
+
+    def request(self: Any) -> Any:
+        self._space.clear()
+        return weights_pb2.PullWeightsRequest(weight_version=self._version)
+
+    transfers.Pulled.request = request
+
+
+def of_one_version(comparing: bool) -> Callable[[], None]:
+    """Takes the rest of a pull without `comparing` the number of its version, or else by that alone."""
+
+    def change() -> None:
+        right_request, right_add = transfers.Pulled.request, transfers.Pulled.add
+
+        def request(self: Any) -> Any:
+            asked = right_request(self)
+            if not comparing and asked.ranges:
+                asked.ClearField("weight_version")
+            return asked
+
+        def add(self: Any, message: Any) -> Any:
+            if self._header is not None and message.HasField("header"):
+                return None
+            return right_add(self, message)
+
+        transfers.Pulled.request, transfers.Pulled.add = request, add
+
+    return change
+
+
+def ending_early(right: Any, steps: Any, version: int | None = None) -> Result:
+    """Takes the end of a stream for that of a pull."""
+    pulled = transfers.Pulled(version)
+    for message in steps._call(steps._weights.PullWeights, pulled.request()):
+        if not message.HasField("end") and (wrong := pulled.add(message)) is not None:
+            return {"error": {"reason": wrong}}
+    return {"version": pulled.version, "sha256": pulled.sha256()}
+
+
+def sending_a_dry_run() -> None:
+    """Sends the bytes of a push that is only to be validated."""
+    right = stubs.frames
+    stubs.frames = lambda header, tensors, ranges: right(header, tensors, ranges or [(0, tensors.total_bytes)])
+
+
+def staging(right: Any, steps: Any, **push: Any) -> Result:
+    """Stages what it is to prepare."""
+    if push.get("action") == "prepare":
+        push["action"] = "stage"
+    result: Result = right(steps, **push)
+    return result
+
+
+def sharing(state: str) -> Callable[..., Any]:
+    """Takes what the daemon has of another attempt for its own, in this state of the push."""
+
+    def missing(right: Any, steps: Any, header: Any, everything: transfers.Ranges) -> transfers.Ranges:
+        found: transfers.Ranges = right(steps, header, everything)
+        if found == everything:
+            try:
+                push = steps._call(steps._weights.GetPush, weights_pb2.GetPushRequest(push_id=header.push_id)).push
+            except grpc.RpcError:
+                return found
+            if stubs.word(weights_pb2.PushState, push.state) == state:
+                return [(each.start, each.end) for each in push.missing]
+        return found
+
+    return missing
+
+
+def attempts_of_their_own() -> None:
+    """Names another attempt on each stream."""
+    right = stubs.frames
+
+    def frames(header: Any, *rest: Any) -> Any:
+        own = weights_pb2.PushHeader()
+        own.CopyFrom(header)
+        if own.num_streams > 1:
+            own.attempt += secrets.token_hex(4)
+        return right(own, *rest)
+
+    stubs.frames = frames
+
+
+def fewer_streams() -> None:
+    """Opens one stream again when several have broken."""
+    right = Steps._missing
+
+    def missing(*given: Any) -> transfers.Ranges:
+        stubs.TIMEOUT_S, stubs.split = 5.0, lambda ranges, _: [ranges]  # the daemon waits for the others
+        return right(*given)
+
+    Steps._missing = missing
+
+
+def giving_back_once(right: Any, steps: Any, name: str) -> Result:
+    """Forgets a lease that it has given back."""
+    result: Result = right(steps, name=name)
+    steps._leases[name] = "forgotten"
+    return result
 
 
 def without(name: str) -> Callable[[], None]:
@@ -209,6 +316,17 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "knows all values": ("newer-daemon", knowing_all),
     "another version in columns": ("generate-many-columns", first_rows),
     "believes what it pulls": ("pull-wrong-checksum", believing),
+    "pulls from the beginning again": ("pull-cut-and-resumed", beginning_again),
+    "pulls the rest of any version": ("pull-cut-and-next-version", of_one_version(comparing=False)),
+    "pulls by the number of a version": ("pull-cut-and-same-version", of_one_version(comparing=True)),
+    "pulls until the stream ends": ("pull-ended-early", lambda: of_step("pull", ending_early)),
+    "sends a dry run": ("push-validated", sending_a_dry_run),
+    "prepares nothing": ("push-prepared-and-committed", lambda: of_step("push", staging)),
+    "shares bytes of another attempt": ("push-taken-over", lambda: of_step("_missing", sharing("receiving"))),
+    "shares what another attempt applied": ("push-applied-by-other", lambda: of_step("_missing", sharing("applied"))),
+    "an attempt for each stream": ("push-streams", attempts_of_their_own),
+    "resumes over one stream": ("push-streams-cut", fewer_streams),
+    "gives a lease back once": ("repeated", lambda: of_step("resume", giving_back_once)),
 }
 """Each with a scenario that must find it."""
 

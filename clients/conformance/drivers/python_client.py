@@ -59,6 +59,9 @@ class Steps:
             return push_of(await self._client.push_lora(lora_name, checkpoint, **how))
         return push_of(await self._client.push_weights(checkpoint, **how, **options))
 
+    async def push_streams(self, num_streams: int, **push: Any) -> Result:
+        return await self.push(**push, streams=num_streams)
+
     async def commit(self, push_id: str) -> Result:
         return push_of(await self._client.commit_push(push_id))
 
@@ -72,7 +75,7 @@ class Steps:
         served = await self._client.get_weights()
         return {"version": served.weight_version, "tensors": len(served.tensors)}
 
-    async def pull(self, version: int) -> Result:
+    async def pull(self, version: int | None = None) -> Result:
         pulled = await self._client.pull_weights(version=version)
         sha256 = {name: hashlib.sha256(tensor.data).hexdigest() for name, tensor in pulled.tensors.items()}
         return {"version": pulled.weight_version, "sha256": sha256}

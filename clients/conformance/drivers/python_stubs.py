@@ -1,13 +1,14 @@
 """A driver on grpcio, the generated stubs and the standard library: what a client in a new language has to do.
 
 It reads a scenario from standard input and prints a line of JSON for each step. checkpoint.py reads safetensors and
-makes the frames of a push, crc32c.py computes checksums.
+lays out the bytes of a push, transfers.py resumes, crc32c.py computes checksums.
 """
 
-import hashlib
 import json
+import queue
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -18,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from clients.conformance.drivers.checkpoint import Checkpoint
 from clients.conformance.drivers.crc32c import crc32c
+from clients.conformance.drivers.transfers import LOOK_UP_TIMEOUT_S, Pulled, Ranges, Resumes, num_bytes, pauses, split
 from genserve.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -30,14 +32,14 @@ from genserve.v1 import (
 
 Result = dict[str, Any]
 TIMEOUT_S = 50.0
-MIN_RESUMES, RESUME_TIMEOUT_S = 5, 30.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.2
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.service_config", (files("genserve.v1") / "service_config.json").read_text()),
 ]
+STANDS_FOR = {"RESOURCE_EXHAUSTED": "MESSAGE_TOO_LARGE", "UNIMPLEMENTED": "UNSUPPORTED", "CANCELLED": "UNAVAILABLE"}
+"""Status codes of gRPC itself, without details, and the reasons of the daemon that say the same."""
 NOT_IMPLEMENTED: Result = {"error": {"reason": "NOT_IMPLEMENTED"}}
 
 
@@ -93,43 +95,61 @@ class Steps:
     def generate_columns(self, requests: list[Result]) -> Result:
         return self.generate_many(requests, generation_pb2.GENERATE_MANY_FORM_COLUMNS)
 
-    def push(self, checkpoint: str, version: int, push_id: str, **options: Any) -> Result:
+    def push(self, checkpoint: str, version: int, push_id: str, num_streams: int = 1, **options: Any) -> Result:
         tensors, lora = read(checkpoint, options.get("lora_name"))
-        header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, attempt=push_id, lora=lora)
+        header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, lora=lora, num_streams=num_streams)
+        header.attempt = str(uuid.uuid4())
         header.manifest.CopyFrom(tensors.manifest(options.get("partial", False)))
         header.action = weights_pb2.PushAction.Value(f"PUSH_ACTION_{options.get('action', 'apply').upper()}")
         if "expected_version" in options:
             header.expected_version = options["expected_version"]
-        missing, least_bytes = [(0, tensors.total_bytes)], tensors.total_bytes
-        num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
+        is_dry_run = header.action == weights_pb2.PUSH_ACTION_VALIDATE
+        everything: Ranges = [] if is_dry_run else [(0, tensors.total_bytes)]
+        missing, resumes = everything, Resumes(num_bytes(everything))
         while True:
             try:
-                return push_of(self._call(self._weights.PushWeights, frames(header, tensors, missing)))
+                return push_of(self._send(header, tensors, missing))
             except grpc.RpcError as error:
-                is_broken = error.code() == grpc.StatusCode.UNAVAILABLE and not details_of(error)
-                if not is_broken or (num_in_vain >= MIN_RESUMES and time.monotonic() > ends_s):
+                if not has_broken(error):
                     raise
-            missing = self._missing(push_id, tensors)
-            if (missing_bytes := sum(end - start for start, end in missing)) < least_bytes:
-                least_bytes = missing_bytes
-                num_in_vain, pause_s, ends_s = 0, FIRST_PAUSE_S, time.monotonic() + RESUME_TIMEOUT_S
-            time.sleep(pause_s)
-            num_in_vain, pause_s = num_in_vain + 1, min(2 * pause_s, LONGEST_PAUSE_S)
+                missing = self._missing(header, everything)
+                if not resumes.wait(num_bytes(missing)):
+                    raise
 
-    def _missing(self, push_id: str, tensors: Checkpoint) -> list[tuple[int, int]]:
-        """What the daemon lacks of this attempt; everything if it has forgotten the push."""
-        ends_s = time.monotonic() + RESUME_TIMEOUT_S
-        request = weights_pb2.GetPushRequest(push_id=push_id)
+    def push_streams(self, **push: Any) -> Result:
+        return self.push(**push)
+
+    def _send(self, header: Any, tensors: Checkpoint, ranges: Ranges) -> Any:
+        """The answer, which all streams get. The first stream that fails ends the others."""
+        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        calls = []
+        try:
+            for part in split(ranges, header.num_streams):
+                calls.append(self._call(self._weights.PushWeights.future, frames(header, tensors, part)))
+                calls[-1].add_done_callback(ended.put)
+            for _ in calls:
+                if (call := ended.get()).code() is not grpc.StatusCode.OK:
+                    raise call
+            return call.result()
+        finally:
+            for call in calls:
+                call.cancel()
+
+    def _missing(self, header: Any, everything: Ranges) -> Ranges:
+        """What the daemon lacks of this attempt: everything if it has forgotten the push, or knows another attempt."""
+        ends_s, pauses_s = time.monotonic() + LOOK_UP_TIMEOUT_S, pauses()
+        request = weights_pb2.GetPushRequest(push_id=header.push_id)
         while True:
             try:
-                push = self._call(self._weights.GetPush, request, RESUME_TIMEOUT_S, wait_for_ready=True).push
-                return [(each.start, each.end) for each in push.missing]
+                push = self._call(self._weights.GetPush, request, LOOK_UP_TIMEOUT_S, wait_for_ready=True).push
+                is_own = push.attempt == header.attempt
+                return [(each.start, each.end) for each in push.missing] if is_own else everything
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
-                    return [(0, tensors.total_bytes)]
-                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > ends_s:
+                    return everything
+                if not has_broken(error) or time.monotonic() > ends_s:
                     raise
-            time.sleep(FIRST_PAUSE_S)
+            time.sleep(next(pauses_s))
 
     def commit(self, push_id: str) -> Result:
         return push_of(self._call(self._weights.CommitPush, weights_pb2.CommitPushRequest(push_id=push_id)))
@@ -145,23 +165,26 @@ class Steps:
         served = self._call(self._weights.GetWeights, weights_pb2.GetWeightsRequest())
         return {"version": served.weight_version, "tensors": len(served.manifest.tensors)}
 
-    def pull(self, version: int) -> Result:
-        header, space, is_complete = weights_pb2.PushHeader(), bytearray(), False
-        for message in self._call(self._weights.PullWeights, weights_pb2.PullWeightsRequest(weight_version=version)):
-            is_complete = message.HasField("end")
-            if message.HasField("header"):
-                header = message.header
-                space = bytearray(header.manifest.total_bytes)
-            elif message.HasField("chunk"):
-                chunk = message.chunk
-                if chunk.HasField("crc32c") and crc32c(chunk.data) != chunk.crc32c:
-                    return {"error": {"reason": "CHECKSUM_MISMATCH"}}
-                space[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
-        if not is_complete:
-            return {"error": {"reason": "PUSH_TRUNCATED"}}
-        tensors = header.manifest.tensors
-        sha256 = {t.name: hashlib.sha256(space[t.offset : t.offset + t.length]).hexdigest() for t in tensors}
-        return {"version": header.weight_version, "sha256": sha256}
+    def pull(self, version: int | None = None) -> Result:
+        pulled = Pulled(version)
+        resumes: Resumes | None = None
+        while True:
+            broken: Result = {"error": {"reason": "PUSH_TRUNCATED"}}  # it has ended, without an end
+            try:
+                for message in self._call(self._weights.PullWeights, pulled.request()):
+                    if message.HasField("end"):
+                        return {"version": pulled.version, "sha256": pulled.sha256()}
+                    if (wrong := pulled.add(message)) is not None:
+                        return {"error": {"reason": wrong}}
+            except grpc.RpcError as error:
+                if not has_broken(error):
+                    raise
+                broken = error_of(error)
+            if (missing_bytes := pulled.missing_bytes) is None:
+                return broken
+            resumes = resumes or Resumes(missing_bytes)
+            if not resumes.wait(missing_bytes):
+                return broken
 
     def pause(self, name: str, holder: str, ttl_ms: int) -> Result:
         lease = self._call(self._control.Pause, control_pb2.PauseRequest(holder=holder, ttl=duration(ttl_ms))).lease
@@ -333,11 +356,17 @@ def details_of(error: Any) -> bytes:
     return bytes(trailers.get("grpc-status-details-bin", b""))
 
 
+def has_broken(error: Any) -> bool:
+    """Whether a transfer that has failed like this can go on."""
+    if details_of(error):
+        return bool(error_of(error)["error"]["reason"] == "PUSH_TRUNCATED")
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
 def error_of(error: Any) -> Result:
     details = details_of(error)
-    return (
-        error_of_status(status_pb2.Status.FromString(details)) if details else {"error": {"reason": error.code().name}}
-    )
+    code: int = error.code().value[0]
+    return error_of_status(status_pb2.Status.FromString(details) if details else status_pb2.Status(code=code))
 
 
 def error_of_status(status: Any) -> Result:
@@ -353,7 +382,8 @@ def error_of_status(status: Any) -> Result:
 
 
 def grpc_name(code: int) -> str:
-    return next(each.name for each in grpc.StatusCode if each.value[0] == code)
+    name = next(each.name for each in grpc.StatusCode if each.value[0] == code)
+    return STANDS_FOR.get(name, name)
 
 
 def channel_to(scenario: Result) -> grpc.Channel:

@@ -1,4 +1,4 @@
-"""A link that is reset once, when so many bytes of a push have gone to the daemon."""
+"""A link that is reset once, in the middle of a push or a pull."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,37 +8,42 @@ from typing import Self
 from tests.support.fault_proxy import Connection, FaultProxy, Way
 
 _BYTES_PER_S = 20e6
-"""A daemon reads as fast as that: what it has not read when the link is reset would be lost, and sent again."""
+"""Both ends read as fast as that: what one has not read when the link is reset would be lost, and sent again."""
 
 
 class CutLink:
-    """Listens at `address` while it is entered. A push of `push_bytes` is cut at `num_bytes`: its connection is reset,
-    the others live on, and new ones are refused for `refuse_ms`. `forget` makes the daemon forget the push meanwhile,
-    as one that is started again does."""
+    """Listens at `address` while it is entered. A transfer of `whole_bytes` that goes this `way` is cut at `num_bytes`:
+    its connection is reset, the others live on, and new ones are refused for `refuse_ms`. `meanwhile` is done then.
+    `begins_anew`: all of it may be sent again, because the daemon has forgotten it."""
 
     def __init__(
         self,
         target: str,
+        way: Way,
         num_bytes: int,
-        push_bytes: int,
+        whole_bytes: int,
+        *,
         refuse_ms: int = 0,
-        forget: Callable[[], Awaitable[None]] | None = None,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
+        begins_anew: bool = False,
     ) -> None:
         self._proxy = FaultProxy(target, self._accepted)
-        self._proxy.switch(Way.TO_SERVER, bytes_per_s=_BYTES_PER_S)
+        self._proxy.switch(way, bytes_per_s=_BYTES_PER_S)
+        self._way = way
         self._num_bytes = num_bytes
-        self._push_bytes = push_bytes
+        self._whole_bytes = whole_bytes
         self._refuse_ms = refuse_ms
-        self._forget = forget
+        self._meanwhile = meanwhile
+        self._begins_anew = begins_anew
         self._sent_bytes = 0
         self._outage: asyncio.Task[None] | None = None
 
     def differences(self) -> list[str]:
-        """The link was cut, and then not all of the push was sent again, unless the daemon had forgotten it."""
+        """The link was cut, and then not everything was sent again, unless it may begin anew."""
         if self._outage is None:
             return ["the link was not cut: fewer bytes were sent"]
-        if self._forget is None and self._sent_bytes >= self._num_bytes + self._push_bytes:
-            told = f"{self._sent_bytes} bytes were sent for a push of {self._push_bytes}"
+        if not self._begins_anew and self._sent_bytes >= self._num_bytes + self._whole_bytes:
+            told = f"{self._sent_bytes} bytes were sent for {self._whole_bytes}"
             return [f"{told}: all of them again after the cut"]
         return []
 
@@ -62,16 +67,17 @@ class CutLink:
         def sent(num_bytes: int) -> None:
             self._sent_bytes += num_bytes
             if self._sent_bytes >= self._num_bytes and self._outage is None:
-                if self._refuse_ms:
+                if self._refuse_ms or self._meanwhile is not None:
                     self._proxy.refuse()
                 connection.reset()
                 self._outage = asyncio.create_task(self._pass_outage())
 
-        connection.flows[Way.TO_SERVER].on_arrival = sent
+        connection.flows[self._way].on_arrival = sent
 
     async def _pass_outage(self) -> None:
-        if self._forget is not None:
-            await self._forget()
+        if self._meanwhile is not None:
+            await self._meanwhile()
         if self._refuse_ms:
             await asyncio.sleep(self._refuse_ms / 1000)
+        if self._refuse_ms or self._meanwhile is not None:
             await self._proxy.listen()

@@ -2,17 +2,23 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from clients.conformance.runner.cancelled import CancelledCalls
 from clients.conformance.runner.corrupted import CorruptChunk
 from clients.conformance.runner.cut import CutLink
 from clients.conformance.runner.deadline import Deadline
+from clients.conformance.runner.ended_pull import EndedPull
 from clients.conformance.runner.mutations import MUTATIONS
 from clients.conformance.runner.newer import Newer
 from clients.conformance.runner.push_meanwhile import PushMeanwhile
+from clients.conformance.runner.push_streams import PushStreams
 from clients.conformance.runner.refused import RefusedCalls
 from clients.conformance.runner.relay import Relay
+from clients.conformance.runner.taken_over import TakenOver
+from tests.support.fault_proxy import Way
 
 
 class LinkEvent(Protocol):
@@ -29,28 +35,63 @@ class RelayedEvent(LinkEvent, Protocol):
         """Makes it happen, or sees it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What a link may do to the daemon. `serve` serves checkpoint b as the version that is so much higher than the
+    served one; `forget` discards the scenario's push."""
+
+    serve: Callable[[int], Awaitable[None]]
+    forget: Callable[[], Awaitable[None]]
+
+
 @asynccontextmanager
 async def link_to(
-    daemon: str,
-    asked: Mapping[str, int],
-    mutation: str | None,
-    push_bytes: int,
-    push: Callable[[], Awaitable[None]],
-    forget: Callable[[], Awaitable[None]],
+    daemon: str, asked: Mapping[str, int], mutation: str | None, whole_bytes: int, meanwhile: Meanwhile
 ) -> AsyncIterator[tuple[str, list[LinkEvent]]]:
-    """The address for the driver. `asked`: the link of a scenario, whose push has `push_bytes`; `mutation`: the mistake
-    that the daemon seems to make; `push`: pushes checkpoint b; `forget`: discards the scenario's push."""
+    """The address for the driver. `asked`: the link of a scenario, whose push or pull has `whole_bytes`; `mutation`:
+    the mistake that the daemon seems to make."""
     async with AsyncExitStack() as stack:
         event: RelayedEvent
+        target = daemon
         if mutation is not None:
             daemon = (await stack.enter_async_context(Relay(daemon, MUTATIONS[mutation]))).address
         match dict(asked):
             case {"cut_at_bytes": num_bytes}:
-                forgets = forget if asked.get("forget") else None
-                cut = CutLink(daemon, num_bytes, push_bytes, asked.get("refuse_ms", 0), forgets)
+                forgets = bool(asked.get("forget"))
+                cut = CutLink(
+                    daemon,
+                    Way.TO_SERVER,
+                    num_bytes,
+                    whole_bytes,
+                    refuse_ms=asked.get("refuse_ms", 0),
+                    meanwhile=meanwhile.forget if forgets else None,
+                    begins_anew=forgets,
+                )
                 await stack.enter_async_context(cut)
                 yield cut.address, [cut]
                 return
+            case {"cut_pull_at_bytes": num_bytes}:
+                above = asked.get("serve")
+                cut = CutLink(
+                    daemon,
+                    Way.TO_CLIENT,
+                    num_bytes,
+                    whole_bytes,
+                    refuse_ms=asked.get("refuse_ms", 0),
+                    meanwhile=None if above is None else partial(meanwhile.serve, above),
+                    begins_anew=above is not None,
+                )
+                await stack.enter_async_context(cut)
+                yield cut.address, [cut]
+                return
+            case {"ended_pull_chunks": num_chunks}:
+                event = EndedPull(num_chunks)
+            case {"taken_over_at_bytes": num_bytes}:
+                event = TakenOver(target, num_bytes)
+            case {"taken_over_at_end": _}:
+                event = TakenOver(target, None)
+            case {"push_streams": num_streams}:
+                event = PushStreams(num_streams)
             case {"corrupt_chunk": number}:
                 event = CorruptChunk(number, "push")
             case {"corrupt_pulled_chunk": number}:
@@ -66,7 +107,7 @@ async def link_to(
             case {"padded_bytes": num_bytes}:
                 event = Newer(padded_bytes=num_bytes)
             case {"push_at_tokens": num_tokens}:
-                event = await stack.enter_async_context(PushMeanwhile(num_tokens, push))
+                event = await stack.enter_async_context(PushMeanwhile(num_tokens, partial(meanwhile.serve, 1)))
             case _:
                 yield daemon, []
                 return

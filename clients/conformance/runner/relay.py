@@ -1,7 +1,7 @@
 """A gRPC server that passes every call on to a daemon, and changes a message on its way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,14 +14,16 @@ from genserve.transport.streams import FinalStatus
 
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _DETAILS = "grpc-status-details-bin"
+_BROKEN = "Socket closed"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of requests, responses and error details, each as bytes; of a method for the first two."""
+    """What becomes of requests, responses and error details, each as bytes; of a method for the first two. Instead of a
+    response of None the call ends, with OK."""
 
     request: Callable[[str, bytes], bytes] = lambda _, message: message
-    response: Callable[[str, bytes], bytes] = lambda _, message: message
+    response: Callable[[str, bytes], bytes | None] = lambda _, message: message
     details: Callable[[bytes], bytes] = lambda details: details
 
 
@@ -36,14 +38,19 @@ class Relay(grpc.GenericRpcHandler):
         began: Callable[[str, float | None], None] = lambda *_: None,
         ended: Callable[[bool], None] = lambda _: None,
         refuses: Callable[[str], bool] = lambda _: False,
+        breaks: Callable[[str, bytes], bool] = lambda *_: False,
+        broken: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`began` is called with each call's method and the time that its client gives it, in seconds; `ended` at its
-        end, with whether the client has cancelled it. A call that `refuses` never reaches the daemon."""
+        end, with whether the client has cancelled it. A call that `refuses` never reaches the daemon. One of which a
+        request `breaks` it is broken off at both ends, without that request, and `broken` is called between them."""
         self._target = target
         self._change = change
         self._began = began
         self._ended = ended
         self._refuses = refuses
+        self._breaks = breaks
+        self._broken = broken
         self._stack = AsyncExitStack()
         self.address = ""
 
@@ -66,12 +73,19 @@ class Relay(grpc.GenericRpcHandler):
         method = details.method
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            is_broken = False
+
             async def changed() -> AsyncIterator[bytes]:
+                nonlocal is_broken
                 async for request in requests:
+                    if self._breaks(method, request):
+                        is_broken = True
+                        call.cancel()
+                        return
                     yield self._change.request(method, request)
 
             if self._refuses(method):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _BROKEN)
             remaining_s = context.time_remaining()
             self._began(method, remaining_s)
             metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith("user-agent")]
@@ -80,11 +94,17 @@ class Relay(grpc.GenericRpcHandler):
             status, responses = FinalStatus(call), aiter(call)
             try:
                 while (response := await status.of(_next(responses))) is not None:
-                    yield self._change.response(method, response)
+                    if (passed_on := self._change.response(method, response)) is None:
+                        break
+                    yield passed_on
                 self._ended(False)
             except asyncio.CancelledError:
-                self._ended(True)
-                raise
+                self._ended(not is_broken)
+                if not is_broken:
+                    raise
+                if self._broken is not None:
+                    await self._broken()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _BROKEN)
             except grpc.aio.AioRpcError as error:
                 trailers = [
                     (key, self._change.details(value) if key == _DETAILS and isinstance(value, bytes) else value)

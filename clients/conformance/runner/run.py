@@ -9,7 +9,7 @@ from clients.conformance.runner import checkpoints
 from clients.conformance.runner.daemons import Daemons
 from clients.conformance.runner.drivers import results_of
 from clients.conformance.runner.expectation import Rule, step_differences
-from clients.conformance.runner.link import link_to
+from clients.conformance.runner.link import Meanwhile, link_to
 from clients.conformance.runner.scenario import Scenario, filled
 from clients.conformance.runner.subject import Subject
 from clients.conformance.runner.table import Outcome
@@ -65,9 +65,11 @@ class Run:
             self._daemons.open if is_open else self._daemons.secured,
             scenario.link,
             mutation if is_open else None,
-            push_bytes=checkpoints.num_bytes_of(self._paths["b"]),
-            push=lambda: self._subject.load("b"),
-            forget=lambda: self._subject.discard(names["run"]),
+            whole_bytes=checkpoints.num_bytes_of(self._paths["b"]),
+            meanwhile=Meanwhile(
+                serve=lambda above: self._subject.load("b", above),
+                forget=lambda: self._subject.discard(names["run"]),
+            ),
         )
         async with link as (address, events):
             given: dict[str, Any] = {"address": address, "steps": steps}

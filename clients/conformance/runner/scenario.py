@@ -13,15 +13,20 @@ _FIELDS = {"title", "steps", "daemon", "ca", "token", "link", "after", "optional
 _LINKS = {
     "cancelled_calls",
     "cut_at_bytes",
+    "cut_pull_at_bytes",
     "corrupt_chunk",
     "corrupt_pulled_chunk",
     "deadline_ms",
+    "ended_pull_chunks",
     "padded_bytes",
     "push_at_tokens",
+    "push_streams",
     "refused_calls",
+    "taken_over_at_bytes",
+    "taken_over_at_end",
     "unknown_enums",
 }
-_OF_CUTS = {"refuse_ms", "forget"}
+_OF_CUTS = {"cut_at_bytes": {"refuse_ms", "forget"}, "cut_pull_at_bytes": {"refuse_ms", "serve"}}
 _OF_RUNNER = {"expect", "may_differ"}
 
 
@@ -45,7 +50,7 @@ class Scenario:
         """Raises ValueError for what does not exist, and for a step of which nothing is expected."""
         fields = json.loads(path.read_text())
         links = fields.get("link", {}).keys()
-        of_cuts = _OF_CUTS if "cut_at_bytes" in links else set()
+        of_cuts = next((also for cut, also in _OF_CUTS.items() if cut in links), set())
         unknown = [*fields.keys() - _FIELDS, *links - _LINKS - of_cuts]
         if unknown or fields.get("daemon", "open") not in ("open", "secured"):
             raise ValueError(f"{path.name}: unknown: {', '.join(sorted(unknown)) or fields['daemon']}")

@@ -27,10 +27,10 @@ class Subject:
         self._at = "a"
         return (await self._client.get_weights()).weight_version
 
-    async def load(self, name: str) -> None:
-        """Serves a checkpoint as the next version."""
-        version = (await self._client.get_weights()).weight_version + 1
-        await self._client.load_weights(self._checkpoints[name], version=version)
+    async def load(self, name: str, above: int = 1) -> None:
+        """Serves a checkpoint as the version that is so much higher than the served one."""
+        version = (await self._client.get_weights()).weight_version + above
+        await self._client.load_weights(self._checkpoints[name], version=version, force=above == 0)
 
     async def discard(self, push_id: str) -> None:
         """Makes the daemon forget a push, also one that is being sent."""

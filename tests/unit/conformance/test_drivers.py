@@ -15,7 +15,9 @@ from clients.conformance.runner.drivers import CLIENTS, DRIVERS, results_of
 from tests.support.patience import until
 
 Started = Callable[[], set[psutil.Process]]
-STUBS = [CLIENTS / "conformance/drivers" / name for name in ("python_stubs.py", "checkpoint.py", "crc32c.py")]
+STUBS = [
+    CLIENTS / "conformance/drivers" / name for name in ("python_stubs.py", "checkpoint.py", "transfers.py", "crc32c.py")
+]
 
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: str(path.name))
