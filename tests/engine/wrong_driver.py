@@ -113,7 +113,8 @@ def sending_twice() -> None:
 
 def counting() -> None:
     """Gives a push up after five resumes, which refused connections use up within a second."""
-    transfers.RESUME_TIMEOUT_S, transfers.LONGEST_PAUSE_S = 0.0, 0.01
+    stubs.LOOK_UP_TIMEOUT_S = transfers.RESUME_TIMEOUT_S = 0.0
+    transfers.LONGEST_PAUSE_S = 0.01
 
 
 def repeating(right: Any, steps: Any, **given: Any) -> Result:

@@ -23,6 +23,7 @@ def test_there_are_scenarios_and_a_driver_sees_nothing_of_what_is_expected() -> 
     [
         ({"steps": [STEP], "titel": "x"}, "titel"),
         ({"steps": [STEP], "link": {"cut_at": 1}}, "cut_at"),
+        ({"steps": [STEP], "link": {"cut_at_bytes": 1, "serve": 1}}, "serve"),
         ({"steps": []}, "step"),
         ({"steps": [STEP], "link": {"deadline_ms": 1, "corrupt_chunk": 1}}, "link"),
         ({"steps": [STEP], "daemon": "closed"}, "closed"),
