@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except GenserveError as error:
-        _print_error(error.metadata.get("reason", error.reason), error.message)
+        _print_error(error.metadata.get("reason", error.reason), _with_flags(error))
         for violation in error.violations:
             if violation.field not in error.message:
                 print(f"  {_printable(violation.field)}: {_printable(violation.description)}", file=sys.stderr)
@@ -120,6 +120,17 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         add(subparsers)
     return parser
+
+
+def _with_flags(error: GenserveError) -> str:
+    """The message of an error, in which the client's settings that it names are the flags of commands."""
+    from genserve.transport.errors import SETTINGS
+    from genserve.transport.unconnected import named
+
+    settings = error.metadata.get(SETTINGS, "").split()
+    as_flags = [f"--{name.replace('_', '-')}" for name in settings]
+    words = error.message.removesuffix(named(settings))
+    return error.message if words == error.message else f"{words}{named(as_flags)}"
 
 
 def _print_error(reason: str, message: str) -> None:

@@ -87,6 +87,16 @@ class Caller:
         self._certificate_number = 0
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether connections to hosts are encrypted."""
+        return self._credentials is not None or self._files.uses_tls
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether servers can ask for a certificate, as far as that is known here."""
+        return self._credentials is not None or bool(self._files.cert_file)
+
+    @property
     def token(self) -> str:
         """The token; "" = none."""
         return self._fixed_token if self._token is None else self._token.token
@@ -123,15 +133,14 @@ class Caller:
 
     def check_address(self, address: str) -> None:
         """Raises TokenError if the token would leave this host unencrypted."""
-        is_encrypted = self._credentials is not None or self._files.uses_tls
-        if self.token and not is_encrypted and not self._files.allow_insecure and not is_local(address):
+        if self.token and not self.uses_tls and not self._files.allow_insecure and not is_local(address):
             raise TokenError(f"would go to {address} unencrypted, where others could read it: use TLS")
 
     def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         self.check_address(address)
         if is_socket(address):
             return None
-        if self._credentials is not None or not self._files.uses_tls:
+        if self._credentials is not None or not self.uses_tls:
             return self._credentials
         _ = self.certificate_number  # reads those of now
         held = self._certificates.content

@@ -219,7 +219,7 @@ class Connection:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.target if target is None else target) from error
+            raise error_of(error, self.target if target is None else target, self._caller) from error
         except grpc.aio.UsageError:
             self.check_open()  # the connection was closed between two steps of the call
             raise

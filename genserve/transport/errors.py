@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -20,6 +21,8 @@ from genserve.errors import (
     UnsupportedError,
     error_for_reason,
 )
+from genserve.security.caller import Caller
+from genserve.transport.unconnected import why_unconnected
 from genserve.wire.conversions import seconds_of
 
 
@@ -33,6 +36,8 @@ class ClientMisuseError(RuntimeError):
     that of its first call, or on the event loop of a blocking client."""
 
 
+SETTINGS: Final = "settings"
+"""Key of an error's metadata."""
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -47,17 +52,6 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[GenserveError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
 }
-_REFUSED = re.compile(
-    r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?"
-)
-"""How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
-_HINTS = (
-    (re.compile("Socket closed"), "it may need TLS, or a certificate"),
-    (re.compile(".*WRONG_VERSION_NUMBER.*"), "it has no TLS, or is no daemon"),
-    (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name; see server_name"),
-    (re.compile(".*CERTIFICATE_VERIFY_FAILED: (?!.*expired).*"), "its authority is not known here; see ca_file"),
-)
-"""What these words of gRPC mean where nothing is connected."""
 _BROKEN = re.compile(
     r"(?:Stream removed \()?(?:\w+: ?)*(Socket closed|Connection reset by peer|Broken pipe)(?: \(\d+\))?\)?"
     r"|Stream removed \((.*)\)",
@@ -69,13 +63,14 @@ _LATE = re.compile(r"(?:Stream removed \()?(?:Deadline Exceeded|DEADLINE_EXCEEDE
 """What gRPC says of a call that the client itself has ended at its deadline."""
 
 
-def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
-    """The typed exception for a failed call to `target`.
+def error_of(error: grpc.aio.AioRpcError, target: str, caller: Caller | None = None) -> GenserveError:
+    """The typed exception for a failed call to `target`, which `caller` has made.
 
     A code or reason that this version does not know becomes a plain `GenserveError`; its metadata then has `code` and,
-    if one was given, `reason`.
+    if one was given, `reason`. Where TLS is why there is no connection, it has `settings`: the names of those that
+    may be wrong.
     """
-    return _typed(error.code(), error.details(), _status_of(error), target)
+    return _typed(error.code(), error.details(), _status_of(error), target, caller)
 
 
 def error_of_status(status: status_pb2.Status, target: str) -> GenserveError:
@@ -83,7 +78,13 @@ def error_of_status(status: status_pb2.Status, target: str) -> GenserveError:
     return _typed(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status, target)
 
 
-def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.Status, target: str) -> GenserveError:
+def _typed(
+    code: grpc.StatusCode,
+    description: str | None,
+    status: status_pb2.Status,
+    target: str,
+    caller: Caller | None = None,
+) -> GenserveError:
     info: error_details_pb2.ErrorInfo | None = None
     violations: list[FieldViolation] = []
     retry_after_s: float | None = None
@@ -113,7 +114,10 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         elif error_class is UnavailableError and (broken := _BROKEN.fullmatch(details)) is not None:
             message = f"the connection to {target} broke: {broken[1] or broken[2]}"
         elif error_class is UnavailableError:
-            message = f"no daemon answers at {target}: {_why_unconnected(details)}"
+            why, settings = why_unconnected(details, caller)
+            message = f"no daemon answers at {target}: {why}"
+            if settings:
+                metadata[SETTINGS] = " ".join(settings)
         elif error_class is DeadlineError and _LATE.fullmatch(details) is not None:
             message = f"the call to {target} did not finish within its timeout"
         elif error_class is UnsupportedError:
@@ -123,12 +127,6 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         if info is not None:
             metadata["reason"] = info.reason
     return error_class(message, violations=violations, retry_after_s=retry_after_s, metadata=metadata)
-
-
-def _why_unconnected(details: str) -> str:
-    why = _REFUSED.sub("", details)
-    hints = [f"{why} ({hint})" for words, hint in _HINTS if words.fullmatch(why)]
-    return next(iter(hints), why)
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

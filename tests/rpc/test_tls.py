@@ -54,24 +54,41 @@ async def test_a_client_that_does_not_is_not(authority: Authority, tmp_path: Pat
     other = Authority(tmp_path)
     async with serving(tls(authority.issue("daemon.example"))) as daemon:
         for settings, says in (
-            ({"ca_file": other.ca_file}, "its authority is not known here; see ca_file"),
-            ({}, "it may need TLS"),
-            ({"tls": True}, "its authority is not known here; see ca_file"),
-            ({"ca_file": authority.ca_file}, "its certificate is for another name; see server_name"),
+            ({"ca_file": other.ca_file}, "no authority known here (ca_file)"),
+            ({}, "it may need TLS (tls or ca_file)"),
+            ({"tls": True}, "no authority known here (ca_file)"),
+            ({"ca_file": authority.ca_file}, "its certificate is for another name (server_name)"),
         ):
             async with AsyncClient(daemon.address, **settings) as client:  # type: ignore[arg-type]
-                with refuses(UnavailableError, says=says):
+                with refuses(UnavailableError, says=says) as refused:
                     await client.status(timeout_s=30.0)
+                assert refused.value.message.startswith(f"no daemon answers at {daemon.address}: ")
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, server_name="daemon.example") as client:
             await client.status()
+
+
+async def test_a_certificate_that_has_expired_is_told_as_such(authority: Authority) -> None:
+    """No setting of the client mends it."""
+    expired = datetime.now(UTC) - timedelta(minutes=5)
+    async with (
+        serving(tls(authority.issue("127.0.0.1", expires=expired))) as daemon,
+        AsyncClient(daemon.address, ca_file=authority.ca_file) as client,
+    ):
+        with refuses(UnavailableError, says=f"{daemon.address}: its certificate has expired") as refused:
+            await client.status(timeout_s=30.0)
+        assert refused.value.metadata == {}
 
 
 async def test_with_authorities_a_client_needs_a_certificate_of_theirs(authority: Authority, tmp_path: Path) -> None:
     stranger, expired = Authority(tmp_path), datetime.now(UTC) - timedelta(minutes=5)
     async with serving(tls(authority.issue("127.0.0.1"), ssl_ca_certs=authority.ca_file)) as daemon:
-        for settings in ({}, own(stranger.issue("worker")), own(authority.issue("worker", expires=expired))):
+        for settings, says in (
+            ({}, "it may require a certificate of its clients (cert_file)"),
+            (own(stranger.issue("worker")), "it may not accept this client's certificate"),
+            (own(authority.issue("worker", expires=expired)), "it may not accept this client's certificate"),
+        ):
             async with AsyncClient(daemon.address, ca_file=authority.ca_file, **settings) as client:  # type: ignore[arg-type]
-                with pytest.raises(UnavailableError):
+                with refuses(UnavailableError, says=says):
                     await client.status(timeout_s=30.0)
         async with AsyncClient(daemon.address, ca_file=authority.ca_file, **own(authority.issue("worker"))) as client:
             await client.push_weights(weights(1), version=1)

@@ -1,6 +1,9 @@
 """What the commands say of what went wrong: a daemon that refuses, none that answers, wrong usage."""
 
 import re
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -51,7 +54,31 @@ async def test_what_grpc_logs_of_a_handshake_is_not_printed_beside_the_error(dae
     process = await start(daemon, "status", "--tls")
     _, errors = await process.communicate()
     assert process.returncode == 1
-    assert re.fullmatch(r"genserve: UNAVAILABLE: .*\(it has no TLS, or is no daemon\)\n", errors.decode())
+    assert re.fullmatch(
+        r"genserve: UNAVAILABLE: no daemon answers at \S+: it has no TLS, or is no daemon \(--tls or .*\)\n",
+        errors.decode(),
+    )
+
+
+def test_a_setting_that_an_error_names_is_told_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program gets its name in Python, and a file of that name stays what it is."""
+    closing = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{closing.getsockname()[1]}"
+
+    def close_all() -> None:
+        with suppress(OSError):
+            while True:
+                closing.accept()[0].close()
+
+    thread = threading.Thread(target=close_all)
+    thread.start()
+    try:
+        assert main(["status", "--target", address]) == 1
+    finally:
+        closing.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        closing.close()
+    assert capsys.readouterr().err.endswith("it may need TLS (--tls or --ca-file)\n")
 
 
 @pytest.mark.parametrize(

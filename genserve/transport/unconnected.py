@@ -1,0 +1,55 @@
+"""Why there is no connection to a daemon: what gRPC says, in words for people, and the settings that may mend it."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from genserve.security.caller import Caller
+
+_REFUSED: Final = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?"
+)
+"""How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
+_CAUSES: Final[tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...]] = (
+    (re.compile(".*WRONG_VERSION_NUMBER.*"), "it has no TLS, or is no daemon", ("tls", "ca_file", "cert_file")),
+    (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name", ("server_name",)),
+    (re.compile(".*CERTIFICATE_VERIFY_FAILED: certificate has expired.*"), "its certificate has expired", ()),
+    (re.compile(".*CERTIFICATE_VERIFY_FAILED: certificate is not yet.*"), "its certificate is not valid yet", ()),
+    (re.compile(".*CERTIFICATE_VERIFY_FAILED.*"), "its certificate is of no authority known here", ("ca_file",)),
+    (re.compile(".*an http1.x server.*"), "it speaks HTTP/1, and is no daemon", ()),
+    (re.compile(r"errors resolving .*\[.*address lookup failed for .*"), "its name has no address", ()),
+)
+"""What gRPC says, what it means, and the client's settings that it is about."""
+_CLOSED: Final = "Socket closed"
+
+
+def why_unconnected(details: str, caller: Caller | None) -> tuple[str, Sequence[str]]:
+    """The reason, and the names of ConnectionSettings that it is about, which it ends with. `caller`: how the call was
+    made, None = not known."""
+    said = _REFUSED.sub("", details)
+    if said == _CLOSED:
+        words, settings = _why_closed(caller)
+    else:
+        found = ((words, settings) for pattern, words, settings in _CAUSES if pattern.fullmatch(said))
+        words, settings = next(found, (said, ()))
+    return f"{words}{named(settings)}", settings
+
+
+def named(settings: Sequence[str]) -> str:
+    """How a reason ends that is about these."""
+    return f" ({' or '.join(settings)})" if settings else ""
+
+
+def _why_closed(caller: Caller | None) -> tuple[str, tuple[str, ...]]:
+    """A daemon closes a connection without TLS at once, and one with a certificate that it does not accept after the
+    handshake. gRPC hears no reason."""
+    closed = "it closed the connection: it may"
+    if caller is None:
+        return f"{closed} need TLS, or a certificate", ()
+    if not caller.uses_tls:
+        return f"{closed} need TLS", ("tls", "ca_file")
+    if not caller.has_certificate:
+        return f"{closed} require a certificate of its clients", ("cert_file",)
+    return f"{closed} not accept this client's certificate, which may have expired, or be of another authority", (
+        "cert_file",
+    )
