@@ -191,6 +191,8 @@ class Intake:
         ids = list(prompt.ids) if isinstance(prompt, TokenPrompt) else await self.prompts.encode(prompt)
         if len(ids) >= max_model_len:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), max_model_len)
+        if isinstance(prompt, TokenPrompt):  # vLLM would not say which field
+            self.prompts.check_vocabulary(ids)
         used = await self._adapters.use(request.lora_name, request.request_id) if request.lora_name else None
         lora = None if used is None else LoRARequest(used.unique_name, used.lora_id, used.directory)
         built = await self._builder.engine_request(request, ids, lora)

@@ -82,14 +82,18 @@ class PromptCodec:
         # The template itself writes the special tokens.
         return await self._encode_text(await self._render(prompt), add_special_tokens=False)
 
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """Raises InvalidFieldError for an id that the model does not have."""
+        highest = max(token_ids, default=0)
+        if highest >= self._num_ids:
+            raise InvalidFieldError.of("token_ids", f"{highest} is outside the vocabulary of {self._num_ids} tokens")
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids; those that no token has are without text, as in a sequence. Raises InvalidFieldError for
         more ids than a context holds, or one outside the model's vocabulary."""
         if len(token_ids) > self._max_model_len:
             raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; the limit is {self._max_model_len}")
-        highest = max(token_ids, default=0)
-        if highest >= self._num_ids:
-            raise InvalidFieldError.of("token_ids", f"{highest} is outside the vocabulary of {self._num_ids} tokens")
+        self.check_vocabulary(token_ids)
         ids = [each for each in token_ids if each < self._num_ids_with_text]
         return await self._run(4 * len(ids), lambda t: str(t.decode(ids, skip_special_tokens=skip_special_tokens)))
 

@@ -112,6 +112,14 @@ async def test_a_submission_that_vllm_refuses_is_aborted_there(requests: Intake,
     await requests.submit(request(n=MAX_ACTIVE))
 
 
+async def test_an_id_outside_the_vocabulary_is_refused_by_its_field(requests: Intake, llm: ScriptedLlm) -> None:
+    """vLLM would refuse it, too, and not name the field."""
+    with refuses(InvalidFieldError, field="token_ids", says="8 is outside the vocabulary of 8 tokens"):
+        await requests.submit(GenerationRequest("r", TokenPrompt([1, 8]), Sampling()))
+    assert is_idle(requests)
+    await requests.submit(GenerationRequest("r", TokenPrompt([1, 7]), Sampling()))
+
+
 async def test_an_engine_that_has_died_is_not_asked_to_abort(
     requests: Intake, llm: ScriptedLlm, liveness: Liveness
 ) -> None:
