@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from huggingface_hub.errors import RepositoryNotFoundError
+
 from genserve.engine.vllm.start.progress import ProgressHandler
 from genserve.process.leftovers import prefix
 
@@ -44,13 +46,15 @@ class EngineConfigError(EngineStartError):
 @contextmanager
 def configuring(model: str) -> Iterator[None]:
     """Turns what is refused within the block into an EngineConfigError: before any process of the engine starts.
-    `model` is what --model says. What a hub says of it may be otherwise the next time."""
+    `model` is what --model says. What a hub says of its files may be otherwise the next time, but not that there is no
+    such model."""
     try:
         yield
     except EngineStartError as error:
         raise EngineConfigError(str(error)) from error
-    except ValueError as error:
-        if not os.path.exists(model):
+    except (OSError, ValueError) as error:
+        is_final = os.path.exists(model) if isinstance(error, ValueError) else _has_no_repository(error)
+        if not is_final:
             raise
         raise EngineConfigError(naming(model, in_one_line(error))) from error
 
@@ -173,9 +177,19 @@ def naming(model: str, reason: str) -> str:
     """The reason in one line, with the model if it is about files that cannot be loaded: transformers and the hub raise
     OSError without a number for these, and do not always say whose files they are."""
     kind = f"{OSError.__name__}: "
-    if model in reason or not reason.startswith(kind) or reason.startswith(f"{kind}[Errno"):
+    if not reason.startswith(kind) or reason.startswith(f"{kind}[Errno"):
         return reason
-    return f"--model {model}: {reason.removeprefix(kind)}"
+    words = reason.removeprefix(kind)
+    return words if model in words else f"--model {model}: {words}"
+
+
+def _has_no_repository(error: BaseException | None) -> bool:
+    """Whether the hub has answered that it has no model of this name, or none for this user."""
+    while error is not None:
+        if isinstance(error, RepositoryNotFoundError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _with_handler(base: Mapping[str, Any], name: str, kind: type[logging.Handler], path: str) -> dict[str, Any]:

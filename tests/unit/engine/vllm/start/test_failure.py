@@ -9,17 +9,21 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import vllm
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from genserve.engine.vllm.start.failure import (
     DIED,
     FAILED_TO_START,
     FATAL,
     RAISED,
+    EngineConfigError,
     EngineStartError,
     Report,
     ReportHandler,
+    configuring,
     explained,
 )
 
@@ -106,6 +110,23 @@ def test_without_a_reason_vllm_s_own_words_are_all_there_is() -> None:
     assert reason() == "RuntimeError: Engine core initialization failed. See root cause above."
 
 
+@pytest.mark.parametrize("is_final", [True, False])
+def test_a_model_that_the_hub_does_not_have_is_refused_for_good(is_final: bool) -> None:
+    """And not one that it does not give now. transformers says both by an OSError."""
+    kind = RepositoryNotFoundError if is_final else HfHubHTTPError
+    answer = httpx.Response(404 if is_final else 503, request=httpx.Request("GET", "https://hub"))
+
+    def load() -> None:
+        try:
+            raise kind("the hub's own words", response=answer)
+        except OSError as error:
+            raise OSError("some/model is no repository") from error
+
+    with pytest.raises(EngineConfigError if is_final else OSError) as caught, configuring("some/model"):
+        load()
+    assert str(caught.value) == "some/model is no repository"
+
+
 def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
     """Raised before any process has started."""
     with (
@@ -132,7 +153,7 @@ def test_reason_begins_with_the_exception_class_unless_it_is_generic(error: Exce
     ("error", "says"),
     [
         (OSError("cannot connect to 'https://hub'"), "--model some/model: cannot connect to 'https://hub'"),
-        (OSError("some/model is no repository"), "OSError: some/model is no repository"),
+        (OSError("some/model is no repository"), "some/model is no repository"),
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
         (RuntimeError("out of memory"), "RuntimeError: out of memory"),
     ],
