@@ -113,13 +113,28 @@ class Replica(Supervised, Generic[DaemonT]):
         status = None if self.failure is None else self.failure.exit_status
         return not self._any_served.is_set() and (deaths.are_too_many or status == _REFUSED)
 
+    def tell_given_up(self, how: str) -> None:
+        """Tells people why all end: as long as none has served, this is as good as all replicas."""
+        say(f"no replica can be started: {how}")
+
+    @property
+    def serves(self) -> bool:
+        """Whether its daemon runs, and has said that it serves."""
+        process = self._process
+        return (
+            process is not None
+            and process.exit_status is None
+            and process.serving.done()
+            and process.serving.exception() is None
+        )
+
     async def stop(self, timeout_s: float) -> bool:
         """Lets the daemon drain; what is left of it after that time is killed. Returns whether it ended in order: one
         that did not serve yet has nothing to drain, and what it has started may have to be killed."""
         process = self._process
         if process is None:
             return True
-        served = process.exit_status is None and process.serving.done() and process.serving.exception() is None
+        served = self.serves
         process.stop(timeout_s)
         was_killed = await _ended(process)
         if served and was_killed:

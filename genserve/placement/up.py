@@ -52,8 +52,6 @@ async def up(config: UpConfig) -> int:
             where = f"{len(replicas)} local replica{'s' if len(replicas) != 1 else ''}"
             print(f"genserve: routing to {where} on {running.address}", flush=True)
             failure = await keep(replicas, stopped)
-            if failure is not None:
-                say(f"no replica can be started: {failure}")
             await drain_router(running, stopped, config)
         in_order = await asyncio.gather(*(each.stop(config.stop_timeout_s) for each in replicas))
     if failure is not None:

@@ -67,6 +67,10 @@ class Supervised(ABC):
         """Whether no other one is started after these."""
         return deaths.are_too_many
 
+    def tell_given_up(self, how: str) -> None:
+        """Tells people that it stays down."""
+        say(f"{self}: {how}; it stays down")
+
     async def run(self, *, serves: bool = False) -> None:
         """Starts it, unless it `serves` already, and again whenever it ends. Returns when it is given up, or is to
         end."""
@@ -84,7 +88,7 @@ class Supervised(ABC):
             if self.is_wanted and self.is_given_up(deaths):
                 self.is_down = True
                 times = f", {deaths.number} times within {deaths.within_s:.0f} s" if deaths.number > 1 else ""
-                say(f"{self}: {how}{times}; it stays down")
+                self.tell_given_up(f"{how}{times}")
                 return
             if self.is_wanted:
                 say(f"{self}: {how}; it is started again in {wait_s:g} s")

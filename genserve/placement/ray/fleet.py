@@ -70,7 +70,6 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
     finally:
         in_order = await asyncio.gather(*(each.stop(fleet.stop_timeout_s) for each in replicas))
     if failure is not None:
-        say(f"no replica can be started: {failure}")
         return _WRONG_USAGE if failure.exit_status == _WRONG_USAGE else 1
     return 0 if all(in_order) else 1
 
