@@ -28,6 +28,7 @@ from genserve.control.state import StateBoard
 from genserve.daemon import frontend
 from genserve.daemon.openai_process import Launch
 from genserve.daemon.parts import Access, build_parts, num_frontends, observers_of
+from genserve.daemon.start_display import show_start
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import launch
 from genserve.engine.vllm.engine import VllmEngine
@@ -131,6 +132,8 @@ async def serve(
         opened = None if directory is None else open_checkpoint(directory, say)
         kept = find_kept(config.keep_committed, opened, say)
         say_starting(args.model, server.address)
+        showing = asyncio.create_task(show_start(board), name="showing the start")
+        stack.push_async_callback(cancel_all, [showing])
         engine = await unless_stopped(_start_engine(config, args, board, with_series=metrics is not None), stopped)
         stack.push_async_callback(engine.stop)
         board.attach(engine)

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from genserve.observe.last_line import ErasingHandler
+
 PREFIX: Final = "genserve: "
 
 LEVELS: Final = ("warning: ", "error: ")
@@ -78,7 +80,7 @@ def write_log_lines(log_format: str | None = None, level: int = logging.NOTSET) 
             logging.lastResort.setFormatter(JsonFormatter())
     if logger.hasHandlers():
         return
-    handler = logging.StreamHandler()
+    handler = ErasingHandler()
     handler.setFormatter(JsonFormatter() if is_json() else _TextFormatter())
     logger.addHandler(handler)
     if is_json():

@@ -4,8 +4,9 @@ import re
 import sys
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 
+from genserve.observe.last_line import erased, rewrite_last
 from genserve.observe.log_lines import LEVELS, PREFIX, as_text, is_json, json_line
 
 _STARTING: Final = re.compile(rf"{PREFIX}starting the engine for .*; (\S+) tells how far it is")
@@ -16,7 +17,19 @@ def say(line: str) -> None:
     its end."""
     written = _as_json(line) if is_json() else f"{PREFIX}{line}"
     with suppress(OSError):
-        print(written, file=sys.stderr, flush=True)
+        print(f"{erased()}{written}", file=sys.stderr, flush=True)
+
+
+def can_rewrite(output: TextIO) -> bool:
+    """Whether a person reads it in a terminal."""
+    return output.isatty() and not is_json()
+
+
+def rewrite(line: str) -> None:
+    """Writes a line to the terminal in place of the last one, if this function has written that. `say`, too, writes in
+    its place."""
+    with suppress(OSError):
+        rewrite_last(f"{PREFIX}{line}")
 
 
 def say_starting(model: str, address: str) -> None:

@@ -1,20 +1,40 @@
-"""What a replica says, on stderr, each line with the number of the replica."""
+"""What a replica says, on stderr, each line with the number of the replica; and how many serve, while they start."""
 
+import asyncio
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from genserve.launcher.output import words_of
-from genserve.observe.notices import starting_at
+from genserve.observe.last_line import erased
+from genserve.observe.notices import can_rewrite, rewrite, say, starting_at
 
 _READ_BYTES: Final = 64 << 10
 _LONGEST_LINE_BYTES: Final = 64 << 10
 _NUM_LAST_LINES: Final = 200
+_REDRAW_S: Final = 1.0
+
+
+class _Starting(Protocol):
+    @property
+    def serves(self) -> bool: ...
+
+
+async def show_starts(replicas: Sequence[_Starting]) -> None:
+    """Says on a terminal how many serve, and since when they start, until all do."""
+    if not can_rewrite(sys.stderr):
+        return
+    began_s = time.monotonic()
+    while (num_serving := sum(each.serves for each in replicas)) < len(replicas):
+        rewrite(f"{num_serving} of {len(replicas)} replicas serve, {time.monotonic() - began_s:.0f} s since the start")
+        await asyncio.sleep(_REDRAW_S)
+    say(f"all replicas serve after {time.monotonic() - began_s:.0f} s")
 
 
 class PrefixedOutput:
@@ -81,7 +101,7 @@ class PrefixedOutput:
                 self._tell(address)
         if lines:
             with suppress(OSError, ValueError):  # nobody reads it any more, or this process ends
-                self._to.write(b"".join(self._prefix + line for line in lines))
+                self._to.write(erased().encode() + b"".join(self._prefix + line for line in lines))
                 self._to.flush()
 
     def _tell(self, address: str) -> None:

@@ -6,14 +6,16 @@ then every daemon.
 
 import asyncio
 import logging
-import sys
 from contextlib import AsyncExitStack
 from typing import Final
 
+from genserve.aio import cancel_all
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
+from genserve.observe.last_line import ErasingHandler
 from genserve.observe.notices import say
 from genserve.placement.config import UpConfig, flags_of_replica
+from genserve.placement.output import show_starts
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.process.signals import Stopped, stop_on_signals
@@ -27,7 +29,7 @@ _OF_THE_ROUTER: Final = ("host", "port", "uds", "metrics_port", "max_message_byt
 async def up(config: UpConfig) -> int:
     """Serves until a signal, or until no replica can be started. Returns the exit status. Raises ValueError before
     anything starts if this machine has not enough for all replicas."""
-    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", handlers=[ErasingHandler()])
     shares, flags = process_shares(config.flags, config.num_replicas, config.gpus_each), daemon_flags(config)
     replicas: list[LocalReplica] = []
     stopped = Stopped()
@@ -51,7 +53,11 @@ async def up(config: UpConfig) -> int:
                     say(f"replica {number} has {share.words}")
             where = f"{len(replicas)} local replica{'s' if len(replicas) != 1 else ''}"
             print(f"genserve: routing to {where} on {running.address}", flush=True)
-            failure = await keep(replicas, stopped)
+            showing = asyncio.create_task(show_starts(replicas), name="showing the starts")
+            try:
+                failure = await keep(replicas, stopped)
+            finally:
+                await cancel_all([showing])
             await drain_router(running, stopped, config)
         in_order = await asyncio.gather(*(each.stop(config.stop_timeout_s) for each in replicas))
     if failure is not None:

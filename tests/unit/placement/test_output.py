@@ -1,9 +1,15 @@
 """Lines of replicas, with their numbers."""
 
+import asyncio
 import os
-from io import BytesIO
+import sys
+from dataclasses import dataclass
+from io import BytesIO, StringIO
 
-from genserve.placement.output import PrefixedOutput
+import pytest
+
+from genserve.placement.output import PrefixedOutput, show_starts
+from tests.support.patience import until
 
 
 class Closed(BytesIO):
@@ -43,3 +49,34 @@ def test_a_line_without_end_is_cut() -> None:
         os.write(output.stderr, b"x" * 16384)
     output.close()
     assert len(shown.getvalue()) <= (2 << 16) + 1
+
+
+class Terminal(StringIO):
+    """A person reads it."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+@dataclass
+class Starting:
+    """A replica."""
+
+    serves: bool = False
+
+
+async def test_a_terminal_says_how_many_replicas_serve_until_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, in whose place what a replica says is written."""
+    terminal, shown = Terminal(), BytesIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    replicas = [Starting(serves=True), Starting()]
+    showing = asyncio.create_task(show_starts(replicas))
+    await until(lambda: "1 of 2 replicas serve" in terminal.getvalue())
+    output = PrefixedOutput("[1] ", shown)
+    os.write(output.stderr, b"loading\n")
+    output.close()
+    assert shown.getvalue() == b"\r\x1b[K[1] loading\n"
+    replicas[1].serves = True
+    await showing
+    assert "genserve: all replicas serve after " in terminal.getvalue()
