@@ -20,8 +20,8 @@ from genserve.installed_engine import EngineNotUsableError, InstalledEngine, ins
 if TYPE_CHECKING:
     from genserve.settings.config import ServeConfig
 
-_SAYS_CONFIG: Final = re.compile("--(hf-config-path|config-format)(=|$)")
-"""vLLM's flags that say where the model's configuration is, or what it looks like."""
+_SAYS_CONFIG: Final = re.compile("--(hf-config-path|config-format|hf-overrides)([=.]|$)")
+"""vLLM's flags that say where the model's configuration is, what it looks like, or what is in it."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -48,6 +48,8 @@ WAYS = ("beside", "host", "inplace")
 WEIGHT_UPDATES = ("auto", *WAYS)
 _MODEL_CONFIGS: Final = ("config.json", "params.json")
 """One of which a model's directory has: transformers' or Mistral's. Where vLLM looks first comes first."""
+_SAYS_KIND: Final = frozenset({"model_type", "auto_map", "speculators_config"})
+"""Keys of config.json, one of which says what kind of model it is. auto_map does it by a program beside it."""
 CPU_KV_CACHE_BYTES = 4 << 30
 """Size of the KV cache on a CPU if no flag sets it."""
 
@@ -228,3 +230,5 @@ def _check_model_config(directory: str) -> None:
         raise ValueError(f"--model: {found[0]} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--model: {found[0]} is not a JSON object")
+    if [os.path.basename(path) for path in found] == [_MODEL_CONFIGS[0]] and _SAYS_KIND.isdisjoint(config):
+        raise ValueError(f"--model: {found[0]} has no model_type: name a directory that save_pretrained has written")

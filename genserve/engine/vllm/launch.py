@@ -84,7 +84,7 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, argparse.Namespace]:
     try:
         config = ServeConfig.from_flags(vars(flags))
         if flags.model is not None:
-            elsewhere = flags.hf_config_path is not None or flags.config_format != "auto"
+            elsewhere = flags.hf_config_path is not None or flags.config_format != "auto" or bool(flags.hf_overrides)
             check_model(flags.model, has_config_elsewhere=elsewhere)
     except ValueError as error:
         parser.error(str(error))

@@ -137,6 +137,7 @@ def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
         (None, "has no config.json"),
         ("{", "config.json cannot be read: "),
         ("[]", "config.json is not a JSON object"),
+        ('{"hidden_size": 4}', "config.json has no model_type"),
     ],
 )
 @pytest.mark.parametrize("check", [[], ["--check"]])
@@ -154,11 +155,19 @@ def test_a_directory_that_is_no_model_is_told_before_vllm_is_imported(
     assert done.returncode == (1 if check else 2)
 
 
-@pytest.mark.parametrize("flags", [["--hf-config-path", "Qwen/Qwen3-8B"], ["--config_format=mistral"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--hf-config-path", "Qwen/Qwen3-8B"], ["--config_format=mistral"], ["--hf-overrides.model_type", "llama"]],
+)
 def test_a_configuration_may_be_elsewhere(flags: list[str], tmp_path: Path) -> None:
     """vLLM looks where these flags say; and Mistral's own is called otherwise."""
     serve.check_flags(["--model", str(tmp_path), *flags], "genserve serve")
     (tmp_path / "params.json").write_text("{}")
+    serve.check_flags(["--model", str(tmp_path)], "genserve serve")
+    (tmp_path / "config.json").write_text("{}")
+    serve.check_flags(["--model", str(tmp_path)], "genserve serve")
+    (tmp_path / "params.json").unlink()
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "of.Ours"}}')
     serve.check_flags(["--model", str(tmp_path)], "genserve serve")
 
 

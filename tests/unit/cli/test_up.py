@@ -81,7 +81,7 @@ def test_a_check_looks_at_the_router_and_at_one_replica_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a start would find after a minute. tests/engine/test_start_checks.py has the checks that take vLLM."""
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     quick = tuple(each for each in start_checks.CHECKS if each[0] in ("addresses", "files"))
     monkeypatch.setattr(start_checks, "CHECKS", quick)
     monkeypatch.setattr(up, "LocalReplica", None)
