@@ -88,7 +88,7 @@ async def soak(load: Load, directory: Path, has_seen: Callable[[Report], bool] =
     report = Report(asdict(load), machine.facts())
     a = models.tiny_qwen3(directory / "a", seed=0)
     checkpoints = {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
-    flags = ("--write-timeout-s", str(WRITE_TIMEOUT_S), "--max-num-seqs", str(load.num_streams), "--dtype", "float32")
+    flags = ("--write-timeout", str(WRITE_TIMEOUT_S), "--max-num-seqs", str(load.num_streams), "--dtype", "float32")
     async with started(checkpoints, directory / "subject", *flags) as subject:
         async with _loaded(subject, load, report) as working:
             for _ in range(_MAX_TIMES):

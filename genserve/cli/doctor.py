@@ -4,9 +4,10 @@ import argparse
 import sys
 from typing import Final
 
-from genserve.cli.options import Subparsers, seconds
+from genserve.cli.options import Subparsers
 from genserve.errors import InvalidFieldError
 from genserve.settings.config import MAX_TIMEOUT_S
+from genserve.settings.flags import seconds
 
 _DEFAULT_TIMEOUT_S: Final = 120.0
 _EPILOG: Final = """\
@@ -35,11 +36,11 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--machine-only", action="store_true", help="start no daemon")
     parser.add_argument(
-        "--timeout-s",
+        "--timeout",
         type=_limit,
         default=_DEFAULT_TIMEOUT_S,
         metavar="TIME",
-        help="time limit of each step (default: 120)",
+        help=f"time limit of each step (default: {_DEFAULT_TIMEOUT_S:g}s)",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
     parser.add_argument("serve_flags", nargs="*", metavar="SERVE_FLAGS", help="flags of `genserve serve`, after --")
@@ -76,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         if not args.json:
             print("\n".join(section_lines(section)), flush=True)
 
-    options = CheckupOptions(args.model, args.ways, flags, args.timeout_s, args.machine_only)
+    options = CheckupOptions(args.model, args.ways, flags, args.timeout, args.machine_only)
     began_s = time.monotonic()
     with Children() as children:
         try:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from genserve.cli.options import Subparsers, add_connection_options, add_timeout, open_client, seconds
+from genserve.cli.options import Subparsers, add_connection_options, add_timeout, open_client
 from genserve.cli.streams import print_json, read_input
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.observe.notices import say
+from genserve.settings.flags import seconds
 
 if TYPE_CHECKING:
     from genserve.client import Client, Generation, PromptLike

@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from genserve.net import DEFAULT_TARGET
+from genserve.settings.flags import seconds
 from genserve.wire.literals import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ KV_POLICIES: Final = get_args(KvPolicy)
 PREPARE_MODES: Final = get_args(PrepareMode)
 
 _MAX_COUNT: Final = 1_000_000
-_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LIKENESS: Final = 0.7
 
 
 def add_connection_options(
@@ -129,14 +130,6 @@ def count(text: str) -> int:
 def counts(text: str) -> list[int]:
     """Parses such numbers, separated by commas."""
     return [count(part.strip()) for part in text.split(",")]
-
-
-def seconds(text: str) -> float:
-    """Parses a time such as 60s, 500ms, 2m, 1h or 60 (seconds)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 60s, 500ms or 2m")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def default_holder() -> str:

@@ -18,9 +18,9 @@ from genserve.cli.options import (
     add_timeout,
     default_holder,
     open_client,
-    seconds,
 )
 from genserve.cli.status import state_line
+from genserve.settings.flags import seconds
 
 if TYPE_CHECKING:
     from genserve.client import PauseLease

@@ -13,9 +13,9 @@ from genserve.cli.options import (
     apply_options,
     count,
     open_client,
-    seconds,
 )
 from genserve.cli.streams import print_json
+from genserve.settings.flags import seconds
 
 if TYPE_CHECKING:
     from genserve.client import ApplyOptions, Client, PushProgress, PushResult

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from genserve.cli.options import Subparsers, seconds
+from genserve.cli.options import Subparsers
 from genserve.errors import GenserveError
 from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
-from genserve.settings.flags import add_flags, switches_of, values_of
+from genserve.settings.flags import add_flags, seconds, switches_of, values_of
 from genserve.settings.listen_config import ListenConfig
 
 CONFIG_HELP = "a YAML file with flags under their names; those of the command line are stronger"

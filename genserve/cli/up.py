@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve.cli.config_file import with_config_file
-from genserve.cli.options import Subparsers, count, seconds
+from genserve.cli.options import Subparsers, count
 from genserve.cli.route import (
     CONFIG_HELP,
     SWITCHES,
@@ -20,8 +20,9 @@ from genserve.cli.serve import check_flags, switches
 from genserve.errors import GenserveError
 from genserve.net import joined
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
+from genserve.settings.flags import seconds
 
-_USAGE: Final = "genserve up --replicas N [flags of the router] [flags of genserve serve]"
+_USAGE: Final = "genserve up [MODEL] --replicas N [flags of the router] [flags of genserve serve]"
 _DESCRIPTION: Final = (
     "Starts N daemons (genserve serve) as processes on this host, or with --ray on nodes of a cluster, and a router "
     "for them, which clients talk to. "
@@ -74,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--headless: the workers of another host are no replica")
         if config is not None and config.openai_port > 0:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
-        if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
-            raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
         route, ray = make_config(args), ray_config(args)
         wanted = UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)
         if config is not None and config.check:

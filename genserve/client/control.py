@@ -285,7 +285,7 @@ class ControlCalls(ServiceCalls):
 
     async def drain(self, *, drain_timeout_s: float | None = None, timeout_s: Timeout = UNSET) -> EngineState:
         """Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish within `drain_timeout_s`
-        (default: the daemon's --drain-timeout-s), and then its process ends. Returns when that has begun. A router
+        (default: the daemon's --drain-timeout), and then its process ends. Returns when that has begun. A router
         shuts itself down, and its replicas go on."""
         request = control_pb2.DrainRequest(drain_timeout=optional_duration(drain_timeout_s, "drain_timeout_s"))
         response = await self._connection.unary(self._connection.control.Drain, request, timeout_s)

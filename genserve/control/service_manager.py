@@ -16,7 +16,7 @@ from genserve.control.state import StateBoard
 _INTERVAL_S: Final = 10.0
 _EXTENSION_S: Final = 60.0
 """By which a start or a shutdown may take longer from when it says that it goes on. vLLM bounds a start
-(VLLM_ENGINE_READY_TIMEOUT_S), --drain-timeout-s a shutdown."""
+(VLLM_ENGINE_READY_TIMEOUT_S), --drain-timeout a shutdown."""
 
 
 class ServiceManager:

@@ -6,7 +6,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, TypeVar
@@ -15,6 +14,7 @@ from genserve.client import AsyncClient, Client
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import LogFile, Serving
 from genserve.settings.config import MAX_TIMEOUT_S, ServeConfig
+from genserve.settings.flags import flag_of, settings_of
 
 FlagValue = str | int | float | bool | os.PathLike[str] | Mapping[str, object] | Sequence[str | int | float] | None
 """What a flag can be given: None leaves it out, True is the bare flag, False its `--no-…` (nothing for a flag of the
@@ -202,11 +202,12 @@ def launch(
     that comes meanwhile kills it. A daemon whose launcher was killed drains, and ends.
 
     `model`: a checkpoint's directory or its name on the hub; None = the built-in one. `port`: 0 picks a free one.
-    `flags`: any flag of `genserve serve`, those of vLLM too: `max_model_len=2048` is `--max-model-len 2048`, True the
-    bare flag, False its `--no-…`, a list several values, a mapping JSON, None nothing. `args` follow them as they are.
-    `env` is added to this process's environment. `log`: a file for what the daemon says; default: a temporary one,
-    which is removed unless something went wrong. `start_timeout_s`: to load and, from the hub, to download.
-    `drain_timeout_s`: for requests that run at the end, those of others too; default: that of `--drain-timeout-s`.
+    `flags`: any flag of `genserve serve`, those of vLLM too: `max_model_len=2048` is `--max-model-len 2048`,
+    `heartbeat_timeout_s=4.0` is `--heartbeat-timeout 4s`, True the bare flag, False its `--no-…`, a list several
+    values, a mapping JSON, None nothing. `args` follow them as they are. `env` is added to this process's environment.
+    `log`: a file for what the daemon says; default: a temporary one, which is removed unless something went wrong.
+    `start_timeout_s`: to load and, from the hub, to download.
+    `drain_timeout_s`: for requests that run at the end, those of others too; default: that of `--drain-timeout`.
 
     Raises ValueError and TypeError for what cannot be, on entering the block DaemonFailedError, with the daemon's last
     words in its one line, and OSError.
@@ -216,8 +217,10 @@ def launch(
     in_args = {word.partition("=")[0] for word in args}
     if "headless" in flags or "--headless" in in_args:
         raise ValueError("headless: the workers of another host serve nobody, so nobody can wait until they do")
-    if "--drain-timeout-s" in in_args:
-        raise ValueError("args: give drain_timeout_s as a keyword, so that the daemon is not killed while it drains")
+    if "--drain-timeout" in in_args or "drain_timeout" in flags:
+        raise ValueError(
+            "--drain-timeout: give drain_timeout_s as a keyword, so that the daemon is not killed while it drains"
+        )
     checked = ServeConfig() if drain_timeout_s is None else ServeConfig(drain_timeout_s=drain_timeout_s)
     named = {"model": model, "port": port, "drain_timeout_s": checked.drain_timeout_s, **flags}
     return Launch(
@@ -231,12 +234,12 @@ def launch(
 
 def flags_of(values: Mapping[str, FlagValue]) -> list[str]:
     """Flags by their names with underscores: `max_model_len=2048` is `--max-model-len 2048`. Raises TypeError."""
-    own_switches = {setting.name for setting in fields(ServeConfig) if isinstance(setting.default, bool)}
+    own = {setting.name: setting for setting in settings_of(ServeConfig)}
     flags = []
     for name, value in values.items():
-        if value is None or (value is False and name in own_switches):
+        if value is None or (value is False and name in own and isinstance(own[name].default, bool)):
             continue
-        flags += _flag(name.replace("_", "-"), value)
+        flags += _flag(flag_of(name)[2:] if name in own else name.replace("_", "-"), value)
     return flags
 
 

@@ -78,10 +78,16 @@ async def drain_router(running: RunningRouter, stopped: Stopped, config: UpConfi
 
 def daemon_flags(config: UpConfig) -> list[str]:
     """The flags of a daemon that only the router is to reach. The router's callers may call it, too."""
-    ours = {"host": "127.0.0.1", "port": 0, "drain-timeout-s": config.route.drain_timeout_s}
+    ours = {"host": "127.0.0.1", "port": 0}
     if config.route.metrics_port != -1:
         ours["metrics-port"] = 0
-    return [*(f"--{name}={value}" for name, value in ours.items()), *access_flags(config.route), *config.flags]
+    listening = [f"--{name}={value}" for name, value in ours.items()]
+    return [*listening, *time_flags(config.route), *access_flags(config.route), *config.flags]
+
+
+def time_flags(route: RouteConfig) -> list[str]:
+    """The flags of a daemon that the router has, too."""
+    return [f"--drain-timeout={route.drain_timeout_s}", f"--write-timeout={route.write_timeout_s}"]
 
 
 def access_flags(route: RouteConfig) -> list[str]:

@@ -114,12 +114,10 @@ class ServeConfig(ListenConfig):
         "accept chat templates in requests (template_params.chat_template). A template is a program that runs in the "
         "daemon for up to 10 s, without a memory limit",
     )
-    drain_timeout_s: float = setting(
-        30.0, "time limit of a shutdown, in seconds: requests, pauses and pushes finish within it"
-    )
+    drain_timeout_s: float = setting(30.0, "time limit of a shutdown: requests, pauses and pushes finish within it")
     write_timeout_s: float = setting(
         WRITE_TIMEOUT_S,
-        "time that a client may take to read a message of tokens, in seconds, after which its stream ends; 0 = any",
+        "time that a client may take to read a message of tokens, after which its stream ends; 0 = any",
     )
     check: bool = setting(
         False,
@@ -133,7 +131,7 @@ class ServeConfig(ListenConfig):
     )
     heartbeat_timeout_s: float = setting(
         5.0,
-        "time without an answer from the engine or a worker, in seconds, after which health says NOT_SERVING. The "
+        "time without an answer from the engine or a worker, after which health says NOT_SERVING. The "
         "daemon exits too, unless a long step is running; 0 = no heartbeat",
     )
 
@@ -166,7 +164,7 @@ class ServeConfig(ListenConfig):
             # Written so that NaN is refused too.
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_S:
                 flag = f"{flag_of(name)}"
-                raise ValueError(f"{flag} must be in [0, {MAX_TIMEOUT_S:g}], is {getattr(self, name)}")
+                raise ValueError(f"{flag} must be in [0, {MAX_TIMEOUT_S:g}] s, is {getattr(self, name):g}")
 
     @property
     def listens_on_tcp(self) -> bool:

@@ -1,11 +1,14 @@
 """Flags that are made of the fields of a dataclass: the field gives the name, the type, the default and the help."""
 
 import argparse
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def setting(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -19,8 +22,16 @@ def settings_of(cls: type[Any]) -> Iterator["Field[Any]"]:
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field."""
-    return f"--{name.replace('_', '-')}"
+    """The flag of a field. A time has its unit in the value of its flag, and in the name of its field."""
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
+
+
+def seconds(text: str) -> float:
+    """Parses a time such as 60s, 500ms, 2m, 1h or 60 (seconds)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(ms|s|m|h|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 60s, 500ms or 2m")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def switches_of(cls: type[Any]) -> list[str]:
@@ -43,12 +54,18 @@ def add_flags(
         else:
             if tells_default and default != "":
                 help = f"{help} (default: %(default)s)"
+            is_time = each.name.endswith("_s")
             group.add_argument(
                 flag_of(each.name),
-                type=type(default),
-                default=default,
+                dest=each.name,
+                type=seconds if is_time else type(default),
+                default=f"{default:g}s" if is_time else default,  # argparse parses what is a text
                 choices=each.metadata["choices"],
-                metavar=None if each.metadata["choices"] else each.name.rpartition("_")[2].upper(),
+                metavar=None
+                if each.metadata["choices"]
+                else "TIME"
+                if is_time
+                else each.name.rpartition("_")[2].upper(),
                 help=help,
             )
 

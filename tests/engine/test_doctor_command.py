@@ -52,22 +52,22 @@ def test_json_is_a_document_with_facts_and_what_the_flags_made_of_the_room() -> 
 def test_a_daemon_that_does_not_start_fails_with_its_last_words(tmp_path: Path) -> None:
     """And nothing is compared with it; the other checks are there."""
     own = tiny_model.write(tmp_path / "own", tiny_model.checkpoints(1)["a"])
-    done = doctor("--model", str(own), "--ways", "beside", "--json", "--", "--drain-timeout-s", "-1")
+    done = doctor("--model", str(own), "--ways", "beside", "--json", "--", "--drain-timeout", "-1")
     titles = {section["title"]: section["verdicts"] for section in json.loads(done.stdout)["sections"]}
     assert list(titles) == ["machine", "--weight-update beside", "what fits (computed)"]
     (start,) = titles["--weight-update beside"]
     assert (done.returncode, start["check"], start["level"]) == (1, "start", "FAIL")
     assert "ended with status 2: " in start["finding"]
-    assert "--drain-timeout-s must be in" in start["finding"]
+    assert "argument --drain-timeout: '-1' is not a time" in start["finding"]
 
 
 def test_a_daemon_that_is_late_fails_and_is_ended(tmp_path: Path) -> None:
     """Nothing waits for longer than the limit of a step."""
     own = tiny_model.write(tmp_path / "own", tiny_model.checkpoints(1)["a"])
-    done = doctor("--model", str(own), "--ways", "beside", "--timeout-s", "100ms", "--json", cold=True)
+    done = doctor("--model", str(own), "--ways", "beside", "--timeout", "100ms", "--json", cold=True)
     titles = {section["title"]: section["verdicts"] for section in json.loads(done.stdout)["sections"]}
     (start,) = titles["--weight-update beside"]
-    assert start["finding"].startswith("the daemon did not serve within 0.1 s (--timeout-s)")
+    assert start["finding"].startswith("the daemon did not serve within 0.1 s (--timeout)")
     checks = {verdict["check"]: verdict["finding"] for verdict in titles["machine"]}
     assert "within 0.1 s" in checks["driver"]
     assert done.returncode == 1

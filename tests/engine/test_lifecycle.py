@@ -28,7 +28,7 @@ def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonP
         "--model",
         str(checkpoints["a"]),
         *SMALL_ENGINE,
-        "--drain-timeout-s",
+        "--drain-timeout",
         "20",
         "--uds",
         str(tmp_path / "sock"),

@@ -34,7 +34,7 @@ async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     staging = str(num_staging_bytes(checkpoints["a"]))
     # As many sequences at a time as the oracle warms it up with: vLLM's workers keep what larger batches take.
     batch = str(NUM_WARMING_STREAMS)
-    flags = ("--max-staging-bytes", staging, "--write-timeout-s", "5", "--max-num-seqs", batch)
+    flags = ("--max-staging-bytes", staging, "--write-timeout", "5", "--max-num-seqs", batch)
     flags += ("--max-active-requests", str(MAX_ACTIVE))
     async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), *flags) as daemons:
         yield daemons

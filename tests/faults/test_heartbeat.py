@@ -21,7 +21,7 @@ from tests.support.footprint import Remains
 from tests.support.subject import Subject, started
 
 FLIP_S = 5.0
-"""What --heartbeat-timeout-s says by default."""
+"""What --heartbeat-timeout says by default."""
 LATE_S = 25.0
 """What a loaded machine may add."""
 
@@ -120,7 +120,7 @@ async def test_an_engine_that_reads_no_calls_is_given_up(checkpoints: dict[str, 
 async def test_what_takes_long_is_no_silence(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """A preparation, a commit and digests that take longer than the timeout; health serves all the time. A step that
     does is another thing: health says so until it has ended."""
-    async with started(checkpoints, tmp_path, "--heartbeat-timeout-s", "4", begins=False) as daemon:
+    async with started(checkpoints, tmp_path, "--heartbeat-timeout", "4", begins=False) as daemon:
         async with watched_health(daemon) as when:
             flipped = when(NOT_SERVING)
             for fault in (Fault("load", "slow", after=2, seconds=5.0), Fault("commit", "slow", after=3, seconds=5.0)):

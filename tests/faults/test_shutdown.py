@@ -32,7 +32,7 @@ Starts = Callable[..., AbstractAsyncContextManager[Subject]]
 @pytest.fixture
 def daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Starts:
     """Starts one for this test alone, with further flags."""
-    flags = ["--no-resident-weights", "--drain-timeout-s", str(DRAIN_TIMEOUT_S)]
+    flags = ["--no-resident-weights", "--drain-timeout", str(DRAIN_TIMEOUT_S)]
     return lambda *more: started(checkpoints, tmp_path, *flags, *more, begins=False)
 
 
@@ -164,7 +164,7 @@ async def settled(reading: "asyncio.Task[None]") -> bool:
 
 async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:
     """With a status that says so, while a stream still has to finish."""
-    async with daemon("--drain-timeout-s", str(LONG_S)) as draining, streaming(draining) as (_, reading):
+    async with daemon("--drain-timeout", str(LONG_S)) as draining, streaming(draining) as (_, reading):
         draining.order(Fault("run", "slow", seconds=0.2, times=-1))
         draining.process.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(patience.STEP_S):

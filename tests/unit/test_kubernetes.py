@@ -132,8 +132,8 @@ def test_selectors_select_the_pods(component: str) -> None:
 
 def test_kubernetes_waits_for_the_drain() -> None:
     """That of preStop and that of SIGTERM; a daemon has to end its engine as well."""
-    served = check_flags(["--drain-timeout-s=60"], "genserve serve")
-    assert served is not None and "--drain-timeout-s=60" in container("replica")["args"]
+    served = check_flags(["--drain-timeout=60s"], "genserve serve")
+    assert served is not None and "--drain-timeout=60s" in container("replica")["args"]
     command = container("replica")["lifecycle"]["preStop"]["exec"]["command"][-1]
     drains = make_parser().parse_args(
         [word.replace('"$POD_IP:', "10.0.0.1:").strip('"') for word in command.split()[1:]]

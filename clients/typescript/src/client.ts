@@ -233,7 +233,7 @@ export class Client implements Disposable {
 
   /**
    * Shuts the daemon down as SIGTERM does: new calls are refused, what runs may finish within `drainTimeoutMs` (default:
-   * the daemon's --drain-timeout-s), and then its process ends. Returns when that has begun. A router shuts itself down,
+   * the daemon's --drain-timeout), and then its process ends. Returns when that has begun. A router shuts itself down,
    * and its replicas go on.
    */
   drain(options: CallOptions & { drainTimeoutMs?: number | undefined } = {}): Promise<EngineState> {

@@ -7,8 +7,9 @@ import sys
 import time
 from typing import Final
 
-from genserve.cli.options import Subparsers, add_connection_options, open_async_client, seconds, shown_target
+from genserve.cli.options import Subparsers, add_connection_options, open_async_client, shown_target
 from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.settings.flags import seconds
 
 _MIN_COLUMNS: Final = 40
 

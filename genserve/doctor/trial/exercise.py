@@ -212,7 +212,7 @@ class _Exercise:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except TimeoutError:
-            raise _StepTimeoutError(f"{what} did not end within {self._timeout_s:g} s (--timeout-s)") from None
+            raise _StepTimeoutError(f"{what} did not end within {self._timeout_s:g} s (--timeout)") from None
 
 
 class _StderrFile(LogFile):
@@ -253,7 +253,7 @@ async def daemon(
     children: Children, model: Path, flags: Sequence[str], log: Path, timeout_s: float
 ) -> AsyncIterator[DaemonChild]:
     """A daemon that serves `model`, with its stderr in the file `log`. Raises DaemonFailedError."""
-    flags = ["--model", str(model), "--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
+    flags = ["--model", str(model), "--drain-timeout", str(_DRAIN_TIMEOUT_S), *flags]
     process = DaemonProcess(flags, _StderrFile(log), environment(log.parent))
     group = process.process.pid
     children.add(group)
@@ -262,7 +262,7 @@ async def daemon(
             async with asyncio.timeout(timeout_s):
                 serving = await asyncio.wrap_future(process.serving)
         except TimeoutError:
-            raise process.failure(f"the daemon did not serve within {timeout_s:g} s (--timeout-s)") from None
+            raise process.failure(f"the daemon did not serve within {timeout_s:g} s (--timeout)") from None
         yield DaemonChild(process, serving.address)
     finally:
         process.kill()

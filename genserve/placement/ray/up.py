@@ -24,7 +24,7 @@ from genserve.observe.notices import say
 from genserve.placement.config import UpConfig
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task, addresses_of
 from genserve.placement.shares import gpus_each, ranks_per_replica
-from genserve.placement.up import access_flags, drain_router
+from genserve.placement.up import access_flags, drain_router, time_flags
 from genserve.process.signals import Stopped, ending, stop_on_signals
 from genserve.process.supervisor import Deaths
 from genserve.security.access_list import listed_environment
@@ -218,7 +218,7 @@ def fleet_of(config: UpConfig) -> RayFleet:
     else:
         num_gpus = gpus_each(config.flags, config.gpus_each)
     num_ranks = num_gpus if num_gpus else ranks_per_replica(config.flags)
-    flags = [*access_flags(config.route), f"--drain-timeout-s={config.route.drain_timeout_s}", *config.flags]
+    flags = [*access_flags(config.route), *time_flags(config.route), *config.flags]
     return RayFleet(
         num_replicas=config.num_replicas,
         flags=flags,

@@ -9,7 +9,7 @@ import pytest
 from genserve.cli import main, make_parser
 from genserve.cli.completion import SHELLS, complete_parser
 from genserve.settings.config import ServeConfig
-from genserve.settings.flags import settings_of
+from genserve.settings.flags import flag_of, settings_of
 
 SHELL_OF = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 
@@ -25,7 +25,7 @@ def test_each_shell_takes_its_script(shell: str, capsys: pytest.CaptureFixture[s
     """It knows every command and every flag of the daemon."""
     script = script_for(shell, capsys)
     for setting in settings_of(ServeConfig):
-        assert setting.name.replace("_", "-") in script
+        assert flag_of(setting.name)[2:] in script
     for command in ("serve", "wake-up", "replicas", "completion"):
         assert command in script
     if shutil.which(shell) is None:
@@ -38,7 +38,7 @@ def test_each_shell_takes_its_script(shell: str, capsys: pytest.CaptureFixture[s
     ("words", "expected"),
     [
         (["sta"], ["status"]),
-        (["serve", "--drain"], ["--drain-timeout-s"]),
+        (["serve", "--drain"], ["--drain-timeout"]),
         (["serve", "--weight-up"], ["--weight-update"]),
         (["up", "--front"], ["--frontends"]),
         (["up", "--gpus"], ["--gpus-per-replica"]),
@@ -56,8 +56,8 @@ def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.Ca
 def test_the_flags_of_serve_are_added_to_no_parser_that_parses() -> None:
     """A parser made later takes the rest of the line as before."""
     complete_parser()
-    args = make_parser().parse_args(["serve", "x", "--drain-timeout-s", "y"])
-    assert args.flags == ["x", "--drain-timeout-s", "y"]
+    args = make_parser().parse_args(["serve", "x", "--drain-timeout", "y"])
+    assert args.flags == ["x", "--drain-timeout", "y"]
 
 
 def test_without_the_package_the_command_says_what_to_install(

@@ -19,7 +19,7 @@ max_model_len: 2048
 allow-insecure: true
 headless: false
 enable-prefix-caching: false
-drain-timeout-s: 12.5
+drain-timeout: 12.5
 cuda-graph-sizes: [1, 2]
 compilation-config: {mode: 3}
 """
@@ -28,7 +28,7 @@ AS_FLAGS = [
     "--max-model-len=2048",
     "--allow-insecure",
     "--no-enable-prefix-caching",
-    "--drain-timeout-s=12.5",
+    "--drain-timeout=12.5",
     "--cuda-graph-sizes",
     "1",
     "2",

@@ -14,8 +14,8 @@ from genserve.cli import main
         (["--ways", "fast"], "genserve doctor: error: ways: 'fast' is not one of "),
         (["--", "x"], "genserve doctor: error: SERVE_FLAGS: must begin with a flag"),
         (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is set by the doctor"),
-        (["--timeout-s", "0"], "'0' is not a time above 0"),
-        (["--timeout-s", "9" * 30], "is not a time above 0 s and up to 24h"),
+        (["--timeout", "0"], "'0' is not a time above 0"),
+        (["--timeout", "9" * 30], "is not a time above 0 s and up to 24h"),
     ],
 )
 def test_wrong_input_ends_at_once_in_one_line(

@@ -9,7 +9,7 @@ import pytest
 
 from genserve.cli import main, serve
 from genserve.settings.config import MAX_FRONTENDS, MAX_INGEST_PROCESSES, ServeConfig
-from genserve.settings.flags import settings_of
+from genserve.settings.flags import flag_of, settings_of
 
 _MAIN = """
 import atexit, gc, multiprocessing
@@ -98,7 +98,7 @@ def test_the_help_on_our_own_flags_does_not_import_vllm(flags: list[str]) -> Non
     *lines, imported = done.stdout.splitlines()
     assert (done.returncode, done.stderr, imported) == (0, "", "False")
     listed = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert listed == [f"--{setting.name.replace('_', '-')}" for setting in settings_of(ServeConfig)]
+    assert listed == [flag_of(setting.name) for setting in settings_of(ServeConfig)]
     text = " ".join(" ".join(lines).split())
     for told in ("(default: 50051)", f"at most {MAX_FRONTENDS}; 0 = none", f"at most {MAX_INGEST_PROCESSES}; 0 = none"):
         assert told in text

@@ -257,12 +257,18 @@ def test_a_launch_is_for_one_daemon(fake: Env) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("start_timeout_s", float("nan")), ("drain-timeout-s", -1.0), ("headless", True)]
+    ("name", "value", "says"),
+    [
+        ("start_timeout_s", float("nan"), "start_timeout_s"),
+        ("drain_timeout_s", -1.0, "--drain-timeout"),
+        ("drain_timeout", "9s", "drain_timeout_s"),
+        ("headless", True, "headless"),
+    ],
 )
-def test_what_cannot_be_launched_is_refused_at_once(name: str, value: typing.Any) -> None:
+def test_what_cannot_be_launched_is_refused_at_once(name: str, value: typing.Any, says: str) -> None:
     """Before there is a process."""
-    with pytest.raises(ValueError, match=name):
-        genserve.launch(**{name.replace("-", "_"): value})
+    with pytest.raises(ValueError, match=says):
+        genserve.launch(**{name: value})
 
 
 @pytest.mark.slow
@@ -314,7 +320,7 @@ def test_the_environment_is_this_one_with_what_was_given(fake: Env, monkeypatch:
     [
         ("--max-model-len 2048", TypeError, "list"),
         (["--headless"], ValueError, "headless"),
-        (["--drain-timeout-s=100"], ValueError, "drain_timeout_s"),
+        (["--drain-timeout=100"], ValueError, "drain_timeout_s"),
     ],
 )
 def test_words_that_would_be_misunderstood_are_refused(args: Any, error: type[Exception], says: str) -> None:

@@ -46,8 +46,9 @@ def test_without_an_engine_here_the_gpus_must_be_said(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_open", [False, True])
 def test_daemons_listen_as_openly_as_the_user_has_allowed(is_open: bool) -> None:
     """They drain as long as the router, and have as much time to end as on one host."""
-    route = RouteConfig(allow_insecure=is_open, drain_timeout_s=5.0)
+    route = RouteConfig(allow_insecure=is_open, drain_timeout_s=5.0, write_timeout_s=9.0)
     fleet = fleet_of(UpConfig(1, ["--seed", "1"], None, route))
     assert fleet.is_open is is_open
-    assert fleet.flags == [*(["--allow-insecure"] if is_open else []), "--drain-timeout-s=5.0", "--seed", "1"]
+    times = ["--drain-timeout=5.0", "--write-timeout=9.0"]
+    assert fleet.flags == [*(["--allow-insecure"] if is_open else []), *times, "--seed", "1"]
     assert fleet.stop_timeout_s == 35.0

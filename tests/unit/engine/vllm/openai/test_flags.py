@@ -60,7 +60,7 @@ def test_flags_reach_the_server() -> None:
     assert (flags.api_key, flags.max_model_len, flags.served_model_name) == (["a", "b"], 64, ["policy"])
     assert (flags.model, flags.model_tag, flags.host) == (MODEL, MODEL, "127.0.0.1")
     assert made("--trust-request-chat-template").trust_request_chat_template is True
-    assert made("--drain-timeout-s", "7").shutdown_timeout == 7
+    assert made("--drain-timeout", "7").shutdown_timeout == 7
 
 
 def test_the_key_may_come_from_the_environment() -> None:
