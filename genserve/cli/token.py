@@ -42,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"token (shown once): {token}", file=sys.stderr)
     else:
         path = Path(args.out)
-        path.touch(0o600, exist_ok=False)
+        try:
+            path.touch(0o600, exist_ok=False)
+        except FileExistsError:
+            print(f"genserve token: error: --out {path} is there already: name a new file", file=sys.stderr)
+            return 2
         path.write_text(token + "\n")
     roles = ", ".join(f'"{role}"' for role in dict.fromkeys(args.role))
     print(f'[[token]]\nname = "{args.name}"\nroles = [{roles}]\nsha256 = "{token_digest(token).hex()}"\n')
