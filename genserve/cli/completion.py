@@ -9,10 +9,9 @@ from genserve.cli.options import Subparsers
 SHELLS: Final = ("bash", "zsh", "fish")
 _FILES: Final = frozenset({"--config", "--model", "--uds"})
 _EPILOG: Final = """\
-for this shell:      source <(genserve completion bash)
-bash, for good:      genserve completion bash > ~/.local/share/bash-completion/completions/genserve
-zsh, for good:       genserve completion zsh > a directory of $fpath/_genserve
-fish, for good:      genserve completion fish > ~/.config/fish/completions/genserve.fish"""
+the line for ~/.bashrc:  source <(genserve completion bash)
+those for ~/.zshrc:      autoload -Uz compinit; compinit; eval "$(genserve completion zsh)"
+for fish:                genserve completion fish > ~/.config/fish/completions/genserve.fish"""
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ModuleNotFoundError as error:
-        print(f'genserve: {error}: pip install shtab, or "genserve[route]"', file=sys.stderr)
+        print(f"genserve: {error}: pip install shtab", file=sys.stderr)
         return 1
     parser = complete_parser()
     for action in _actions(parser):
