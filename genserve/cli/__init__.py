@@ -29,6 +29,7 @@ from genserve.cli import (
     versions,
 )
 from genserve.cli.config_file import with_config_file
+from genserve.cli.options import unrecognized
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.errors import GenserveError
 
@@ -160,5 +161,5 @@ class CommandParser(argparse.ArgumentParser):
             for each in required:
                 each.required = True
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(unrecognized(unknown, self._option_string_actions))
         return super().parse_known_args(args, namespace)

@@ -4,6 +4,8 @@ import argparse
 import getpass
 import re
 import socket
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from genserve.net import DEFAULT_TARGET
@@ -118,6 +120,18 @@ def open_async_client(args: argparse.Namespace) -> "AsyncClient":
     from genserve.client import AsyncClient
 
     return AsyncClient(shown_target(args), **_access(args))
+
+
+def unrecognized(arguments: Sequence[str], known: Collection[str]) -> str:
+    """That these are no arguments, with the known flags that may have been meant."""
+    names = [each.partition("=")[0][2:] for each in arguments if each.startswith("--")]
+    flags = [flag[2:] for flag in known if flag.startswith("--")]
+    meant: list[str] = []
+    for name in names:
+        begins = [flag for flag in flags if flag.startswith(name)]
+        meant += begins or get_close_matches(name.replace("_", "-"), flags, n=1, cutoff=_LIKENESS)
+    asked = f" (did you mean {', '.join(f'--{each}' for each in dict.fromkeys(meant))}?)" if meant else ""
+    return f"unrecognized arguments: {' '.join(arguments)}{asked}"
 
 
 def count(text: str) -> int:

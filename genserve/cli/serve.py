@@ -8,13 +8,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import genserve.process.interpreter  # noqa: F401
 from genserve.cli.config_file import with_config_file
+from genserve.cli.options import unrecognized
 from genserve.installed_engine import EngineNotUsableError, InstalledEngine, installed_engine
 
 if TYPE_CHECKING:
@@ -136,10 +137,11 @@ def _own_help() -> str:
     return parser.format_help()
 
 
-def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
+def check_flags(flags: Sequence[str], prog: str, others_of_prog: Collection[str] = ()) -> "ServeConfig | None":
     """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
     has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does, naming the command
-    `prog`. Returns the settings; None if only the daemon knows them, or prints help."""
+    `prog`, which has `others_of_prog`, too. Returns the settings; None if only the daemon knows them, or prints
+    help."""
     from genserve.settings.config import OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted.
@@ -153,11 +155,9 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
         if known.model is not None:
             check_model(known.model, has_config_elsewhere=any(map(_SAYS_CONFIG.match, others)))
         openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
-        own = list(parser._option_string_actions)
         if unknown := _unknown(others, openai):
-            hints = [each for name in unknown for each in own if each.startswith(name)]
-            meant = f" (write {', '.join(hints)} in full)" if hints else ""
-            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+            own = [*parser._option_string_actions, *others_of_prog]
+            raise ValueError(unrecognized(unknown, [*own, *openai, *_vllm_flags()]))
     except ValueError as error:
         parser.error(str(error))
     return None if any(re.match("(-h|--help)(=|$)", flag) for flag in others) else config

@@ -54,14 +54,19 @@ def parse(flags: Sequence[str]) -> argparse.Namespace:
         flags = with_config_file(flags, [*switches(), *SWITCHES])
     except ValueError as error:
         parser.error(str(error))
-    args, others = parser.parse_known_args(flags)
-    args.flags, args.run = others, run
+    ours = parser._option_string_actions
+    # As in vLLM's parser, which gets the others: underscores are accepted.
+    names = [(flag, flag.partition("=")[0]) for flag in flags]
+    args, others = parser.parse_known_args(
+        [name.replace("_", "-") + flag[len(name) :] if name.replace("_", "-") in ours else flag for flag, name in names]
+    )
+    args.flags, args.run, args.ours = others, run, tuple(ours)
     return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs until a signal, or until no replica can be started. Returns the exit status."""
-    config = check_flags(args.flags, "genserve up")
+    config = check_flags(args.flags, "genserve up", args.ours)
     try:
         import uvloop
 

@@ -84,8 +84,12 @@ async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
 @pytest.mark.parametrize(
     ("arguments", "command", "says"),
     [
-        (["push", "path", "--verson", "3"], "genserve push", "unrecognized arguments: --verson 3"),
-        (["push", "--verson=3"], "genserve push", "unrecognized arguments: --verson=3"),
+        (
+            ["push", "path", "--verson", "3"],
+            "genserve push",
+            "unrecognized arguments: --verson 3 (did you mean --version?)",
+        ),
+        (["push", "--verson=3"], "genserve push", "unrecognized arguments: --verson=3 (did you mean --version?)"),
         (["lora", "load", "--bogus"], "genserve lora load", "unrecognized arguments: --bogus"),
         (["resume", "--bogus"], "genserve resume", "unrecognized arguments: --bogus"),
         (["status", "extra"], "genserve status", "unrecognized arguments: extra"),
