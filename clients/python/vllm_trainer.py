@@ -1,6 +1,6 @@
 """A trainer that knows vLLM's weight-transfer API alone, updating the weights that a daemon serves.
 
-    genserve serve --model DIRECTORY
+    genserve serve DIRECTORY
     python clients/python/vllm_trainer.py --target HOST:PORT --model DIRECTORY --steps 3 --save TRAINED
 
 One import says how the weights get there; the rest is vLLM's. With this one they are pushed. For vLLM's own backends it

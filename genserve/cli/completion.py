@@ -56,6 +56,7 @@ def complete_parser() -> argparse.ArgumentParser:
         if name == "serve":
             passed_on._actions[:] = []  # the rest of the line
             passed_on.add_argument("--config", help="a YAML file with flags under their names")
+        passed_on.add_argument("name_of_model", nargs="?", metavar="MODEL", help="as --model")
         passed_on.add_argument("--model", help="a checkpoint's directory, or its name on the hub")
         flags = argparse.ArgumentParser(add_help=False)
         ServeConfig.add_flags(flags)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print(_own_help(), end="")
         return 0
     try:
-        args.flags = with_config_file(args.flags, switches())
+        args.flags = with_config_file(with_model_flag(args.flags), switches())
     except ValueError as error:
         print(f"genserve serve: error: {error}", file=sys.stderr)
         return 2
@@ -135,6 +135,17 @@ def _own_help() -> str:
     )
     ServeConfig.add_flags(parser)
     return parser.format_help()
+
+
+def with_model_flag(arguments: Sequence[str]) -> list[str]:
+    """Flags alone: the model may be the first argument, without --model. Raises ValueError if both are there, and say
+    different things."""
+    if not arguments or arguments[0].startswith("-"):
+        return list(arguments)
+    model, *flags = arguments
+    if (named := _model_of(flags)) not in (None, model):
+        raise ValueError(f"two models are named: {model}, and --model {named}")
+    return ["--model", model, *flags]
 
 
 def check_flags(flags: Sequence[str], prog: str, others_of_prog: Collection[str] = ()) -> "ServeConfig | None":

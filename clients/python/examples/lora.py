@@ -1,6 +1,6 @@
 """A LoRA adapter, trained with PEFT on a text: the daemon learns to continue the text's beginning.
 
-    genserve serve --model path/to/checkpoint --enable-lora
+    genserve serve path/to/checkpoint --enable-lora
     pip install ".[push]" torch transformers peft
     python clients/python/examples/lora.py --model path/to/checkpoint
 

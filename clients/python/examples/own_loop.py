@@ -1,7 +1,7 @@
 """A training loop of your own, as docs/training.md explains it: generate groups of answers, compute GRPO's loss, step,
 push.
 
-    genserve serve --model path/to/checkpoint
+    genserve serve path/to/checkpoint
     pip install ".[push]" torch transformers
     python clients/python/examples/own_loop.py --model path/to/checkpoint
 """

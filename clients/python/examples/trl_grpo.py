@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer, whose answers come from a daemon.
 
-    genserve serve --model path/to/checkpoint --logprobs-mode processed_logprobs
+    genserve serve path/to/checkpoint --logprobs-mode processed_logprobs
     pip install ".[push]" trl vllm
     python clients/python/examples/trl_grpo.py --model path/to/checkpoint
 

@@ -30,7 +30,8 @@ from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.settings.config import ServeConfig, check_model
 
 _DESCRIPTION = (
-    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
+    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. MODEL, or --model, is a checkpoint's "
+    "directory or its name on the hub; without it the demo model is served. "
     "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
 )
 

@@ -26,7 +26,9 @@ from genserve.placement.config import START_TIMEOUT_S, UpConfig
         (["--replicas", "2", "--check", "--ray"], "--check: looks at this host"),
         (["--replicas", "2", "--headless"], "--headless: "),
         (["--replicas", "2", "--openai_port=8000"], "--openai-port: every replica would listen there"),
-        (["--replicas", "2", "--drain_timeout_s=3"], "--drain-timeout-s: say --drain-timeout"),
+        (["--replicas", "2", "--drain_timeout=25h"], "--drain-timeout must be in [0, 86400] s, is 90000"),
+        (["--replicas", "2", "--prot", "7"], "unrecognized arguments: --prot (did you mean --port?)"),
+        (["a/b", "--replicas", "2", "--model=c/d"], "two models are named: a/b, and --model c/d"),
         (["--replicas", "2", "--start-timeout", "0"], "--start-timeout must be in (0, 86400] s, is 0"),
         (["--replicas", "2", "--nnodes", "2"], "--nnodes: "),
         (["--replicas", "2", "--gpus-per-replica", "1"], "the engine that is installed runs on the CPU"),
@@ -53,18 +55,18 @@ def test_wrong_flags_are_refused_before_anything_starts(
 
 
 def test_flags_of_the_daemon_and_of_the_router_are_told_apart() -> None:
-    """Those of the daemon keep their order; where it listens and how long it drains is not theirs to say."""
+    """Those of the daemon keep their order; where it listens and how long it waits is not theirs to say."""
     from genserve.cli.route import make_config
     from genserve.cli.up import parse
 
     words = ["-tp", "2", "--port", "7", "--replicas=3", "--max_model_len", "-1", "--drain-timeout", "5s"]
-    args = parse([*words, "--start-timeout", "2h"])
+    args = parse(["a/b", *words, "--start_timeout", "2h", "--write-timeout", "9s"])
     config = UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args), args.start_timeout)
     assert (config.num_replicas, config.gpus_each, config.route.port) == (3, None, 7)
     assert config.start_timeout_s == 7200
     assert parse(["--replicas", "1"]).start_timeout == START_TIMEOUT_S
-    listening = ["--host=127.0.0.1", "--port=0", "--drain-timeout-s=5.0"]
-    assert up.daemon_flags(config) == [*listening, "-tp", "2", "--max_model_len", "-1"]
+    listening, times = ["--host=127.0.0.1", "--port=0"], ["--drain-timeout=5.0", "--write-timeout=9.0"]
+    assert up.daemon_flags(config) == [*listening, *times, "--model", "a/b", "-tp", "2", "--max_model_len", "-1"]
     shown = replace(config, route=replace(config.route, metrics_port=9400))
     assert up.daemon_flags(shown)[: len(listening) + 1] == [*listening, "--metrics-port=0"]
 

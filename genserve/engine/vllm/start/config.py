@@ -40,7 +40,7 @@ _JSON = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__name__}"}
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with every engine flag of vLLM. `--model` has no default."""
-    parsed = _Parser(prog=prog, description=description)
+    parsed = _Parser(prog=prog, usage=f"{prog} [MODEL] [flags]", description=description)
     AsyncEngineArgs.add_cli_args(parsed)
     parsed.set_defaults(model=None)
     return parsed
@@ -49,7 +49,10 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints one line, because the usage of hundreds of flags would hide it."""
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        remedy = ""
+        if message.startswith("unrecognized arguments: ") and " --" not in message:
+            remedy = f"; a model comes first: {self.prog} MODEL"
+        print(f"{self.prog}: error: {message}{remedy}", file=sys.stderr)
         raise SystemExit(2)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
