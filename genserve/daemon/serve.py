@@ -50,7 +50,7 @@ from genserve.process.signals import Stopped, stopped_by_signal, unless_stopped
 from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
-from genserve.security.certificates import check_files
+from genserve.security.certificates import check_files, say_who_may_connect
 from genserve.settings.config import ServeConfig
 from genserve.weights.checkpoint.version_zero import (
     local_directory,
@@ -110,6 +110,7 @@ async def serve(
         listed = open_access_list(callers)
         if config.certificate is not None:
             check_files(config.certificate)
+            say_who_may_connect(config.certificate)
         peers = Caller(config.peers)
         require_free(config.host, config.metrics_port, flag="--metrics-port")
         metrics = stack.enter_context(daemon_metrics(config.metrics_port, num_frontends(config)))

@@ -37,7 +37,7 @@ from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
-from genserve.security.certificates import check_files
+from genserve.security.certificates import check_files, say_who_may_connect
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
@@ -124,6 +124,7 @@ async def start_router(
     callers = open_access_list(AccessSource(config.auth_file, environment))
     if config.certificate is not None:
         check_files(config.certificate)
+        say_who_may_connect(config.certificate)
     require_free(config.host, config.metrics_port, flag="--metrics-port")
     metrics = ProcessMetrics("router") if config.metrics_port != -1 else None
     chain = make_chain(

@@ -51,6 +51,12 @@ def check_files(files: CertificateFiles) -> None:
     _context(files)
 
 
+def say_who_may_connect(files: CertificateFiles) -> None:
+    """Says that clients need certificates, if they do: --ssl-ca-certs alone asks for them."""
+    if files.requires_clients:
+        say(f"clients must present a certificate of {files.ca_certs} (--ssl-cert-reqs 0 asks for none)")
+
+
 def check_accepted(files: CertificateFiles) -> None:
     """Shakes hands in memory with a client that trusts the certificate itself. Raises CertificateError if it refuses it
     all the same: it has expired, is not valid yet, or is not for servers."""

@@ -24,14 +24,16 @@ _CLOSED: Final = "Socket closed"
 
 
 def why_unconnected(details: str, caller: Caller | None) -> tuple[str, Sequence[str]]:
-    """The reason, and the names of ConnectionSettings that it is about, which it ends with. `caller`: how the call was
-    made, None = not known."""
+    """The reason, and the names of ConnectionSettings that it is about, which it ends with. `caller`: how a client has
+    made the call, None = it was made otherwise, by a router say, which has other names for them."""
     said = _REFUSED.sub("", details)
     if said == _CLOSED:
         words, settings = _why_closed(caller)
     else:
         found = ((words, settings) for pattern, words, settings in _CAUSES if pattern.fullmatch(said))
         words, settings = next(found, (said, ()))
+    if caller is None:
+        settings = ()
     return f"{words}{named(settings)}", settings
 
 

@@ -154,3 +154,23 @@ async def test_a_replica_is_connected_to_again_with_new_certificates(
         fleet.links[0].cut()
         await until(lambda: not fleet.running.router.fleet.ready)
         await fleet.until_ready()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_start_says_that_clients_need_certificates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, asks: bool
+) -> None:
+    """--ssl-ca-certs alone asks for them, which nobody would guess from its name."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("127.0.0.1")
+    config = RouteConfig(
+        port=0,
+        ssl_certfile=pair.cert_file,
+        ssl_keyfile=pair.key_file,
+        ssl_ca_certs=authority.ca_file,
+        ssl_cert_reqs=-1 if asks else 0,
+    )
+    async with AsyncExitStack() as stack:
+        await start_router(config, stack, Stopped())
+    said = f"genserve: clients must present a certificate of {authority.ca_file} "
+    assert (said in capsys.readouterr().err) is asks
