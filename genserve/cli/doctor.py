@@ -6,6 +6,7 @@ from typing import Final
 
 from genserve.cli.options import Subparsers
 from genserve.errors import InvalidFieldError
+from genserve.extras import pip_install_engine
 from genserve.settings.config import MAX_TIMEOUT_S
 from genserve.settings.flags import seconds
 
@@ -68,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
 
     flags = ServeFlags.parse(args.serve_flags)
     if importlib.util.find_spec("numpy") is None:  # the client alone is installed
-        print('genserve: the doctor needs numpy: pip install "genserve[cpu]" or "genserve[cuda]"', file=sys.stderr)
+        print(f"genserve: the doctor needs numpy: {pip_install_engine()}", file=sys.stderr)
         return 1
 
     from genserve.doctor.checkup import CheckupOptions, check_up

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from genserve.cli.options import Subparsers
 from genserve.errors import GenserveError
+from genserve.extras import pip_install
 from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 from genserve.security.access import environment_lists_callers
@@ -79,7 +80,7 @@ def ray_config(args: argparse.Namespace) -> RayConfig | None:
                 raise ValueError(f"{flag}: needs --ray")
         return None
     if importlib.util.find_spec("ray") is None:  # imports nothing
-        raise RayMissingError('Ray is not installed: pip install "genserve[ray]"')
+        raise RayMissingError(f"Ray is not installed: {pip_install('ray')}")
     return RayConfig(
         (os.environ.get("RAY_ADDRESS") or AUTO) if args.ray == AUTO else args.ray,
         DEFAULT_NAME if args.ray_name is None else args.ray_name,
@@ -171,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
         from genserve.placement.ray.up import ray_addresses
         from genserve.security.access_list import take_environment
     except ModuleNotFoundError as error:
-        print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
+        print(f"genserve: the router is not installed ({error}): {pip_install('route')}", file=sys.stderr)
         return 1
     try:
         config, ray = make_config(args, args.replica, args.dns), ray_config(args)

@@ -18,6 +18,7 @@ from genserve.cli.route import (
 )
 from genserve.cli.serve import check_flags, switches, with_model_flag
 from genserve.errors import GenserveError
+from genserve.extras import pip_install
 from genserve.net import joined
 from genserve.placement.config import START_TIMEOUT_S, UpConfig
 from genserve.settings.flags import seconds
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         from genserve.placement.ray.up import up_on_ray
         from genserve.placement.up import up
     except ModuleNotFoundError as error:
-        print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
+        print(f"genserve: the router is not installed ({error}): {pip_install('route')}", file=sys.stderr)
         return 1
     try:
         if config is not None and config.headless:

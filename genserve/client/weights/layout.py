@@ -13,6 +13,7 @@ from functools import cache
 from itertools import pairwise
 
 from genserve.client.weights.sources import TensorSource
+from genserve.extras import pip_install
 from genserve.tensors.checksum import is_fast
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range, merged
@@ -107,7 +108,7 @@ def computes_checksums() -> bool:
     if not is_fast():
         warnings.warn(
             "google-crc32c is not installed, or not its build in C: a push relies on the transport's checksums "
-            '(pip install "genserve[push]")',
+            f"({pip_install('push')})",
             stacklevel=4,
         )
     return is_fast()

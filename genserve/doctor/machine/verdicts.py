@@ -7,6 +7,7 @@ from genserve.doctor.machine.facts import DeviceFacts, HostFacts, MachineFacts, 
 from genserve.doctor.machine.shared_memory import SharedMemoryFacts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, ok, warn
+from genserve.extras import pip_install, pip_install_engine
 from genserve.worker.contract.placement import GIB
 
 _LEAST_HOST_BYTES: Final = 3 * GIB  # the daemon's processes, and the built-in model
@@ -100,7 +101,7 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
     figures = {"driver": host.nvidia_driver, "driver_cuda": torch.driver_cuda, "torch_cuda": torch.cuda}
     if host.has_cpu_engine and (torch.devices or host.nvidia_driver):
         finding = f"there is a GPU (driver {host.nvidia_driver or 'unknown'}), and vLLM's build for CPUs is installed"
-        advice = 'The engine will run on the CPU: pip install "genserve[cuda]" in a separate environment.'
+        advice = f"The engine will run on the CPU: {pip_install('cuda')} in a separate environment."
         return warn("driver", finding, advice, **figures)
     if host.has_cpu_engine and torch.version:  # an ordinary torch says then that there is no driver, and does no harm
         return ok("driver", f"no GPU: vLLM's build for CPUs, torch {torch.version}", **figures)
@@ -116,10 +117,8 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
             f"{len(torch.devices)} x {names}; driver {host.nvidia_driver or 'unknown'}, {runs}; torch {torch.version}"
         )
         return ok("driver", finding, **figures)
-    advice = 'pip install "genserve[cuda]", or "genserve[cpu]" where there is no GPU.'
-    return fail(
-        "driver", f"torch {torch.version} is built for the CPU, and vLLM's CPU build is missing", advice, **figures
-    )
+    finding = f"torch {torch.version} is built for the CPU, and vLLM's CPU build is missing"
+    return fail("driver", finding, f"{pip_install_engine()}.", **figures)
 
 
 def device_memory(device: DeviceFacts, utilization: float) -> Verdict:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from genserve.cli import main
+from genserve.extras import pip_install_engine
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,4 @@ def test_what_has_to_be_installed_is_named(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert main(["doctor"]) == 1
     output = capsys.readouterr()
-    assert output.out == "" and output.err == (
-        'genserve: the doctor needs numpy: pip install "genserve[cpu]" or "genserve[cuda]"\n'
-    )
+    assert output.out == "" and output.err == f"genserve: the doctor needs numpy: {pip_install_engine()}\n"

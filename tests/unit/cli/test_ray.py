@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from genserve.cli import main
+from genserve.extras import pip_install
 
 COMMANDS = (["up", "--replicas", "1"], ["route"])
 
@@ -53,7 +54,7 @@ def test_missing_ray_is_told_with_what_installs_it(
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     assert main([*command, "--ray"]) == 1
-    assert capsys.readouterr().err == 'genserve: Ray is not installed: pip install "genserve[ray]"\n'
+    assert capsys.readouterr().err == f"genserve: Ray is not installed: {pip_install('ray')}\n"
 
 
 @pytest.mark.slow

@@ -147,5 +147,5 @@ async def test_once_needs_no_textual(daemon: ScriptedDaemon) -> None:
 
 async def test_without_textual_it_says_what_to_install(daemon: ScriptedDaemon) -> None:
     """And what works without it."""
-    async with running(daemon, BARE, b'"genserve[top]", or print one frame with --once') as (_, process):
+    async with running(daemon, BARE, b", or print one frame with --once") as (_, process):
         assert await asyncio.wait_for(process.wait(), 30) == 1
