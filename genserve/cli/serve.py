@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     _quiet()
     try:
         from genserve.daemon import serve as daemon
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         return _failed(engine.import_failure(error))
     return daemon.main(args.flags)
 

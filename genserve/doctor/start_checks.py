@@ -134,7 +134,10 @@ def keeping(start: Start) -> str:
 
 def engine(start: Start) -> str:
     """vLLM takes its flags and the model's configuration, and none is refused because of pushes."""
-    from genserve.daemon import serve as daemon  # imports vLLM, which takes seconds: the other checks are done before
+    try:
+        from genserve.daemon import serve as daemon  # imports vLLM, in seconds: the other checks are done before
+    except (OSError, RuntimeError) as error:  # the packages do not fit together: no flag is to blame
+        raise ImportError(f"{type(error).__name__}: {error}") from error
 
     warnings = daemon.check(start.flags)
     return "; ".join(warnings) if warnings else "all flags are taken"

