@@ -192,6 +192,14 @@ def test_series_to_watch_are_in_the_list_of_all() -> None:
     assert names and [name for name in names if name not in documented()] == []
 
 
+def test_nothing_that_is_not_published_is_told_as_if_it_were() -> None:
+    """genserve has no release, so pip has it from a checkout or a wheel; messages have commands from extras.py."""
+    told = re.compile(r"pip install[^`\n&;#]*[ \"']genserve\b(?!\[[a-z,]+\] @)")
+    sources = [*ROOT.glob("genserve/**/*.py"), *ROOT.glob("clients/python/**/*.py"), *ROOT.glob("deploy/**/*")]
+    texts = {path: path.read_text() for path in (*PAGES, *sources) if path.is_file()}
+    assert [(path.name, found[0]) for path, text in texts.items() for found in told.finditer(text)] == []
+
+
 def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
     """Who has a GPU, a CPU or a trainer finds what to install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
