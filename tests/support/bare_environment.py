@@ -34,12 +34,18 @@ def python_of(version: str) -> str:
     return python
 
 
+def plain_variables() -> dict[str, str]:
+    """Those of this process, without what leads to packages elsewhere."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
+
+
 def pypi_alone() -> dict[str, str]:
     """An environment in which pip and uv have the index of pip's configuration, which may be a mirror, and no other."""
     listed = [sys.executable, "-m", "pip", "config", "list"]
     configured = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
-    alone = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "PYTHON"))}
+    alone = {key: value for key, value in plain_variables().items() if not key.startswith(("PIP_", "UV_"))}
     alone |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_NO_CONFIG": "1"}
+    alone["UV_PYTHON_DOWNLOADS"] = "never"
     for setting, names in _SETTINGS.items():
         values = re.findall(rf"^\S+\.{setting}='(.*)'$", configured, re.MULTILINE)  # the environment's comes first
         alone |= {name: values[0] for name in names if values}
