@@ -19,7 +19,7 @@ def pip_install(extras: str = "", options: str = "") -> str:
 def pip_install_engine() -> str:
     """What installs the engine, for either kind of device."""
     cpu = f'PIP_EXTRA_INDEX_URL="$TORCH_CPU" {pip_install("cpu")}'
-    return f"{pip_install('cuda')}, or without a GPU {cpu}, with the index of PyTorch's builds for CPUs"
+    return f"{pip_install('cuda')}, or without a GPU {cpu}, where TORCH_CPU is PyTorch's index of CPU builds"
 
 
 def _origin() -> tuple[str, bool]:
