@@ -24,7 +24,7 @@ from tests.support.built_wheel import ROOT, build_wheel
 from tests.support.daemon_process import SMALL_ENGINE
 
 pytestmark = [
-    pytest.mark.long("pyproject.toml", "README.md", "tests/support/bare_environment.py"),
+    pytest.mark.long("pyproject.toml", "tests/support/bare_environment.py"),
     pytest.mark.timeout(3600),  # 3 GB of packages, and the first start of an engine that is not compiled yet
 ]
 
@@ -40,7 +40,7 @@ def test_an_engine_installed_as_the_readme_says_takes_a_push(tmp_path: Path, che
     with TemporaryDirectory() as directory:  # gigabytes, which pytest would keep
         checkout = shutil.copytree(wheel.parents[1] / "source", Path(directory) / "checkout")
         programs = install_as_told(checkout, lines)
-        flags = ["--model", str(checkpoints["a"]), "--port", "0", *SMALL_ENGINE]
+        flags = [str(checkpoints["a"]), "--port", "0", *SMALL_ENGINE]
         with (tmp_path / "log").open("wb") as log:
             daemon = subprocess.Popen(
                 [programs / "genserve", "serve", *flags],
@@ -74,13 +74,8 @@ def install_as_told(checkout: Path, lines: list[str]) -> Path:
     assert done.returncode == 0, done.stderr[-4000:]
     programs = checkout / "cpu" / "bin"
     if subprocess.run([programs / "python", "-c", "import torchvision"], capture_output=True).returncode != 0:
-        uninstall = [
-            str(programs / "pip"),
-            "uninstall",
-            "--quiet",
-            "--yes",
-            *TORCHS_OWN,
-        ]  # of PyPI, beside a lone CPU torch
+        # They are PyPI's builds, beside a CPU build of torch.
+        uninstall = [str(programs / "pip"), "uninstall", "--quiet", "--yes", *TORCHS_OWN]
         subprocess.run(uninstall, check=True, timeout=120)
     return programs
 
