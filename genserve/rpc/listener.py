@@ -59,12 +59,10 @@ def make_server(
     table: ServiceTable,
     callers: Callers | None = None,
     observers: Sequence[CallObserver] = (),
-    further: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """A server with the methods of `table`, bound to no address yet. `callers`: who may call it; None = everybody,
-    everything. `observers` are told of its calls, also of those that are refused. `further`: interceptors for calls
-    that callers may make."""
-    interceptors = [*further]
+    everything. `observers` are told of its calls, also of those that are refused."""
+    interceptors: list[grpc.aio.ServerInterceptor] = []
     if callers is not None:
         opened = methods_of(config.open_service_names)
         interceptors.insert(0, AccessInterceptor(callers, opened, config.rates))

@@ -34,7 +34,7 @@ from genserve.rpc.health import Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
-from genserve.rpc.services import RouterCalls, ServiceTable
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.rpc.streams.write_deadline import WriteDeadline
@@ -114,10 +114,10 @@ class DaemonServer:
     ) -> Self:
         """Starts listening. Until `serve` it tells how far the daemon is. Raises OSError naming an address that cannot
         be used, and CertificateError."""
-        table = ServiceTable()
+        table = ServiceTable(board.membership)
         early = add_starting(table, SERVICES, board)
         add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)
-        server = make_server(config, table, callers, observers, [RouterCalls(board.membership)])
+        server = make_server(config, table, callers, observers)
         address = bind(server, config.host, config.port, config.uds, config.certificate)
         await server.start()
         return cls(server, table, early, address)

@@ -16,7 +16,7 @@ from genserve.control.membership import Membership
 from genserve.errors import FleetHeldError
 from genserve.observe.log_lines import METHOD
 from genserve.observe.trace import TRACEPARENT, keep_headers
-from genserve.rpc.handlers import Context, Continuation, Handler, behavior_of, refusing, with_behavior
+from genserve.rpc.handlers import Context, Handler, behavior_of, refusing, with_behavior
 from genserve.rpc.status import known_error, to_status
 from genserve.wire.literals import ROUTER_ID_KEY
 
@@ -37,7 +37,9 @@ class ServiceTable(grpc.GenericRpcHandler):
     they start, so they get this table, whose handlers can be exchanged at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, membership: Membership | None = None) -> None:
+        """`membership`: refuses calls of routers that do not look after this daemon any more; None = takes all."""
+        self._membership = membership
         self._handlers: dict[str, Handler] = {}
 
     @property
@@ -59,26 +61,15 @@ class ServiceTable(grpc.GenericRpcHandler):
         self._handlers = table._handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
-        """The handler of a method, if there is one. gRPC asks for each call."""
-        return self._handlers.get(handler_call_details.method)
-
-
-class RouterCalls(grpc.aio.ServerInterceptor):
-    """Refuses calls of routers that do not look after this daemon any more. Callers that are no routers pass."""
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> "Handler | None":
-        """The handler of a method, or one that refuses. None for a method that the server does not have: whoever counts
-        calls would count it by the name that the client has given."""
-        handler = await continuation(handler_call_details)
-        router_id = dict(handler_call_details.invocation_metadata or ()).get(ROUTER_ID_KEY)
-        if handler is not None and router_id and handler_call_details.method not in _BEFORE_WATCHING:
+        """The handler of a method, or one that refuses; None if there is none, which whoever counts calls would count
+        by the name that the client has given. gRPC asks for each call."""
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is not None and self._membership is not None and method not in _BEFORE_WATCHING:
+            router_id = dict(handler_call_details.invocation_metadata or ()).get(ROUTER_ID_KEY)
             try:
-                self._membership.check(str(router_id))
+                if router_id:
+                    self._membership.check(str(router_id))
             except FleetHeldError as error:
                 return refusing(error)
         return handler

@@ -7,12 +7,9 @@ can be cut, and every call over it can be broken.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import grpc
-import grpc.aio
 
 from genserve.aio import Change
 from genserve.rpc.services import ServiceTable
@@ -41,7 +38,6 @@ class Server:
 
     process: Process
     table: ServiceTable
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     saw: Callable[[str, Any, str], None] | None = None
     """Is told of each call that is carried out: its method, its metadata with the host of the caller, and that it "is
     let through", "begins" when its request is there, "lets in" who called, or "ends"."""

@@ -11,7 +11,7 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import ServedWeights, StateBoard
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
-from genserve.rpc.services import RouterCalls, ServiceTable
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.starting import add_starting
 from genserve.settings.config import ServeConfig
 from genserve.weights.apply import PushApplier
@@ -63,9 +63,9 @@ class Replica:
         )
         board.membership = Membership(board.notify, monotonic_s, wall_clock_s)
         board.tell_step("it loads", time.time())
-        table = ServiceTable()
+        table = ServiceTable(board.membership)
         early = add_starting(table, SERVICES, board)
-        self._server = Server(self.process, table, [RouterCalls(board.membership)], self._saw)
+        self._server = Server(self.process, table, self._saw)
         network.listen(self.address, self._server)
         self.process.start(self._serve(leases, early, drawn.random() * 2), "serve")
         self.process.start(self._keep(), "note what is kept")
@@ -92,7 +92,7 @@ class Replica:
         )
         for each in (pauses, pushes.live, transfers):
             self.process.start(each.run(), "background")
-        self._server.table = services_of(parts, weights_of(parts))
+        self._server.table.become(services_of(parts, weights_of(parts)))
         early.tell_in_flight(pushes.in_flight)
         board.become(DaemonCondition.SERVING)
 

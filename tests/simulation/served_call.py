@@ -73,18 +73,9 @@ class Context:
         self._conversation.answer("ended", ended)
 
     async def _serve(self, method: str) -> None:
-        details = Details(method, self._metadata)
-
-        known = self.server.table.service(details)
-
-        async def found(details: Any, index: int = 0) -> Any:
-            interceptors = self.server.interceptors
-            if index == len(interceptors):
-                return known
-            return await interceptors[index].intercept_service(lambda each: found(each, index + 1), details)
-
-        handler = self._handler = await found(details)
-        self._is_carried_out = handler is known  # and not one that refuses it
+        table = self.server.table
+        handler = self._handler = table.service(Details(method, self._metadata))
+        self._is_carried_out = handler is table.service(Details(method, ()))  # and not one that refuses a router
         if handler is None:
             raise _AbortedError(Ended(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}"))
         self._tell("is let through")
