@@ -1,15 +1,18 @@
 """GenerationService."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from genserve.control.conditions import HasPhase, check_generation
 from genserve.control.state import StateBoard
-from genserve.control.waits import CanWait
+from genserve.control.waits import CanWait, late_because
 from genserve.engine.protocol import Engine, GeneratingEngine
+from genserve.errors import DeadlineError
 from genserve.observe.log_lines import REQUEST_ID
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -17,7 +20,6 @@ from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.convert.values import to_state
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
-from genserve.rpc.streams.last_look import last_look
 from genserve.rpc.streams.parts import MAX_PART_VALUES, num_values, parts_of
 from genserve.rpc.streams.turns import FEW_CALLS, Turns
 from genserve.rpc.streams.write_deadline import WriteDeadline, Writer
@@ -27,6 +29,14 @@ from genserve.wire.literals import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
+
+
+_BEFORE_S: Final = 0.5
+"""The answer has to reach the client before its own deadline, also on a busy machine, and through a router."""
+_SHARE: Final = 4
+"""Of a short time the answer takes a quarter."""
+_LONG_S: Final = 366 * 24 * 3600.0
+"""A deadline beyond this is none."""
 
 
 class EngineBoard(HasPhase, CanWait, Protocol):
@@ -89,7 +99,7 @@ class GenerationServicer(GenerationServiceServicer):
         info, minted_id = self._engine.info, uuid.uuid4().hex
         asked = await request.read(generation_request, info, minted_id)
         REQUEST_ID.set(asked.request_id)
-        async with last_look(self._board, context.time_remaining()):
+        async with _last_look(self._board, context.time_remaining()):
             stream, turns = await self._engine.submit(asked), self._turns
             turns.num_calls += 1
             try:
@@ -124,7 +134,7 @@ class GenerationServicer(GenerationServiceServicer):
         slots = Slots(first_slot(context.invocation_metadata() or ()))
         await context.send_initial_metadata(self._initial_metadata)
         write = partial(self._deadline.write, context.write)
-        async with last_look(self._board, context.time_remaining()):
+        async with _last_look(self._board, context.time_remaining()):
             await GenerateMany(self._engine, self._board, write, slots).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
@@ -152,3 +162,39 @@ class GenerationServicer(GenerationServiceServicer):
     def _initial_metadata(self) -> tuple[tuple[str, str], ...]:
         ports = self._frontend_ports()
         return ((FRONTEND_PORTS_KEY, ",".join(map(str, ports))),) if ports else ()
+
+
+@asynccontextmanager
+async def _last_look(board: CanWait, remaining_s: float | None) -> AsyncIterator[None]:
+    """Ends the block with DeadlineError a moment before `remaining_s` is over, if the engine generates nothing then.
+    None = the call has no deadline.
+
+    The client's own end of a call knows only that the time is over. The server's answer says who paused the engine, and
+    travels as an error with details.
+    """
+    if remaining_s is None or remaining_s > _LONG_S:
+        yield
+        return
+    late: DeadlineError | None = None
+    rest_s = min(_BEFORE_S, remaining_s / _SHARE)
+
+    def look() -> None:
+        nonlocal late
+        late = late_because(board, time.time(), rest_s)
+        if late is not None:
+            limit.reschedule(loop.time())
+
+    loop = asyncio.get_running_loop()
+    looking: asyncio.TimerHandle | None = None
+    try:
+        async with asyncio.timeout(None) as limit:
+            looking = loop.call_later(remaining_s - rest_s, look)
+            yield
+    except TimeoutError:
+        if late is None:
+            raise
+        raise late from None
+    finally:
+        if looking is not None:
+            looking.cancel()
+        late = None  # with its frames
