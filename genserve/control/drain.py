@@ -148,7 +148,7 @@ class Drain:
     @property
     def _has_pushed(self) -> bool:
         comes_back = self.keeper is not None and self.keeper.keeps_served  # with the daemon, from its disk
-        if self.board.state().push_id and not comes_back:
+        if self.board.state().served.push_id and not comes_back:
             return True
         return any(each.push_id for each in self.engine.loras.loaded())
 

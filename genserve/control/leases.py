@@ -79,28 +79,20 @@ class LeaseTable:
         fleet_lease_id: str = "",
         counts: PauseCounts = NO_REQUESTS,
     ) -> PauseLease:
-        """Returns a new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
-        QueueFullError."""
-        repeated = self.granted_for(request_id)
-        if repeated is not None:
-            return repeated
-        check_ttl(ttl_s)
-        self.check_room()
+        """Returns a new lease. Call `check_ttl` and `repeated` before: they say whether there may be one."""
         due_s, expire_time_s = self._end_of(ttl_s)
         lease = PauseLease(self._mint(), holder, mode, ttl_s, expire_time_s, fleet_lease_id, counts)
         self._held[lease.lease_id] = _Held(lease, request_id, due_s)
         return lease
 
-    def check_room(self) -> None:
-        """Raises QueueFullError when no further lease can be granted."""
-        if len(self._held) >= MAX_LEASES:
-            raise QueueFullError(f"the limit of {len(self._held)} pause leases is reached", retry_after_s=1.0)
-
-    def granted_for(self, request_id: str) -> PauseLease | None:
-        """The live lease that was granted for a request id, or None."""
+    def repeated(self, request_id: str) -> PauseLease | None:
+        """The live lease that was granted for a request id; None if a new one is to be granted. Raises QueueFullError
+        if there is no room for it."""
         for held in self._held.values():
             if request_id and held.request_id == request_id and not self._is_due(held):
                 return held.lease
+        if len(self._held) >= MAX_LEASES:
+            raise QueueFullError(f"the limit of {len(self._held)} pause leases is reached", retry_after_s=1.0)
         return None
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:

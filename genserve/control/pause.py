@@ -115,7 +115,7 @@ class PauseController:
 
         If the call fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease, and the engine is
         as before, at the latest when the next caller gets a turn. Raises InvalidFieldError ("holder", "request_id",
-        "fleet_lease_id", "ttl", "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError,
+        "fleet_lease_id", "ttl"), QueueFullError for too many leases, DeadlineError, DrainingError,
         EngineSleepingError and EngineDeadError.
         """
         check_ttl(ttl_s)
@@ -123,10 +123,8 @@ class PauseController:
         check_text(request_id, "request_id")
         check_text(fleet_lease_id, "fleet_lease_id")
         async with self.turn.take(timeout_s, by=f"the pause of {holder}" if holder else "another pause") as deadline_s:
-            repeated = self._leases.granted_for(request_id)
-            if repeated is not None:
+            if (repeated := self._leases.repeated(request_id)) is not None:
                 return repeated
-            self._leases.check_room()
             counts = await self.stand_still(mode, kv_policy, deadline_s)
             lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id, counts)
             self._board.notify()

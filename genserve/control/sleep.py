@@ -18,7 +18,6 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
-from genserve.wire.bounds import check_timeout
 
 _WAKE_UP_TIMEOUT_S = 120.0
 _WEIGHTS = frozenset({SleepTag.WEIGHTS})
@@ -55,7 +54,6 @@ class SleepController:
         is_asleep = self._board.engine_condition in (EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE)
         if is_asleep and not self._board.asleep.takes(depth):
             return
-        check_timeout(timeout_s)
         ends_s = time.monotonic() + timeout_s
         async with AsyncExitStack() as between:
             if SleepTag.WEIGHTS in depth.tags:

@@ -57,22 +57,18 @@ class ServedWeights:
 class EngineState:
     """The state of the engine in every answer of the control plane. `asleep_tags`: the parts that are asleep.
     `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since. `startup`: what the
-    daemon does before it serves, None afterwards. `push_id`, `content_digest` and `base_digest`: as in ServedWeights.
-    `fleet_epoch`: of the record of the daemon's fleet, 0 = none. `router_address`: of the router that looks after the
-    daemon, "" = none does."""
+    daemon does before it serves, None afterwards. `fleet_epoch`: of the record of the daemon's fleet, 0 = none.
+    `router_address`: of the router that looks after the daemon, "" = none does."""
 
     instance_id: str
     weight_version: int
     phase: Phase
     pauses: Sequence[PauseLease]
-    running_requests: int
-    waiting_requests: int
+    load: Load
     asleep_tags: Sequence[str] = ()
     weights_discarded: bool = False
     startup: Startup | None = None
-    push_id: str = ""
-    content_digest: str = ""
-    base_digest: str = ""
+    served: ServedWeights = ServedWeights()
     fleet_epoch: int = 0
     router_address: str = ""
 
@@ -132,10 +128,6 @@ class StateBoard:
         """The pause that ends last, None if nobody pauses the engine."""
         return LastPause.of(self._active_leases())
 
-    def load(self) -> Load:
-        """The load of the engine."""
-        return _IDLE if self._engine is None else self._engine.load()
-
     @property
     def startup(self) -> Startup | None:
         """What the daemon does before it serves; None afterwards, and before it has told anything."""
@@ -143,20 +135,16 @@ class StateBoard:
 
     def state(self) -> EngineState:
         """The state now."""
-        load, served, phase = self.load(), self._served(), self.phase
         return EngineState(
             instance_id=self._instance_id,
             weight_version=self.weight_version,
-            phase=phase,
+            phase=self.phase,
             pauses=tuple(self._active_leases()),
-            running_requests=load.running,
-            waiting_requests=load.waiting,
+            load=_IDLE if self._engine is None else self._engine.load(),
             asleep_tags=self._asleep_tags,
             weights_discarded=self.asleep.weights_lost,
-            startup=self._startup if phase is Phase.STARTING else None,
-            push_id=served.push_id,
-            content_digest=served.content_digest,
-            base_digest=served.base_digest,
+            startup=self._startup if self.phase is Phase.STARTING else None,
+            served=self._served(),
             fleet_epoch=self.membership.record.epoch,
             router_address=self.membership.router_address,
         )

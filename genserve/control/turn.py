@@ -11,7 +11,6 @@ from genserve.control.conditions import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import DeadlineError
-from genserve.wire.bounds import check_timeout
 
 # How long a caller waits for its failed call to be undone. If the engine takes longer, other callers still wait.
 _UNDO_GRACE_S = 1.0
@@ -62,10 +61,8 @@ class EngineTurn:
     ) -> AsyncIterator[float]:
         """Takes the turn and yields the deadline on the monotonic clock. `by`: what takes it, for those who wait.
 
-        With `timeout_s`, raises InvalidFieldError ("timeout"), DeadlineError, and the refusal of the phase for a pause,
+        With `timeout_s`, raises DeadlineError and the refusal of the phase for a pause,
         or with `for_weights` for a push. With None it waits without a limit and checks nothing."""
-        if timeout_s is not None:
-            check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         try:
             async with asyncio.timeout(timeout_s):
@@ -82,7 +79,7 @@ class EngineTurn:
                 check_control(self._board)
             yield deadline_s
         finally:
-            if self._undoing is None and self._engine.is_settled:
+            if self._undoing is None and not self._engine.settling:
                 self._lock.release()
             else:
                 self._ending = asyncio.create_task(self._end(), name="end of a turn")

@@ -3,7 +3,7 @@
 `engine.vllm` implements it on AsyncLLM. A router over replicas can implement it as well, and the servicers serve both.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence, Set, Sized
 from typing import Protocol
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, GenerationUpdate, TextPrompt
@@ -162,8 +162,8 @@ class Engine(GeneratingEngine, Protocol):
         """Why it is dead, for people; "" while it lives."""
 
     @property
-    def is_settled(self) -> bool:
-        """Whether all calls have ended for which the next one would have to wait."""
+    def settling(self) -> Sized:
+        """The calls that have not ended and for which the next one would have to wait."""
 
     async def settled(self) -> None:
         """Returns when they have ended, or the engine is dead."""

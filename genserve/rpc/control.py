@@ -8,18 +8,19 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.engine.types import KvPolicy
 from genserve.rpc.convert.control import (
+    DEFAULT_PAUSE_TIMEOUT_S,
     ServerFacts,
     drain_timeout_s,
     fleet_record,
     load_timeout_s,
-    pause_arguments,
     renewed_ttl_s,
     sleep_arguments,
     to_lora,
     to_server_info,
 )
-from genserve.rpc.convert.values import to_lease, to_state
+from genserve.rpc.convert.values import kv_policy, pause_mode, pause_ttl_s, seconds_or, to_lease, to_state
 from genserve.rpc.services import router_id_of
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
@@ -61,15 +62,14 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.PauseResponse:
         """Pauses under a lease."""
-        asked = pause_arguments(request)
         lease = await self._pauses.pause(
-            asked.mode,
-            asked.kv_policy,
-            holder=asked.holder,
-            ttl_s=asked.ttl_s,
-            request_id=asked.request_id,
-            fleet_lease_id=asked.fleet_lease_id,
-            timeout_s=asked.timeout_s,
+            pause_mode(request.mode, "mode"),
+            kv_policy(request.kv_policy, KvPolicy.REUSE, "kv_policy"),
+            holder=request.holder,
+            ttl_s=pause_ttl_s(request),
+            request_id=request.request_id,
+            fleet_lease_id=request.fleet_lease_id,
+            timeout_s=seconds_or(request, "timeout", DEFAULT_PAUSE_TIMEOUT_S),
         )
         return control_pb2.PauseResponse(
             lease=to_lease(lease),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from genserve.control.membership import RouterRun
 from genserve.control.state import EngineState, StateBoard
-from genserve.engine.types import Load
 from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
@@ -75,5 +74,5 @@ class StatusAnswers:
                 except TimeoutError:
                     pass
 
-    def _status(self) -> tuple[EngineState, Load, tuple[PushInFlight, ...]]:
-        return self._board.state(), self._board.load(), self._in_flight()
+    def _status(self) -> tuple[EngineState, tuple[PushInFlight, ...]]:
+        return self._board.state(), self._in_flight()

@@ -28,7 +28,7 @@ from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader
 from genserve.weights.resident import ResidentStore
-from genserve.wire.bounds import check_text, check_timeout
+from genserve.wire.bounds import check_text
 
 MAX_STREAMS = 1024
 _MAX_TTL_S = 24 * 3600.0
@@ -55,7 +55,6 @@ def check_header(header: PushHeader) -> None:
             )
     if not 1 <= header.num_streams <= MAX_STREAMS:
         raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
-    check_timeout(header.apply.timeout_s, "header.apply.timeout")
     for field in ("manifest_digest", "content_digest"):
         digest = getattr(header, field)
         if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):

@@ -42,7 +42,6 @@ from genserve.weights.push_admission import (
     refuse_issues,
 )
 from genserve.weights.resident import ResidentStore
-from genserve.wire.bounds import check_timeout
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
 _LEAVE_TIMEOUT_S = 2.0
@@ -306,7 +305,6 @@ class PushRegistry:
         in the moment in which its version is live, also for one that is live already. Raises PushNotFoundError,
         PushTruncatedError, ApplyInProgressError while it is being sent, and as `open`, `PushStream.finish` and
         `FleetCommit.check`."""
-        check_timeout(apply.timeout_s, "apply.timeout")
         PUSH_ID.set(push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.changed.wait()

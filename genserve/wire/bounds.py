@@ -22,9 +22,3 @@ def check_text(text: str, field: str) -> None:
         raise InvalidFieldError.of(field, f"must have at most {MAX_TEXT_CHARS} characters, has {len(text)}")
     if not text.isprintable():
         raise InvalidFieldError.of(field, "must be printable")
-
-
-def check_timeout(timeout_s: float, field: str = "timeout") -> None:
-    """Raises InvalidFieldError unless the time is above 0."""
-    if not timeout_s > 0:
-        raise InvalidFieldError.of(field, f"must be above 0 s, is {timeout_s:g} s")

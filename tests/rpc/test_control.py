@@ -44,6 +44,29 @@ async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None
     assert daemon.engine.running
 
 
+async def test_everything_in_a_pause_arrives(daemon: Daemon) -> None:
+    """Field by field. A bare one has the contract's defaults: KEEP, the cache stays, and it takes at most a minute."""
+    request = control_pb2.PauseRequest(
+        mode=types_pb2.PAUSE_MODE_WAIT,
+        kv_policy=types_pb2.KV_POLICY_RECOMPUTE,
+        holder="me",
+        ttl=Duration(seconds=5),
+        request_id="r",
+        fleet_lease_id="f",
+        timeout=Duration(seconds=20),
+    )
+    lease = (await daemon.control.Pause(request)).lease
+    assert (lease.holder, lease.mode, lease.fleet_lease_id) == ("me", types_pb2.PAUSE_MODE_WAIT, "f")
+    assert lease.expire_time.ToSeconds() == pytest.approx(time.time() + 5, abs=3)
+    assert daemon.engine.calls == ["pause wait recompute"]
+    assert 10 < daemon.engine.timeouts_s["pause"] <= 20
+    assert (await daemon.control.Pause(request)).lease == lease
+    await daemon.control.Resume(control_pb2.ResumeRequest(force=True))
+    await daemon.control.Pause(control_pb2.PauseRequest())
+    assert daemon.engine.calls[2:] == ["pause keep reuse"]
+    assert 50 < daemon.engine.timeouts_s["pause"] <= 60
+
+
 async def test_each_answer_of_the_control_plane_carries_the_state(daemon: Daemon) -> None:
     """Also one that has nothing else to say."""
     control, weights = daemon.control, daemon.weights
@@ -88,11 +111,20 @@ async def test_a_pause_that_takes_too_long_changes_nothing(daemon: Daemon) -> No
     assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest())).state.phase == types_pb2.PHASE_RUNNING
 
 
-async def test_a_bad_duration_is_named(daemon: Daemon) -> None:
-    """INVALID_ARGUMENT with the field."""
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"ttl": Duration()}, "ttl"),
+        ({"timeout": Duration(seconds=-1)}, "timeout"),
+        ({"mode": 99}, "mode"),
+        ({"kv_policy": 9}, "kv_policy"),
+    ],
+)
+async def test_a_bad_field_of_a_pause_is_named(daemon: Daemon, fields: dict[str, Any], path: str) -> None:
+    """INVALID_ARGUMENT with the field. A ttl of zero is no default."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await daemon.control.Pause(control_pb2.PauseRequest(ttl=Duration()))
-    assert field_of(caught.value) == "ttl"
+        await daemon.control.Pause(control_pb2.PauseRequest(**fields))
+    assert field_of(caught.value) == path
 
 
 async def test_watching_begins_at_once_and_follows_every_change(daemon: Daemon) -> None:

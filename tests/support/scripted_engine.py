@@ -272,8 +272,8 @@ class ScriptedEngine:
             raise self.fails.pop(step)
 
     @property
-    def is_settled(self) -> bool:
-        return self.free.is_set()
+    def settling(self) -> list[str]:
+        return [] if self.free.is_set() else ["a call that was given up"]
 
     async def settled(self) -> None:
         await self.free.wait()

@@ -15,7 +15,6 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from genserve.engine.generation import ChatPrompt, TextPrompt
 from genserve.engine.types import (
     KvPolicy,
-    Load,
     ModelMemory,
     PauseCounts,
     PauseMode,
@@ -66,7 +65,9 @@ class VllmEngine:
         self._report = launched.report
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
-        self._meter = LoadMeter(rows.row(DAEMON), rows.rows(but=DAEMON))
+        self._unfinished = llm.output_processor.request_states
+        """internal: vLLM's states of the daemon's own unfinished sequences."""
+        self._meter = LoadMeter(rows.row(DAEMON), rows.rows(but=DAEMON), self._unfinished)
         self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(
@@ -82,8 +83,6 @@ class VllmEngine:
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self.info.max_loras)
         self._row = rows.row(DAEMON)
-        self._unfinished = llm.output_processor.request_states
-        """internal: vLLM's states of the daemon's own unfinished sequences."""
         tally = rows.tally(DAEMON)
         self._intake = Intake(
             llm, self._liveness, self.info, options.limits, self.loras, tally, lambda: self._weights.version
@@ -92,7 +91,8 @@ class VllmEngine:
         # What its parts do as the protocol of engines has it:
         self.submit = self._intake.submit
         self.wait_dead, self.settled = self._liveness.wait_dead, self._liveness.settled
-        self.served_tokens = self._meter.served_tokens
+        self.settling = self._liveness.settling
+        self.load, self.served_tokens = self._meter.load, self._meter.served_tokens
         self.resume, self.reset_caches = self._scheduling.resume, self._scheduling.reset_caches
         self.prepare_weights, self.commit_weights = self._weights.prepare, self._weights.commit
         self.discard_weights, self.unused_tensors = self._weights.discard, self._weights.unused_tensors
@@ -205,15 +205,6 @@ class VllmEngine:
         return vllm_config.checkpoint_directory(self._llm.vllm_config)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether all calls have ended for which the next one would have to wait."""
-        return not self._liveness.settling
-
-    def load(self) -> Load:
-        """What it has to do now."""
-        return self._meter.load(len(self._unfinished))
-
-    @property
     def heartbeat_age_s(self) -> float | None:
         """Seconds since it last answered; None without a heartbeat."""
         return None if self._heartbeat is None else self._heartbeat.age_s
@@ -243,19 +234,18 @@ class VllmEngine:
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
         """Stops scheduling."""
-        running = self._intake
         if mode is not PauseMode.ABORT:
             await self._scheduling.pause(mode, kv_policy, timeout_s)
             if mode is PauseMode.WAIT:
                 # The engine let all of them end. A front end may not have read the last outputs yet.
                 return PauseCounts(kept=0, aborted=0)
             num_elsewhere = sum(each.num_requests for each in self._elsewhere)
-            return PauseCounts(kept=len(running.streams) + num_elsewhere, aborted=0)
+            return PauseCounts(kept=self._row.num_requests + num_elsewhere, aborted=0)
         try:
-            aborted = sum([await each.pausing() for each in self._elsewhere]) + running.pausing()
+            aborted = sum([await each.pausing() for each in self._elsewhere]) + self._intake.pausing()
             await self._scheduling.pause(mode, kv_policy, timeout_s)
         finally:
-            running.paused()
+            self._intake.paused()
             for each in self._elsewhere:
                 await each.paused()
         return PauseCounts(kept=0, aborted=aborted)

@@ -9,7 +9,7 @@ is never cancelled here. It ends by itself, and `settled` tells when.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine, Set
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -102,14 +102,6 @@ class Liveness:
         finally:
             task.cancel()
 
-    async def told(self, answer: Awaitable[T], what: str) -> T:
-        """What vLLM answers, however long that takes. Raises EngineDeadError with the cause if the engine has died."""
-        try:
-            return await answer
-        except Exception as error:
-            await self.raise_if_dead(error, what)
-            raise
-
     async def raise_if_dead(self, error: Exception, what: str) -> None:
         """Raises EngineDeadError with the cause if the engine's death is why `what` failed with this error of vLLM."""
         if isinstance(error, EngineDeadError | VllmEngineDeadError):
@@ -125,7 +117,11 @@ class Liveness:
         finally:
             death.cancel()
         if task.done() and not task.cancelled():
-            return await self.told(task, what)
+            try:
+                return task.result()
+            except Exception as error:
+                await self.raise_if_dead(error, what)
+                raise
         if self.dead:
             raise self.died(what)
         raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")

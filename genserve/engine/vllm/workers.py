@@ -62,7 +62,11 @@ class Workers:
         """Returns when every EngineCore has answered, and with `workers` every worker, however long this takes. One
         ping at a time, never given up while the engine lives."""
         call = self._ask("genserve_ping", {}) if workers else self._core.call_utility_all_async("get_weight_version")
-        await self._liveness.told(call, "ping")
+        try:
+            await call
+        except Exception as error:
+            await self._liveness.raise_if_dead(error, "ping")
+            raise
 
     async def _ask(self, method: str, message: dict[str, Any]) -> list[list[dict[str, Any]]]:
         try:

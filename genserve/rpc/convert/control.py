@@ -13,10 +13,10 @@ import genserve
 from genserve.control.asleep import SleepDepth
 from genserve.control.membership import FleetRecord
 from genserve.control.state import EngineState
-from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
+from genserve.engine.types import EngineInfo, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, set_listening
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
+from genserve.rpc.convert.values import pause_mode, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
 from genserve.weights.kept.directory import KeptRecord
@@ -26,7 +26,6 @@ from genserve.wire.bounds import MIN_WATCH_INTERVAL_S
 StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)
 
 MAX_FLEET_STATE_BYTES = 256 << 10
-DEFAULT_PAUSE_TTL_S = 60.0
 DEFAULT_PAUSE_TIMEOUT_S = 60.0
 DEFAULT_LOAD_TIMEOUT_S = 60.0
 DEFAULT_WATCH_INTERVAL_S = 1.0
@@ -47,37 +46,6 @@ class ServerFacts:
     num_frontends_down: int = 0
     openai_port: int = 0
     listening: ListeningFacts = NOWHERE
-
-
-@dataclass(frozen=True, slots=True)
-class PauseArguments:
-    """The arguments of PauseController.pause. `ttl_s` None = no expiry."""
-
-    mode: PauseMode
-    kv_policy: KvPolicy
-    holder: str
-    ttl_s: float | None
-    request_id: str
-    fleet_lease_id: str
-    timeout_s: float
-
-
-def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
-    """The arguments of a Pause, with defaults."""
-    ttl_s: float | None = seconds_or(message, "ttl", DEFAULT_PAUSE_TTL_S)
-    if message.no_expiry:
-        if message.HasField("ttl"):
-            raise InvalidFieldError.of("ttl", "cannot be set together with no_expiry")
-        ttl_s = None
-    return PauseArguments(
-        mode=pause_mode(message.mode, "mode"),
-        kv_policy=kv_policy(message.kv_policy, KvPolicy.REUSE, "kv_policy"),
-        holder=message.holder,
-        ttl_s=ttl_s,
-        request_id=message.request_id,
-        fleet_lease_id=message.fleet_lease_id,
-        timeout_s=seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S),
-    )
 
 
 def fleet_record(message: types_pb2.FleetState) -> FleetRecord:
@@ -154,12 +122,10 @@ def to_load(load: Load) -> control_pb2.Load:
     )
 
 
-def to_status(
-    kind: type[StatusT], state: EngineState, load: Load, pushes: Iterable[PushInFlight], now_s: float
-) -> StatusT:
+def to_status(kind: type[StatusT], state: EngineState, pushes: Iterable[PushInFlight], now_s: float) -> StatusT:
     """The status, as GetStatus and WatchStatus tell it at `now_s`, in Unix seconds."""
     return kind(
-        state=to_state(state), load=to_load(load), pushes=map(to_push_in_flight, pushes), time=to_timestamp(now_s)
+        state=to_state(state), load=to_load(state.load), pushes=map(to_push_in_flight, pushes), time=to_timestamp(now_s)
     )
 
 

@@ -26,7 +26,7 @@ from genserve.engine.generation import (
 )
 from genserve.engine.types import EngineInfo
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import seconds
+from genserve.rpc.convert.values import seconds_or
 from genserve.v1 import generation_pb2
 from genserve.wire.bounds import check_text
 
@@ -189,7 +189,7 @@ def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
         token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids", info)) if message.token_ids else (),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
-        time_budget_s=seconds(message.time_budget, "stop.time_budget") if message.HasField("time_budget") else None,
+        time_budget_s=seconds_or(message, "time_budget", None, within="stop"),
     )
 
 

@@ -1,8 +1,7 @@
-"""Conversions that the services share: durations, enums, the state of the engine."""
+"""Conversions that the services share: durations, how to pause, leases, the state of the engine."""
 
 from typing import TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -11,10 +10,11 @@ from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState, Startup
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.v1 import types_pb2
+from genserve.v1 import control_pb2, types_pb2
 
 T = TypeVar("T")
 
+DEFAULT_PAUSE_TTL_S = 60.0
 MAX_DURATION_S = 366 * 24 * 3600.0
 
 _PAUSE_MODES = {
@@ -28,20 +28,16 @@ _PAUSE_MODES_OUT = {mode: types_pb2.PauseMode.Value(f"PAUSE_MODE_{mode.name}") f
 _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in Phase}
 
 
-def seconds(duration: Duration, field: str) -> float:
-    """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
-    value = duration.ToNanoseconds() / 1e9
-    if not 0 < value <= MAX_DURATION_S:
-        raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
-    return value
-
-
 def seconds_or(message: Message, field: str, default: T, *, within: str = "") -> float | T:
-    """A duration that must be above 0, or `default` where the field is not set. `within` is the path of the message in
-    the request."""
+    """A duration above 0 and at most a year, in seconds, or `default` where the field is not set. `within`: the path of
+    the message in the request."""
     if not message.HasField(field):
         return default
-    return seconds(getattr(message, field), f"{within}.{field}" if within else field)
+    value: float = getattr(message, field).ToNanoseconds() / 1e9
+    if not 0 < value <= MAX_DURATION_S:
+        path = f"{within}.{field}" if within else field
+        raise InvalidFieldError.of(path, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
+    return value
 
 
 def to_timestamp(unix_s: float) -> Timestamp:
@@ -57,6 +53,16 @@ def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
     if mode is None:
         raise InvalidFieldError.of(field, f"{value} is not a PauseMode")
     return mode
+
+
+def pause_ttl_s(message: control_pb2.PauseRequest) -> float | None:
+    """Seconds until a lease expires; None = never."""
+    ttl_s = seconds_or(message, "ttl", DEFAULT_PAUSE_TTL_S)
+    if not message.no_expiry:
+        return ttl_s
+    if message.HasField("ttl"):
+        raise InvalidFieldError.of("ttl", "cannot be set together with no_expiry")
+    return None
 
 
 def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str) -> KvPolicy:
@@ -89,14 +95,14 @@ def to_state(state: EngineState) -> types_pb2.EngineState:
         weight_version=state.weight_version,
         phase=_PHASES_OUT[state.phase],
         pauses=map(to_lease, state.pauses),
-        running_requests=state.running_requests,
-        waiting_requests=state.waiting_requests,
+        running_requests=state.load.running,
+        waiting_requests=state.load.waiting,
         asleep_tags=state.asleep_tags,
         weights_discarded=state.weights_discarded,
         startup=None if state.startup is None else _to_startup(state.startup),
-        push_id=state.push_id,
-        content_digest=state.content_digest,
-        base_digest=state.base_digest,
+        push_id=state.served.push_id,
+        content_digest=state.served.content_digest,
+        base_digest=state.served.base_digest,
         fleet_epoch=state.fleet_epoch,
         router_address=state.router_address,
     )

@@ -19,7 +19,6 @@ from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import MAX_VERSION, Applied, LoraAdapter
-from genserve.wire.bounds import check_timeout
 
 _MIN_TIMEOUT_S = 0.001
 
@@ -85,7 +84,6 @@ class LoraLoader:
         """Loads an adapter that PEFT saved on this host."""
         self._require_enabled()
         check_lora_name(name, "lora_name")
-        check_timeout(timeout_s)
         check_weights(self._board)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         try:

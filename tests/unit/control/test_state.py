@@ -88,7 +88,7 @@ def test_a_board_tells_what_its_engine_has_to_do() -> None:
     engine.weight_version = 7
     state = StateBoard(engine, tuple, "test").state()
     assert (state.instance_id, state.weight_version, state.pauses) == ("test", 7, ())
-    assert (state.running_requests, state.waiting_requests) == (3, 2)
+    assert (state.load.running, state.load.waiting) == (3, 2)
 
 
 def test_a_board_is_over_when_the_daemon_has_drained() -> None:

@@ -9,7 +9,7 @@ from genserve.control import turn
 from genserve.control.conditions import Phase
 from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.types import KvPolicy, PauseMode
-from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
+from genserve.errors import DeadlineError, DrainingError
 from tests.support.patience import STEP_S, turns
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
@@ -116,14 +116,6 @@ async def test_uninterrupted_work_is_done_before_the_cancellation_is_raised() ->
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task
     assert isinstance(cancelled.value.__cause__, RuntimeError)
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
-async def test_a_time_that_cannot_pass_is_refused(rig: Rig, timeout_s: float) -> None:
-    """By its name, before the engine is asked for anything."""
-    with refuses(InvalidFieldError, field="timeout"):
-        await rig.pause(timeout_s=timeout_s)
-    assert rig.engine.calls == []
 
 
 def test_a_step_for_which_no_time_is_left_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import Manifest, PushIssue, bounded
-from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction
+from genserve.weights.push.types import LoraAdapter, PushAction
 from genserve.weights.push_admission import (
     check_header,
     check_num_tensors,
@@ -21,7 +21,7 @@ from genserve.weights.push_admission import (
     refuse_issues,
 )
 from tests.support.refusals import refuses
-from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, header
+from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, header
 
 DAY_S = 24 * 3600.0
 LORA = LoraAdapter("policy", "{}")
@@ -44,7 +44,6 @@ PARTIAL = Manifest(MANIFEST.tensors, MANIFEST.total_bytes, partial=True)
         {"content_digest": "0123456789abcdef" * 4},
         {"num_streams": 1},
         {"num_streams": 1024},
-        {"apply": ApplyOptions(timeout_s=1e-9)},
         {"manifest": None, "manifest_digest": "0123456789abcdef" * 4},
         {"manifest": PARTIAL},
         {"weight_version": 0, "lora": LORA},
@@ -70,7 +69,6 @@ def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
         ({"content_digest": "0" * 63}, "header.content_digest"),
         ({"content_digest": "A" * 64}, "header.content_digest"),
         ({"num_streams": 1025}, "header.num_streams"),
-        ({"apply": ApplyOptions(timeout_s=float("nan"))}, "header.apply.timeout"),
         ({"manifest_digest": "0" * 63}, "header.manifest_digest"),
         ({"manifest_digest": "0" * 65}, "header.manifest_digest"),
         ({"manifest_digest": "A" * 64}, "header.manifest_digest"),
@@ -91,13 +89,6 @@ def test_what_just_cannot_be_is_named_by_its_path(fields: dict[str, Any], path: 
 def test_a_name_of_an_adapter_may_have_256_characters() -> None:
     """As every name."""
     check_header(header(weight_version=0, lora=LoraAdapter("x" * 256, "{}")))
-
-
-async def test_options_of_a_commit_are_named_by_their_own_path(rig: Rig) -> None:
-    """They come in another request."""
-    with pytest.raises(InvalidFieldError) as caught:
-        await rig.registry.commit("p1", ApplyOptions(timeout_s=-1.0))
-    assert [violation.field for violation in caught.value.violations] == ["apply.timeout"]
 
 
 def test_a_version_follows_the_one_that_is_served() -> None:

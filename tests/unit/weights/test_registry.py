@@ -57,7 +57,6 @@ OTHER_MANIFEST = CheckpointIndex(
         ({"staging_ttl_s": 0.0}, "header.staging_ttl"),
         ({"staging_ttl_s": float("nan")}, "header.staging_ttl"),
         ({"num_streams": 0}, "header.num_streams"),
-        ({"apply": ApplyOptions(timeout_s=0.0)}, "header.apply.timeout"),
         ({"manifest": None}, "header.manifest"),
         ({"manifest": None, "manifest_digest": "abc"}, "header.manifest_digest"),
         ({"manifest": None, "manifest_digest": "0" * 64, "push_id": ""}, "header.push_id"),

@@ -7,7 +7,6 @@ import pytest
 
 from genserve.errors import (
     ApplyInProgressError,
-    InvalidFieldError,
     PushConflictError,
     PushNotFoundError,
     PushRolledBackError,
@@ -95,13 +94,6 @@ async def test_what_a_header_expects_is_expected_by_the_commit(rig: Rig) -> None
         await rig.registry.commit("staged", ApplyOptions())
     assert (await rig.registry.commit("staged", ApplyOptions(), expected_version=3)).applied is not None
     assert rig.engine.live == tensors(5)
-
-
-async def test_a_commit_that_cannot_be_names_its_own_field(rig: Rig) -> None:
-    """Before it looks for the push."""
-    with pytest.raises(InvalidFieldError) as refused:
-        await rig.registry.commit("never was", ApplyOptions(timeout_s=0.0))
-    assert [violation.field for violation in refused.value.violations] == ["apply.timeout"]
 
 
 async def test_a_stream_whose_push_was_applied_goes_on_with_the_same_bytes_alone(rig: Rig) -> None:

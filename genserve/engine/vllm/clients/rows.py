@@ -5,7 +5,7 @@ gets to its own row, and the daemon reads all rows.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,16 +229,17 @@ class RowTally:
 
 
 class LoadMeter:
-    """Reads the rows of all clients: the statistics of a step come to one of them only. `own` is that of the caller."""
+    """Reads the rows of all clients: the statistics of a step come to one of them only. `own` is that of the caller,
+    whose sequences are those of `unfinished`."""
 
-    def __init__(self, own: ClientRow, others: Sequence[ClientRow]) -> None:
+    def __init__(self, own: ClientRow, others: Sequence[ClientRow], unfinished: Sized) -> None:
         self._rows = (own, *others)
+        self._unfinished = unfinished
 
-    def load(self, num_own: int) -> Load:
-        """The load, with `num_own` unfinished sequences of the caller. vLLM reports only when it steps, so its last
-        report is limited by what is known here."""
+    def load(self) -> Load:
+        """The present load. vLLM reports only when it steps, so its last report is limited by what is known here."""
         rows = [row.stats() for row in self._rows]
-        num_active = num_own + sum(row.num_sequences for row in rows[1:])
+        num_active = len(self._unfinished) + sum(row.num_sequences for row in rows[1:])
         of_each_engine = zip(*(row.engines for row in rows), strict=True)
         last = [max(reports, key=lambda each: each.at_ns) for reports in of_each_engine]
         reported = [each for each in last if each.at_ns]

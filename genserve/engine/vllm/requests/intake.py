@@ -102,11 +102,6 @@ class Intake:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def streams(self) -> list[VllmStream]:
-        """Those of the admitted requests."""
-        return [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
-
     async def submit(self, request: GenerationRequest) -> VllmStream | AbortedStream:
         """Admits a request, unless `abort` ends it meanwhile. Raises EngineDeadError, WeightVersionMismatchError,
         RequestIdInUseError, QueueFullError, and what is wrong with the request."""
@@ -134,7 +129,7 @@ class Intake:
         """Requests that the engine aborts from now on end as PAUSED, also those that are admitted until `paused`. How
         many there are now."""
         self._reason_if_aborted = FinishReason.PAUSED
-        streams = self.streams
+        streams = [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
         for stream in streams:
             stream.reason_if_aborted = FinishReason.PAUSED
         return len(streams)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 
 import pytest
 
@@ -46,8 +46,8 @@ class LockstepEngine(ScriptedEngine):
         await self.scheduling.resume(timeout_s)
 
     @property
-    def is_settled(self) -> bool:
-        return not self.liveness.settling
+    def settling(self) -> Sized:
+        return self.liveness.settling
 
     async def settled(self) -> None:
         await self.liveness.settled()

@@ -11,26 +11,20 @@ from genserve.client.state import ServerInfo
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.control.state import EngineState
-from genserve.engine.types import EngineInfo, KvPolicy, ModelMemory, PauseMode
+from genserve.engine.types import EngineInfo, Load, ModelMemory, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.control import (
-    PauseArguments,
     ServerFacts,
     load_timeout_s,
-    pause_arguments,
     renewed_ttl_s,
     sleep_arguments,
     to_server_info,
     watch_interval_s,
 )
-from genserve.rpc.convert.values import seconds
+from genserve.rpc.convert.values import pause_ttl_s, seconds_or
 from genserve.v1 import control_pb2, types_pb2
 from genserve.wire.conversions import duration_of
-
-
-def pause(**fields: Any) -> PauseArguments:
-    """The arguments for fields as JSON has them."""
-    return pause_arguments(json_format.ParseDict(fields, control_pb2.PauseRequest()))
+from tests.support.refusals import refuses
 
 
 def watch(**fields: Any) -> float:
@@ -38,41 +32,12 @@ def watch(**fields: Any) -> float:
     return watch_interval_s(json_format.ParseDict(fields, control_pb2.WatchStatusRequest()))
 
 
-def test_a_bare_pause_has_the_contract_s_defaults() -> None:
-    """KEEP, the cache stays, and the lease ends after 60 s: a program that dies leaves nothing paused."""
-    assert pause() == PauseArguments(PauseMode.KEEP, KvPolicy.REUSE, "", 60.0, "", "", 60.0)
-
-
-def test_everything_in_a_pause_arrives() -> None:
-    """Field by field."""
-    assert pause(
-        mode="PAUSE_MODE_WAIT",
-        kvPolicy="KV_POLICY_RECOMPUTE",
-        holder="me",
-        ttl="5s",
-        requestId="r",
-        fleetLeaseId="f",
-        timeout="0.5s",
-    ) == PauseArguments(PauseMode.WAIT, KvPolicy.RECOMPUTE, "me", 5.0, "r", "f", 0.5)
-
-
 def test_no_expiry_has_to_be_asked_for() -> None:
-    """And contradicts a time to live."""
-    assert pause(noExpiry=True).ttl_s is None
-    with pytest.raises(InvalidFieldError) as caught:
-        pause(noExpiry=True, ttl="5s")
-    assert caught.value.violations[0].field == "ttl"
-
-
-@pytest.mark.parametrize(
-    ("fields", "path"),
-    [({"ttl": "0s"}, "ttl"), ({"timeout": "-1s"}, "timeout"), ({"mode": 99}, "mode"), ({"kvPolicy": 9}, "kv_policy")],
-)
-def test_a_bad_field_is_named(fields: dict[str, Any], path: str) -> None:
-    """A ttl of zero is no default."""
-    with pytest.raises(InvalidFieldError) as caught:
-        pause(**fields)
-    assert caught.value.violations[0].field == path
+    """A program that dies leaves nothing paused. It contradicts a time to live."""
+    assert pause_ttl_s(control_pb2.PauseRequest()) == 60.0
+    assert pause_ttl_s(control_pb2.PauseRequest(no_expiry=True)) is None
+    with refuses(InvalidFieldError, field="ttl"):
+        pause_ttl_s(control_pb2.PauseRequest(no_expiry=True, ttl=duration_of(5)))
 
 
 def test_a_bare_sleep_and_a_bare_load_have_the_contract_s_defaults() -> None:
@@ -106,13 +71,13 @@ YEAR_S = 366 * 24 * 3600
 )
 def test_a_duration_that_cannot_pass_is_refused(value: Duration) -> None:
     """Zero, negative and beyond a year."""
-    with pytest.raises(InvalidFieldError):
-        seconds(value, "f")
+    with refuses(InvalidFieldError, field="ttl"):
+        seconds_or(control_pb2.RenewPauseRequest(ttl=value), "ttl", 1.0)
 
 
 def test_the_longest_duration_is_a_leap_year() -> None:
     """To the second."""
-    assert seconds(Duration(seconds=YEAR_S), "f") == YEAR_S
+    assert seconds_or(control_pb2.RenewPauseRequest(ttl=Duration(seconds=YEAR_S)), "ttl", 1.0) == YEAR_S
 
 
 def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> None:
@@ -124,7 +89,7 @@ def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> Non
     }
     facts["model_memory"] = ModelMemory(*range(100, 100 + len(dataclasses.fields(ModelMemory))))
     info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
-    state = EngineState("instance", 1, Phase.RUNNING, (), 0, 0)
+    state = EngineState("instance", 1, Phase.RUNNING, (), Load(0, 0, 0.0, 0.0, 0.0))
     told = ServerInfo.of(to_server_info(info, ServerFacts("served", 1, 2, 3, ["push"]), state))
     found = {**dataclasses.asdict(told), **dataclasses.asdict(told.limits)}
     # Which adapters fit, and whether it can sleep, is told by `features` and by errors.

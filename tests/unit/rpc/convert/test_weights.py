@@ -9,10 +9,10 @@ from google.protobuf import json_format
 from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState
-from genserve.engine.types import KvPolicy, PauseMode, WeightDigest
+from genserve.engine.types import KvPolicy, Load, PauseMode, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import to_state
-from genserve.rpc.convert.weights import push_header, to_applied, to_digests, to_push
+from genserve.rpc.convert.weights import apply_options, push_header, to_applied, to_digests, to_push
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.weights.push.types import (
@@ -24,9 +24,10 @@ from genserve.weights.push.types import (
     PushReport,
     PushState,
 )
-from genserve.wire.conversions import manifest_message
+from genserve.wire.conversions import duration_of, manifest_message
+from tests.support.refusals import refuses
 
-STATE = EngineState("i", 3, Phase.RUNNING, (), 1, 2)
+STATE = EngineState("i", 3, Phase.RUNNING, (), Load(1, 2, 0.0, 0.0, 0.0))
 MANIFEST = Manifest((TensorSpec("w", "BF16", (2, 3), 0, 12), TensorSpec("scalar", "F32", (), 12, 4)), 16, True)
 
 
@@ -98,6 +99,12 @@ def test_a_bad_field_is_named_by_its_path_in_the_frame(fields: dict[str, Any], p
     assert caught.value.violations[0].field == path
 
 
+def test_a_bad_field_of_a_commit_is_named_by_its_own_path() -> None:
+    """It comes in another request."""
+    with refuses(InvalidFieldError, field="apply.timeout"):
+        apply_options(weights_pb2.ApplyOptions(timeout=duration_of(-1)), "apply")
+
+
 def test_an_outcome_arrives_in_a_response() -> None:
     """With the state of the engine."""
     report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
@@ -146,7 +153,7 @@ def test_a_digest_arrives_with_its_rank_and_name() -> None:
 def test_leases_tell_when_they_end_only_if_they_do() -> None:
     """A lease without expiry has no expire_time, not 1970."""
     leases = (PauseLease("a", "h", PauseMode.WAIT, 5.0, 1700000000.25), PauseLease("b", "", PauseMode.KEEP, None, None))
-    one, two = to_state(EngineState("i", 0, Phase.PAUSED, leases, 0, 0)).pauses
+    one, two = to_state(EngineState("i", 0, Phase.PAUSED, leases, STATE.load)).pauses
     assert (one.lease_id, one.holder, one.mode) == ("a", "h", types_pb2.PAUSE_MODE_WAIT)
     assert one.expire_time.ToMilliseconds() == 1700000000250
     assert not two.HasField("expire_time")
@@ -155,4 +162,4 @@ def test_leases_tell_when_they_end_only_if_they_do() -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_has_its_value(phase: Phase) -> None:
     """Names on the wire are those inside."""
-    assert types_pb2.Phase.Name(to_state(EngineState("i", 0, phase, (), 0, 0)).phase) == f"PHASE_{phase.name}"
+    assert types_pb2.Phase.Name(to_state(EngineState("i", 0, phase, (), STATE.load)).phase) == f"PHASE_{phase.name}"

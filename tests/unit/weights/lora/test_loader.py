@@ -255,14 +255,6 @@ async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, saved: P
     assert num_arenas() == before
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
-async def test_a_time_that_cannot_pass_is_refused(rig: Rig, tmp_path: Path, timeout_s: float) -> None:
-    """By its name."""
-    rig.engine.max_loras = 1
-    with refuses(InvalidFieldError, field="timeout"):
-        await rig.loras.load_directory("policy", str(tmp_path), timeout_s)
-
-
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
 async def test_adapters_neither_come_nor_go_where_nothing_changes(
     rig: Rig, tmp_path: Path, phase: Phase, error: type[GenserveError]

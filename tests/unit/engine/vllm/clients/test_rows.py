@@ -76,25 +76,25 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
     now = 100.0
     rows = ClientRows(SharedWords.create(1000, "test"), 3, 2, lambda: now)
-    meter = LoadMeter(rows.row(0), rows.rows(but=0))
+    meter = LoadMeter(rows.row(0), rows.rows(but=0), range(20))
     rows.row(0).record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5))
     rows.row(1).record(step(4, 0.4, 10, 2), SimpleNamespace(num_generation_tokens=10))
     rows.row(2).record(None, SimpleNamespace(num_generation_tokens=35))
     rows.row(2).record(step(6, 0.6, 20, 7), None, engine_idx=1)
-    load = meter.load(20)
+    load = meter.load()
     assert (load.waiting, load.running, load.kv_usage) == (12, 8, 0.5)
     assert (load.tokens_per_second, load.prefix_cache_hit_rate) == (10.0, 0.25)
     assert meter.steps() == 1
     rows.row(0).record(step(0, 0.2, 0, 0), None)
-    assert meter.load(20).waiting == 8
+    assert meter.load().waiting == 8
     assert meter.steps() == 1, "the engine with the fewest"
     now = 104.0
     rows.row(1).record(None, SimpleNamespace(num_generation_tokens=15))
-    assert meter.load(20).tokens_per_second == 13.0
+    assert meter.load().tokens_per_second == 13.0
     now = 106.0
-    assert meter.load(20).tokens_per_second == 3.0
+    assert meter.load().tokens_per_second == 3.0
     now = 200.0
-    assert meter.load(20).tokens_per_second == 0.0
+    assert meter.load().tokens_per_second == 0.0
 
 
 def test_the_load_counts_the_sequences_that_the_other_clients_have_admitted() -> None:
@@ -102,7 +102,7 @@ def test_the_load_counts_the_sequences_that_the_other_clients_have_admitted() ->
     rows = ClientRows.create(3, 1)
     for index, num_sequences in enumerate((7, 2, 3)):
         rows.tally(index).publish(num_sequences, 1)
-    assert LoadMeter(rows.row(0), rows.rows(but=0)).load(1).running == 6
+    assert LoadMeter(rows.row(0), rows.rows(but=0), range(1)).load().running == 6
 
 
 def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
@@ -121,41 +121,43 @@ def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
 def test_tokens_count_by_versions_behind_even_of_a_dead_client() -> None:
     """Of all clients together. What counts the seconds before is not touched."""
     rows = ClientRows.create(2, 1)
-    meter = LoadMeter(rows.row(0), rows.rows(but=0))
+    meter = LoadMeter(rows.row(0), rows.rows(but=0), range(3))
     rows.tally(0).served(0, 5)
     rows.tally(1).served(2, 7)
     rows.tally(1).served(40, 1)
     rows.vacate(1)
     assert meter.served_tokens() == [5, 0, 7, 0, 0, 0, 0, 1]
-    assert (meter.load(3).tokens_per_second, meter.steps()) == (0.0, 0)
+    assert (meter.load().tokens_per_second, meter.steps()) == (0.0, 0)
 
 
 def test_what_was_reported_last_is_bounded_by_what_is_known_to_be_active() -> None:
     """vLLM reports nothing more once it is idle."""
     rows = ClientRows.create(1, 1)
-    meter = LoadMeter(rows.row(0), rows.rows(but=0))
+    unfinished = [*range(8)]
+    meter = LoadMeter(rows.row(0), rows.rows(but=0), unfinished)
     rows.row(0).record(step(3, 0.5, 10, 5, skipped=0), None)
-    assert (meter.load(8).running, meter.load(8).waiting, meter.load(8).kv_usage) == (5, 3, 0.5)
-    assert (meter.load(0).running, meter.load(0).waiting, meter.load(0).kv_usage) == (0, 0, 0.0)
-    assert meter.load(0).prefix_cache_hit_rate == 0.5
+    assert (meter.load().running, meter.load().waiting, meter.load().kv_usage) == (5, 3, 0.5)
+    unfinished.clear()
+    assert (meter.load().running, meter.load().waiting, meter.load().kv_usage) == (0, 0, 0.0)
+    assert meter.load().prefix_cache_hit_rate == 0.5
 
 
 def test_the_rate_forgets_what_is_older_than_its_window() -> None:
     """Tokens per second are those of the last five seconds, over all engines."""
     now = 0.0
     rows = ClientRows(SharedWords.create(1000, "test"), 1, 2, lambda: now)
-    meter = LoadMeter(rows.row(0), rows.rows(but=0))
+    meter = LoadMeter(rows.row(0), rows.rows(but=0), range(1))
     for engine in (0, 1):
         rows.row(0).record(None, SimpleNamespace(num_generation_tokens=50), engine_idx=engine)
     now = 4.0
-    assert meter.load(1).tokens_per_second == 20.0
+    assert meter.load().tokens_per_second == 20.0
     now = 6.0
-    assert meter.load(1).tokens_per_second == 0.0
+    assert meter.load().tokens_per_second == 0.0
 
 
 def test_requests_that_the_scheduler_has_skipped_wait_too() -> None:
     """For a constraint that is compiled, or for a LoRA adapter: vLLM counts them apart."""
     rows = ClientRows.create(1, 1)
-    meter = LoadMeter(rows.row(0), rows.rows(but=0))
+    meter = LoadMeter(rows.row(0), rows.rows(but=0), range(8))
     rows.row(0).record(step(3, 0.5, 10, 5, skipped=2), None)
-    assert (meter.load(8).running, meter.load(8).waiting) == (3, 5)
+    assert (meter.load().running, meter.load().waiting) == (3, 5)
