@@ -75,16 +75,12 @@ class Watch:
         self._over = asyncio.Event()
         # Ids, so that nothing keeps a stream alive.
         each = {i: heard(state) for i, state in states.items()}
-        self._waiting = {i: known.last_output_s for i, known in each.items() if known.last_output_s}
+        self.waiting = {i: known.last_output_s for i, known in each.items() if known.last_output_s}
+        """Those that wait, by id: when each had its last output. When none does any more, the watch is over."""
         # The last token is the next one to be computed.
-        self.num_computed_tokens: int = sum(each[i].num_tokens - 1 for i in self._waiting)
+        self.num_computed_tokens: int = sum(each[i].num_tokens - 1 for i in self.waiting)
         """Tokens that they have keys and values of."""
         self._look()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether none of them waits any more."""
-        return self._over.is_set()
 
     def step(self, gaps_s: Iterable[float]) -> None:
         """Outputs came; `gaps_s` are the seconds that their sequences were without one."""
@@ -96,9 +92,9 @@ class Watch:
     def end(self) -> None:
         """Those that still wait count with their wait until now."""
         self._look()
-        if self._waiting:
+        if self.waiting:
             self._longest_s = max(self._longest_s or 0.0, self._clock() - self._began_s)
-            self._waiting.clear()
+            self.waiting.clear()
             self._over.set()
 
     async def longest_wait_s(self, patience_s: float = WAIT_PATIENCE_S) -> float | None:
@@ -111,9 +107,9 @@ class Watch:
         return self._longest_s
 
     def _look(self) -> None:
-        unfinished = ((i, at, self._states.get(i)) for i, at in self._waiting.items())
-        self._waiting = {i: at for i, at, state in unfinished if state is not None and self._heard(state)[0] == at}
-        if not self._waiting:
+        unfinished = ((i, at, self._states.get(i)) for i, at in self.waiting.items())
+        self.waiting = {i: at for i, at, state in unfinished if state is not None and self._heard(state)[0] == at}
+        if not self.waiting:
             self._over.set()
 
 
@@ -132,7 +128,7 @@ class Interruptions:
 
     def step(self, iteration_stats: Any) -> None:
         """vLLM's statistics of outputs that came."""
-        if self._latest is not None and not self._latest.is_over:
+        if self._latest is not None and self._latest.waiting:
             self._latest.step(iteration_stats.inter_token_latencies_iter)
 
     async def longest_wait_s(self) -> float | None:

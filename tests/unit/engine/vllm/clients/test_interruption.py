@@ -69,17 +69,17 @@ async def test_a_watch_is_over_when_each_has_output_again_or_has_ended() -> None
     watch.step([2.0, 0.5])
     del states["aborted"]
     watch.step([])
-    assert not watch.is_over
+    assert watch.waiting
     del states["ends"]
     watch.step([2.5])
-    assert watch.is_over
+    assert not watch.waiting
     assert await watch.longest_wait_s() == 2.5
 
 
 async def test_without_a_sequence_that_runs_nobody_waits() -> None:
     """Not for 0.0 seconds."""
     watch = Watch({"new": state(1, 0)}, of_vllm)
-    assert watch.is_over
+    assert not watch.waiting
     assert await watch.longest_wait_s() is None
 
 
@@ -90,7 +90,7 @@ async def test_sequences_still_waiting_when_the_watch_ends_count_until_then() ->
     watch.step([0.5])
     now = 107.0
     assert await watch.longest_wait_s(patience_s=0.0) == 7.0
-    assert watch.is_over
+    assert not watch.waiting
     watch = Watch({"a": state(1, 1)}, of_vllm, lambda: now)
     watch.step([9.0])
     assert await watch.longest_wait_s(patience_s=0.0) == 9.0
@@ -112,7 +112,7 @@ async def test_the_next_interruption_ends_the_one_before() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     second = interruptions.begin(Watch(states, of_vllm))
-    assert await waiting is not None and first.is_over and not second.is_over
+    assert await waiting is not None and not first.waiting and second.waiting
     states["a"].stats.last_token_ts = 9.0
     interruptions.step(SimpleNamespace(inter_token_latencies_iter=[8.0]))
     assert await interruptions.longest_wait_s() == 8.0
@@ -133,7 +133,7 @@ async def test_a_watch_keeps_no_sequence_alive() -> None:
     watch = Watch(states, of_vllm)
     states.clear()
     gc.collect()
-    assert alive() is None and not watch.is_over
+    assert alive() is None and watch.waiting
 
 
 async def test_the_clients_add_up_and_the_longest_of_their_waits_counts() -> None:

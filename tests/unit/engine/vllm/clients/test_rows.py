@@ -55,7 +55,7 @@ async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:
     states = {"a": 1.0}
     watch = row.interruptions.begin(Watch(states, lambda last_output_s: Heard(last_output_s, 2)))
     row.record(None, None)
-    assert not watch.is_over
+    assert watch.waiting
     states["a"] = 3.5
     row.record(None, gained)
     assert await watch.longest_wait_s(patience_s=0.0) == 2.5
