@@ -4,12 +4,11 @@ The headers are those of W3C Trace Context, as they come with a call and go on t
 keeps them for each task, and for the tasks that it starts.
 """
 
-import functools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final
 
 TRACEPARENT: Final = "traceparent"
 HEADERS: Final = (TRACEPARENT, "tracestate")
@@ -22,8 +21,6 @@ _FORMS: Final = {
 }
 """As the standard has them. OpenTelemetry would log each member of a list that has another form: lines for a caller."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
 End = Callable[[BaseException | None], None]
 """Ends a step, with the error that ended it."""
 
@@ -76,17 +73,3 @@ def step(name: str) -> Iterator[None]:
     finally:
         end(failure)
         del failure  # its traceback holds this frame
-
-
-def is_step(name: str) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Any]]:
-    """Makes each call of a coroutine function a step."""
-
-    def wrap(function: Callable[P, Awaitable[T]]) -> Callable[P, Any]:
-        @functools.wraps(function)
-        async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            with step(name):
-                return await function(*args, **kwargs)
-
-        return run
-
-    return wrap

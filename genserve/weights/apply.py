@@ -22,7 +22,7 @@ from genserve.engine.protocol import Engine, Interruption
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arrival
-from genserve.observe.trace import is_step
+from genserve.observe.trace import step
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, ApplyOptions, PrepareMode
@@ -241,7 +241,8 @@ class PushApplier:
                 ) as hold:
                     if options.prepare_mode is PrepareMode.PAUSED:
                         preparation, prepare_s = await self._finish(push, deadline_s)
-                    commit_s = await self._commit(push, preparation.nonce, deadline_s)
+                    with step("commit"):
+                        commit_s = await self._commit(push, preparation.nonce, deadline_s)
             except BaseException as error:
                 await self._clean_up(push, error)
                 raise
@@ -301,23 +302,22 @@ class PushApplier:
             self._freeing = None
             self._release()
 
-    @is_step("prepare")
     async def _finish(self, push: LivePush, deadline_s: float) -> tuple[Preparation, float]:
         """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done:
         that, and the seconds it took."""
-        began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
-        preparation = self._preparation
-        if preparation is None:
-            self._preparation = preparation = Preparation(self._engine, push, timeout_s)
-            self._start(self._watch(preparation), f"watch over the preparation of push {push.push_id}")
-        # The error of the engine's own limit says more.
-        await asyncio.wait({preparation.task}, timeout=None if preparation.has_limit else timeout_s)
-        if not preparation.task.done():
-            raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
-        preparation.task.result()
-        return preparation, time.perf_counter() - began_s
+        with step("prepare"):
+            began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
+            preparation = self._preparation
+            if preparation is None:
+                self._preparation = preparation = Preparation(self._engine, push, timeout_s)
+                self._start(self._watch(preparation), f"watch over the preparation of push {push.push_id}")
+            # The error of the engine's own limit says more.
+            await asyncio.wait({preparation.task}, timeout=None if preparation.has_limit else timeout_s)
+            if not preparation.task.done():
+                raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
+            preparation.task.result()
+            return preparation, time.perf_counter() - began_s
 
-    @is_step("commit")
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""
         timeout_s = remaining_s(deadline_s, "commit")

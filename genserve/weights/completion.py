@@ -10,7 +10,7 @@ from genserve.control.conditions import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import ChecksumMismatchError, PushConflictError
-from genserve.observe.trace import is_step
+from genserve.observe.trace import step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.lifecycle import State
@@ -59,25 +59,25 @@ class Completion:
         push.lifecycle.go("checking")
         push.task = asyncio.create_task(self._carry_out(push), name=f"push {push.push_id}")
 
-    @is_step("push")
     async def _carry_out(self, push: LivePush) -> None:
-        try:
-            await self._stage(push)
-            if push.header.action is PushAction.PREPARE:
-                await self._prepare(push)
-            self._settle(push, await self._apply(push) if push.header.action is PushAction.APPLY else None)
-        except Exception as error:
-            self._settle(push, error=error)
-        finally:
-            if push.lifecycle.is_busy:  # this task was cancelled
-                push.break_off()
-            push.touch()
-            if push.lifecycle.state is State.APPLIED:
-                self._pushes.forget(push)
-            self._pushes.changed.tell()
-            # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for the
-            # garbage collector.
-            del push
+        with step("push"):
+            try:
+                await self._stage(push)
+                if push.header.action is PushAction.PREPARE:
+                    await self._prepare(push)
+                self._settle(push, await self._apply(push) if push.header.action is PushAction.APPLY else None)
+            except Exception as error:
+                self._settle(push, error=error)
+            finally:
+                if push.lifecycle.is_busy:  # this task was cancelled
+                    push.break_off()
+                push.touch()
+                if push.lifecycle.state is State.APPLIED:
+                    self._pushes.forget(push)
+                self._pushes.changed.tell()
+                # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for
+                # the garbage collector.
+                del push
 
     async def _stage(self, push: LivePush) -> None:
         """Compares tied tensors, once, and the contents with what a header has said of them, or what was applied under
