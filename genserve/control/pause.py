@@ -92,7 +92,7 @@ class PauseController:
         self._dropped = False  # the keys and values of the requests that a pause froze
         self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
-        board.call_on_change(self._changed.set)  # the next lease to expire may be another one
+        """Set when the next lease to expire may be another one, and by `fail`."""
         self._failure: Exception | None = None
 
     async def pause(
@@ -127,6 +127,7 @@ class PauseController:
                 return repeated
             counts = await self.stand_still(mode, kv_policy, deadline_s)
             lease = self._leases.grant(holder, mode, ttl_s, request_id, fleet_lease_id, counts)
+            self._changed.set()
             self._board.notify()
             return lease
 
@@ -134,6 +135,7 @@ class PauseController:
         """Extends a lease to `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError and
         InvalidFieldError ("ttl")."""
         lease = self._leases.renew(lease_id, ttl_s)
+        self._changed.set()
         self._board.notify()
         return lease
 
@@ -161,6 +163,7 @@ class PauseController:
                     raise
             if force:
                 self._leases.release_all()
+            self._changed.set()
             self._board.notify()
             await self._run_if_free()
             return lease_expired

@@ -195,7 +195,8 @@ class StateBoard:
 
     def tell_applied(self) -> None:
         """Records that a version was applied to all weights: none are missing after a sleep any more."""
-        self.tell_asleep(replace(self.asleep, weights_lost=False))
+        if self.asleep.weights_lost:
+            self.tell_asleep(replace(self.asleep, weights_lost=False))
 
     def become(self, condition: DaemonCondition) -> None:
         """Sets the daemon's condition. DRAINING is final."""

@@ -77,6 +77,8 @@ class VllmEngine:
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers, launched.address, options.peers)
+        self.takes_arriving_weights = False
+        """Whether all workers are on this host."""
         self._tasks: tuple[str, ...] = ()  # what the engine says that it can do
         self.warnings = launched.warnings
         """One line for each setting that has a cost when weights are pushed."""
@@ -120,6 +122,7 @@ class VllmEngine:
                 llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
             )
             how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine.info.max_loras > 0)
+            engine.takes_arriving_weights = not engine._workers.other_hosts
             engine.info = replace(
                 engine.info,
                 weight_update=how.weight_update,
@@ -274,8 +277,3 @@ class VllmEngine:
             what="reset of the prefix cache",
             timeout_s=timeout_s,
         )
-
-    @property
-    def takes_arriving_weights(self) -> bool:
-        """Whether all workers are on this host."""
-        return not self._workers.other_hosts
