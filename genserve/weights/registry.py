@@ -30,12 +30,11 @@ from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes, Opening, Openings, in_flight, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
-from genserve.weights.push.staging import Staging
+from genserve.weights.push.staging import Staging, check_chunk
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushInFlight, PushOutcome, PushReport
 from genserve.weights.push_admission import (
     check_header,
-    check_num_tensors,
     examine,
     naming_wide_tensors,
     plan_evictions,
@@ -103,9 +102,7 @@ class PushRegistry:
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         with self.openings.begun(header.push_id) as opening:
             lora = self._loras.check(header.lora) if header.lora is not None else None
-            if header.manifest is not None:
-                check_num_tensors(len(header.manifest.tensors), self._checkpoint, lora=lora is not None)
-            else:
+            if header.manifest is None:
                 await self._wait_for_first_stream(header)
             # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
             digest, issues = await asyncio.to_thread(
@@ -214,7 +211,7 @@ class PushRegistry:
         """A stream of a push that is already applied: its bytes are compared, as long as they are served."""
 
         def compare(offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-            applied.check(offset, data, crc32c)
+            check_chunk(offset, data, crc32c, applied.outcome.push.total_bytes)
             self._outcomes.compare(applied, attempt, offset, data)
 
         return AnsweredStream(applied.answer, compare)

@@ -8,10 +8,8 @@ from typing import TypeVar
 
 from genserve.errors import GenserveError, PushConflictError
 from genserve.observe.histogram import Histogram
-from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import PushIssue
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.staging import damaged, out_of_range
 from genserve.weights.push.types import Applied, LoraAdapter, PushHeader, PushIdentity, PushKind, PushOutcome, PushState
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
@@ -33,14 +31,6 @@ class AppliedPush:
     answer: PushOutcome
     outcome: PushOutcome
     version: Callable[[], ResidentVersion | None]
-
-    def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Checks whether a chunk can belong to the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
-        end, total_bytes = offset + len(data), self.outcome.push.total_bytes
-        if offset < 0 or end > total_bytes:
-            raise out_of_range(offset, end, total_bytes)
-        if crc32c is not None and (computed := crc32c_of(data)) != crc32c:
-            raise damaged(offset, len(data), crc32c, computed)
 
     def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
         """Whether the bytes could be compared with the applied ones, which are kept while they are served. Raises

@@ -10,7 +10,7 @@ from genserve.aio import Change
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena, Arrival
 from genserve.tensors.checksum import crc32c_of
-from genserve.tensors.manifest import Manifest, PushIssue, completed
+from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, completed
 from genserve.tensors.ranges import ByteRanges, Range
 from genserve.weights.resident import ResidentVersion
 
@@ -25,18 +25,29 @@ def out_of_range(offset: int, end: int, total_bytes: int) -> ChunkOutOfRangeErro
     )
 
 
-def damaged(
-    offset: int, num_bytes: int, crc32c: int, computed: int, tensor: str | None = None
-) -> ChecksumMismatchError:
-    """The error for a chunk that arrived damaged; it names the tensor if that is known."""
+def check_chunk(
+    offset: int, data: bytes | memoryview, crc32c: int | None, total_bytes: int, tensors: Sequence[TensorSpec] = ()
+) -> None:
+    """Checks that a chunk belongs to a push of `total_bytes` and arrived undamaged; the error names the one of
+    `tensors` that it is for. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
+    end = offset + len(data)
+    if offset < 0 or end > total_bytes:
+        raise out_of_range(offset, end, total_bytes)
+    if crc32c is None or (computed := crc32c_of(data)) == crc32c:
+        return
     where, metadata = str(offset), {"offset": str(offset)}
-    if tensor is not None:
-        metadata["tensor"] = tensor
-        where += f" (in {tensor!r})"
-    return ChecksumMismatchError(
-        f"the chunk of {num_bytes} bytes at {where} has CRC32C {computed:#010x}, {crc32c:#010x} was sent with it",
+    if tensors:
+        metadata["tensor"] = _tensor_at(tensors, offset)
+        where += f" (in {metadata['tensor']!r})"
+    raise ChecksumMismatchError(
+        f"the chunk of {len(data)} bytes at {where} has CRC32C {computed:#010x}, {crc32c:#010x} was sent with it",
         metadata=metadata,
     )
+
+
+def _tensor_at(tensors: Sequence[TensorSpec], offset: int) -> str:
+    """Name of the tensor that a byte belongs to, "" if to none. Looks at all: only errors need it."""
+    return next((t.name for t in tensors if t.offset <= offset < t.offset + t.length), "")
 
 
 def _too_many_holes() -> StagingFullError:
@@ -102,7 +113,10 @@ class Staging:
         Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for bytes that differ from those there,
         and StagingFullError if the chunks leave tens of thousands of holes. These errors change nothing.
         """
-        self.check(offset, data, crc32c)
+        began_s = time.perf_counter()
+        check_chunk(offset, data, crc32c, self.manifest.total_bytes, self.manifest.tensors)
+        if crc32c is not None:
+            self.verify_s += time.perf_counter() - began_s
         if not data:
             return 0
         if self._first_byte_s is None:
@@ -119,19 +133,6 @@ class Staging:
             self.arena.write(start, chunk[start - offset : stop - offset])
         return self._add(offset, end, self.counted)
 
-    def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Checks that a chunk belongs to this push and arrived undamaged. Raises ChunkOutOfRangeError and
-        ChecksumMismatchError."""
-        end, total_bytes = offset + len(data), self.manifest.total_bytes
-        if offset < 0 or end > total_bytes:
-            raise out_of_range(offset, end, total_bytes)
-        if crc32c is not None:
-            began_s = time.perf_counter()
-            computed = crc32c_of(data)
-            if computed != crc32c:
-                raise damaged(offset, len(data), crc32c, computed, self.tensor_at(offset))
-            self.verify_s += time.perf_counter() - began_s
-
     def compare(self, offset: int, data: bytes | memoryview, new: Sequence[Range] = ()) -> None:
         """Compares a chunk with the bytes that are there, outside of what is `new`. Raises PushConflictError."""
         chunk = memoryview(data)
@@ -139,10 +140,11 @@ class Staging:
         stops = [*(start for start, _ in new), offset + len(data)]
         for start, stop in zip(starts, stops, strict=True):
             if not self.arena.equals(start, chunk[start - offset : stop - offset]):
+                tensor = _tensor_at(self.manifest.tensors, start)
                 raise PushConflictError(
-                    f"push {self._push_id!r} already has other bytes between {start} and {stop} "
-                    f"(in {self.tensor_at(start)!r}): two attempts or two callers sent different weights. Nothing was "
-                    "applied; push under another push_id, or discard this push first",
+                    f"push {self._push_id!r} already has other bytes between {start} and {stop} (in {tensor!r}): "
+                    "two attempts or two callers sent different weights. Nothing was applied; push under another "
+                    "push_id, or discard this push first",
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )
 
@@ -204,10 +206,6 @@ class Staging:
     def receive_s(self) -> float:
         """Seconds from the first byte of the attempt to the last."""
         return 0.0 if self._first_byte_s is None else max(0.0, self._last_byte_s - self._first_byte_s)
-
-    def tensor_at(self, offset: int) -> str:
-        """Name of the tensor that a byte belongs to, "" if to none. Looks at all: only errors need it."""
-        return next((t.name for t in self.manifest.tensors if t.offset <= offset < t.offset + t.length), "")
 
     async def complete(self, base: ResidentVersion, tied: Mapping[str, str]) -> None:
         """Adds the tensors that a partial push lacks from the served version, which may be another one than the last

@@ -8,7 +8,7 @@ from typing import Protocol
 from genserve.errors import InvalidFieldError, PushConflictError
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import Attempt, LivePush
-from genserve.weights.push.staging import Claim
+from genserve.weights.push.staging import Claim, check_chunk
 from genserve.weights.push.types import PushOutcome
 
 
@@ -93,7 +93,7 @@ class LiveStream:
                     push.arrived.tell()
                 return
             self._check_receives()
-            staging.check(offset, data, crc32c)
+            check_chunk(offset, data, crc32c, staging.manifest.total_bytes, staging.manifest.tensors)
             if state is State.APPLIED:
                 push.compare_served(self._attempt.name, offset, data)  # the arena may be another version's by now
             else:

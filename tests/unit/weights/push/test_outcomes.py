@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.errors import ChecksumMismatchError, PushConflictError, PushRolledBackError, PushTruncatedError
+from genserve.errors import PushConflictError, PushRolledBackError, PushTruncatedError
 from genserve.weights.push.outcomes import STEPS, Outcomes, PushMeasures
 from genserve.weights.push.types import (
     Applied,
@@ -167,17 +167,6 @@ def test_uncomparable_bytes_are_taken_only_from_the_applied_attempt(outcomes: Ou
         outcomes.compare(record, "b", 0, b"x")  # an adapter replaces no weights
     applied(outcomes, "p2")
     outcomes.compare(record, "b", 0, b"x")
-
-
-def test_a_chunk_of_an_applied_push_has_its_checksum(outcomes: Outcomes) -> None:
-    """0 is one, too."""
-    applied(outcomes, "p1")
-    record = outcomes.applied.get("p1")
-    assert record is not None
-    record.check(0, b"x", None)
-    record.check(0, b"", 0)
-    with pytest.raises(ChecksumMismatchError):
-        record.check(0, b"x", 0)
 
 
 def test_an_applied_push_counts_with_its_steps_and_its_pause() -> None:

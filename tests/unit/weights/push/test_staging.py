@@ -16,7 +16,7 @@ from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushCon
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.push import staging as staging_module
-from genserve.weights.push.staging import Staging
+from genserve.weights.push.staging import Staging, check_chunk
 from tests.support.patience import STEP_S, turns
 from tests.unit.weights.conftest import weights
 from tests.unit.weights.push.staging import new_staging
@@ -130,17 +130,22 @@ def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Sta
         staging.write(0, bytes(32), None)
 
 
-def test_tensors_are_staged_where_the_manifest_says(staging: Staging) -> None:
-    """Errors name the tensor that a byte belongs to."""
-    assert [staging.tensor_at(offset) for offset in (0, 15, 16, 31, 32)] == ["a", "a", "b", "b", ""]
-
-
-def test_a_tensor_without_bytes_owns_none() -> None:
-    """Its place may be the first byte of another one."""
+@pytest.mark.parametrize(("offset", "tensor"), [(0, "a"), (3, "a"), (4, "b"), (7, "b"), (8, "")])
+def test_a_damaged_chunk_names_the_tensor_it_is_for(offset: int, tensor: str) -> None:
+    """One without bytes is at the first byte of another one, and owns none. What no tensor needs has no name."""
     specs = (TensorSpec("a", "U8", (4,), 0, 4), TensorSpec("b", "U8", (4,), 4, 4), TensorSpec("c", "U8", (0,), 4, 0))
-    staging = Staging("p1", Manifest(specs, 8), Arena.allocate(8))
-    assert [staging.tensor_at(offset) for offset in (3, 4, 7)] == ["a", "b", "b"]
-    staging.close()
+    with pytest.raises(ChecksumMismatchError) as damaged:
+        check_chunk(offset, b"x", 0, 9, specs)
+    assert damaged.value.metadata["tensor"] == tensor
+
+
+def test_a_chunk_has_its_checksum_or_none() -> None:
+    """0 is one, too. What was applied has no tensors to name any more."""
+    check_chunk(0, b"x", None, 1)
+    check_chunk(0, b"", 0, 1)
+    with pytest.raises(ChecksumMismatchError) as damaged:
+        check_chunk(0, b"x", 0, 1)
+    assert "tensor" not in damaged.value.metadata
 
 
 def test_the_times_are_those_of_the_present_attempt(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
