@@ -49,19 +49,24 @@ class Change:
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
+        self.is_awaited = False
+        """Whether a task has asked for the next change: for who has so many that `tell` would cost too much."""
 
     def tell(self) -> None:
         """Wakes every task that waits now."""
+        self.is_awaited = False
         self._next.set()
         self._next = asyncio.Event()
 
     @property
     def next(self) -> asyncio.Event:
         """Set by the next `tell`: for who looks at something first, and then waits for a change since."""
+        self.is_awaited = True
         return self._next
 
     async def wait(self) -> None:
         """Returns at the next `tell`."""
+        self.is_awaited = True
         await self._next.wait()
 
 

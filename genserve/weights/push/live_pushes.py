@@ -25,6 +25,8 @@ class LivePushes(dict[str, LivePush]):
         self._clock = clock
         self.changed = Change() if changed is None else changed
         """Told whenever one of them has changed."""
+        self._opened = asyncio.Event()
+        """Set when there may be one again."""
         self._gone_bytes = 0
 
     def find(self, push_id: str) -> LivePush:
@@ -52,6 +54,7 @@ class LivePushes(dict[str, LivePush]):
     def add(self, push: LivePush) -> None:
         """A push has been opened."""
         self[push.push_id] = push
+        self._opened.set()
         self.changed.tell()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
@@ -79,6 +82,9 @@ class LivePushes(dict[str, LivePush]):
     async def run(self) -> None:
         """Drops those whose time to live is over. Never returns."""
         while True:
+            if not self:
+                self._opened.clear()
+                await self._opened.wait()
             idle = [push for push in self.values() if not push.lifecycle.is_busy]
             due_s = min((push.idle_until_s for push in idle), default=None)
             try:

@@ -90,7 +90,8 @@ class LiveStream:
             if is_present and state is State.RECEIVING:
                 if staging.write(offset, data, crc32c):
                     push.touched_s = push.clock()
-                    push.arrived.tell()
+                    if push.arrived.is_awaited:
+                        push.arrived.tell()
                 return
             self._check_receives()
             check_chunk(offset, data, crc32c, staging.manifest.total_bytes, staging.manifest.tensors)

@@ -1,5 +1,6 @@
-"""Pushes in flight, as the status of the daemon lists them."""
+"""Pushes in flight: how the status lists them, and whom their bytes wake."""
 
+import asyncio
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from genserve.weights.push.lifecycle import Lifecycle
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import MAX_LISTED, in_flight
 from genserve.weights.push.types import LoraAdapter, PushState
+from tests.support.patience import STEP_S, turns
 from tests.unit.weights.conftest import MANIFEST, header, weights
 from tests.unit.weights.push.staging import new_staging, stream_to
 
@@ -36,6 +38,22 @@ async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
     assert (told.received_bytes, told.total_bytes, told.num_streams) == (8, MANIFEST.total_bytes, 2)
     assert before_s <= min(told.began_at_s, told.state_since_s)
     assert max(told.began_at_s, told.state_since_s) <= time.time()
+    push.staging.close()
+
+
+async def test_each_chunk_wakes_those_who_wait_for_bytes() -> None:
+    """Those who wait already, and those who looked at what is there before they waited."""
+    push = LivePush(header(), MANIFEST.digest, new_staging(), MANIFEST.total_bytes)
+    stream = stream_to(push)
+    stream.write(0, DATA[:8], None)
+    waiting = asyncio.create_task(push.arrived.wait())
+    await turns()
+    assert not waiting.done()
+    stream.write(8, DATA[8:16], None)
+    await asyncio.wait_for(waiting, STEP_S)
+    following = push.arrived.next
+    stream.write(16, DATA[16:24], None)
+    assert following.is_set()
     push.staging.close()
 
 
