@@ -137,8 +137,13 @@ class ClientRow:
         if self.after_step is not None:
             self.after_step()
         self.interruptions.step(iteration_stats)
-        if iteration_stats.num_generation_tokens:
-            self._count_tokens(iteration_stats.num_generation_tokens)
+        if num_tokens := iteration_stats.num_generation_tokens:
+            quarter = int(self._clock() / _QUARTER_S)
+            at = self._start + _FIRST_QUARTER + 2 * (quarter % _NUM_QUARTERS)
+            if self._ints[at] != quarter:
+                self._ints[at + 1] = 0
+                self._ints[at] = quarter
+            self._ints[at + 1] += num_tokens
 
     def log(self) -> None:
         """vLLM's hook; nothing to do."""
@@ -151,14 +156,6 @@ class ClientRow:
 
     def record_admission_rejection(self, reason: str) -> None:
         """vLLM's hook; nothing to do."""
-
-    def _count_tokens(self, count: int) -> None:
-        quarter = int(self._clock() / _QUARTER_S)
-        at = self._start + _FIRST_QUARTER + 2 * (quarter % _NUM_QUARTERS)
-        if self._ints[at] != quarter:
-            self._ints[at + 1] = 0
-            self._ints[at] = quarter
-        self._ints[at + 1] += count
 
 
 class ClientRows:

@@ -95,6 +95,7 @@ class Intake:
         self._builder = RequestBuilder(llm, info)
         self.is_traced = self._builder.is_traced
         """Whether vLLM exports spans."""
+        self._adding = llm.output_processor.streams
         self._streams: dict[str, VllmStream | Admission] = {}  # by id, from when the id is taken
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
@@ -192,8 +193,7 @@ class Intake:
         lora = None if used is None else LoRARequest(used.unique_name, used.lora_id, used.directory)
         built = await self._builder.engine_request(request, ids, lora)
         stream = VllmStream(request, self, lora_version=0 if used is None else used.version)
-        adding = self._llm.output_processor.streams
-        adding[request.request_id] = stream
+        self._adding[request.request_id] = stream
         try:
             # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
             # sent, and are constraints compiled beside the event loop.
@@ -205,7 +205,7 @@ class Intake:
                 raise translated(error) from error
             raise
         finally:
-            del adding[request.request_id]
+            del self._adding[request.request_id]
         # internal: vLLM's own id of the request, which it made just now.
         stream.admitted(collector.request_id, self._reason_if_aborted)
         return stream
