@@ -30,7 +30,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.types import MEMORY_TAGS
-from genserve.engine.vllm.requests.stream import Sequence
+from genserve.engine.vllm.requests.stream import StreamedSequence
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
@@ -183,7 +183,7 @@ def test_what_our_states_replace_is_still_used_by_these_names_alone() -> None:
     assert set(re.findall(r"state\.queue\.(\w+)", processing)) == {"put"}
     assert processing.count("if request_output := req_state.make_request_output(") == 1
     assert list(inspect.signature(RequestState.make_request_output).parameters) == list(
-        inspect.signature(Sequence.make_request_output).parameters
+        inspect.signature(StreamedSequence.make_request_output).parameters
     )
     assert set(re.findall(r"output\.(new_\w+)", inspect.getsource(LogprobsProcessor))) == {
         "new_logprobs",

@@ -1,8 +1,8 @@
 """vLLM's client, and its processing of outputs, which go to the streams of requests.
 
 vLLM makes a RequestOutput and a CompletionOutput for each token of each request, keeps all tokens and log-probabilities
-of a request until it ends, and copies its text for every token. `StreamedOutputs` keeps a `Sequence` instead of vLLM's
-state of a sequence, from before it has any output. Whatever else vLLM does with its outputs stays vLLM's.
+of a request until it ends, and copies its text for every token. `StreamedOutputs` keeps a `StreamedSequence` instead of
+vLLM's state of a sequence, from before it has any output. Whatever else vLLM does with its outputs stays vLLM's.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from genserve.engine.vllm.requests.stream import Sequence, VllmStream
+from genserve.engine.vllm.requests.stream import StreamedSequence, VllmStream
 
 
 class StreamedOutputs(OutputProcessor):
@@ -27,7 +27,7 @@ class StreamedOutputs(OutputProcessor):
         super().add_request(request, *args, **kwargs)
         if (stream := self.streams.get(request.external_req_id or "")) is not None:
             states = self.request_states
-            states[request.request_id] = Sequence(states[request.request_id], stream)
+            states[request.request_id] = StreamedSequence(states[request.request_id], stream)
 
 
 class StreamingLLM(AsyncLLM):

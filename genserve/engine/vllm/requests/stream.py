@@ -5,8 +5,7 @@ What is not read in time is merged, so a slow reader costs no memory but that of
 """
 
 import asyncio
-from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vllm.v1.engine import FinishReason as VllmFinishReason
@@ -52,7 +51,7 @@ class Requests(Protocol):
     def failure(self, error: Exception) -> Exception:
         """The error for a client, of what ended a stream that had begun."""
 
-    def count_served(self, spans: abc.Sequence[WeightSpan]) -> None:
+    def count_served(self, spans: Sequence[WeightSpan]) -> None:
         """Counts the tokens of a sequence that has ended."""
 
 
@@ -63,7 +62,7 @@ class VllmStream:
         self._request = request
         self._requests = requests
         self._lora_version = lora_version
-        self._gained: list[Sequence] = []  # with something new, which nobody has read
+        self._gained: list[StreamedSequence] = []  # with something new, which nobody has read
         self._on_gain: Callable[[], None] | None = None
         self._error: Exception | None = None  # what ended the request before its end
         self._num_tokens = 0  # read, of all sequences
@@ -108,7 +107,7 @@ class VllmStream:
         if self._error is not None or (self._gained and not held_back):
             callback()
 
-    def gained(self, sequence: "Sequence") -> None:
+    def gained(self, sequence: "StreamedSequence") -> None:
         """A sequence has something new to read, and had nothing before."""
         if self.is_finished:
             return
@@ -127,7 +126,7 @@ class VllmStream:
         if is_first and self._on_gain is not None:
             self._on_gain()
 
-    # Once for each token, as `gained` and the hooks of Sequence: every call in here is seen in the figures.
+    # Once for each token, as `gained` and the hooks of StreamedSequence: every call in here is seen in the figures.
     def take(self) -> GenerationUpdate | None:
         """The available update, or None if there is none. After an error the request is over, here and in the
         engine."""
@@ -175,7 +174,7 @@ class VllmStream:
         self._gained.clear()  # a sequence refers to this object: nothing must wait for the garbage collector
         self._requests.forget(self.request_id)
 
-    def _prompt(self, sequence: "Sequence") -> PromptInfo:
+    def _prompt(self, sequence: "StreamedSequence") -> PromptInfo:
         self._is_first = False
         return PromptInfo(
             num_tokens=sequence.prompt_len,
@@ -184,7 +183,7 @@ class VllmStream:
             logprobs=None if sequence.rows is None else sequence.rows.take_prompt(),
         )
 
-    def _delta(self, sequence: "Sequence") -> SequenceDelta:
+    def _delta(self, sequence: "StreamedSequence") -> SequenceDelta:
         sequence.is_noted = False
         token_ids, sequence.new_token_ids = sequence.new_token_ids, []
         start = sequence.num_taken
@@ -209,7 +208,7 @@ class VllmStream:
         )
 
     def _finish(
-        self, sequence: "Sequence", vllm_reason: VllmFinishReason, stop_reason: int | str | None
+        self, sequence: "StreamedSequence", vllm_reason: VllmFinishReason, stop_reason: int | str | None
     ) -> Finish | None:
         if vllm_reason is VllmFinishReason.ERROR:
             return None
@@ -236,7 +235,7 @@ class VllmStream:
             return _REASONS[vllm_reason]
         raise GenserveError(f"the engine ended request {self.request_id} with {str(vllm_reason)!r}")
 
-    def _end(self, gained: "list[Sequence]", num_new: int) -> Usage | None:
+    def _end(self, gained: "list[StreamedSequence]", num_new: int) -> Usage | None:
         """What the end of some sequences means for the request: its usage, if these were the last ones."""
         if any(each.finish is not None and each.finish[0] is VllmFinishReason.ERROR for each in gained):
             # Produced tokens are delivered first; the next read raises the error.
@@ -262,7 +261,7 @@ class VllmStream:
         return GenserveError(f"the engine ended request {self.request_id} with an error, which is in its log")
 
 
-class Sequence(RequestState):
+class StreamedSequence(RequestState):
     """vLLM's state of one sequence of a request, with what it has gained since it was read.
 
     internal: the methods that vLLM's processing calls, and the attributes that it reads.

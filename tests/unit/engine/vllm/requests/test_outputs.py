@@ -26,7 +26,7 @@ from genserve.engine.generation import (
     WeightSpan,
 )
 from genserve.engine.vllm.requests.outputs import StreamedOutputs
-from genserve.engine.vllm.requests.stream import Sequence
+from genserve.engine.vllm.requests.stream import StreamedSequence
 from genserve.errors import GenserveError
 from tests.support.refusals import refuses
 from tests.unit.engine.vllm.requests.processing import PROMPT, VOCABULARY, Processing, Step
@@ -176,7 +176,7 @@ async def test_a_request_without_a_stream_stays_vllms(tokenizer: Any) -> None:
     core = EngineCoreRequest("i", PROMPT, None, params, None, 0.0, None, None, None, external_req_id="r")
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "i")
     processor.add_request(core, None, None, 0, collector)
-    assert not isinstance(processor.request_states["i"], Sequence)
+    assert not isinstance(processor.request_states["i"], StreamedSequence)
     processor.process_outputs([EngineCoreOutput("i", [1])], 0.0, None)
     assert isinstance(collector.output, RequestOutput)
 
