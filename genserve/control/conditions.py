@@ -186,7 +186,7 @@ def check_alive(board: HasConditions) -> None:
         raise _error(DEAD, board)
 
 
-def check_whole(weights_lost: bool) -> None:
+def check_weights_present(weights_lost: bool) -> None:
     """Raises EngineTaintedError after a sleep of level 2 has dropped the weights, until a version is applied. For calls
     that read the weights."""
     if weights_lost:
@@ -196,7 +196,7 @@ def check_whole(weights_lost: bool) -> None:
         )
 
 
-def check_sound(engine: EngineCondition) -> None:
+def check_untainted(engine: EngineCondition) -> None:
     """Raises EngineTaintedError while the live weights may be inconsistent. For calls that need consistent weights."""
     if engine is EngineCondition.TAINTED:
         raise TAINTED()

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Protocol
 
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
-from genserve.control.conditions import EngineCondition, check_alive, check_sound
+from genserve.control.conditions import EngineCondition, check_alive, check_untainted
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
@@ -62,7 +62,7 @@ class SleepController:
             async with self._pauses.turn.take(
                 remaining_s(ends_s, "sleep"), for_weights=True, by="a sleep"
             ) as deadline_s:
-                check_sound(self._board.engine_condition)
+                check_untainted(self._board.engine_condition)
                 before = self._board.asleep
                 if not before.takes(depth):  # another call did it meanwhile
                     return

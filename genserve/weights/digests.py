@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.control.conditions import check_whole
+from genserve.control.conditions import check_weights_present
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
@@ -78,7 +78,7 @@ class LiveDigests:
             # A commit that waited for it for long would look as if it hangs; nothing that changes weights may come
             # between the last part and the version.
             async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S, "the reading of digests"):
-                check_whole(self._board.asleep.weights_lost)
+                check_weights_present(self._board.asleep.weights_lost)
                 part = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 if part.digests is not None:
                     self._read_at_s = time.monotonic()

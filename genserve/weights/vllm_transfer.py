@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.aio import Change
-from genserve.control.conditions import EngineCondition, check_sound, check_weights
+from genserve.control.conditions import EngineCondition, check_untainted, check_weights
 from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController
 from genserve.control.state import StateBoard
@@ -138,7 +138,7 @@ class TransferUpdates:
             if self._open is not None and self._open.update_id == options.update_id:
                 self._touch(self._open)
                 return self._open
-            check_sound(self._board.engine_condition)
+            check_untainted(self._board.engine_condition)
             self._check_nothing_lost()
             return await uninterrupted(self._start(options))
 
@@ -173,7 +173,7 @@ class TransferUpdates:
                 )
             )
             # Another caller may have left inconsistent weights meanwhile.
-            check_sound(self._board.engine_condition)
+            check_untainted(self._board.engine_condition)
             self._check_nothing_lost()
             left_s = remaining_s(deadline_s, "begin")
             stack.enter_context(self._board.applying(if_failed=EngineCondition.TAINTED))

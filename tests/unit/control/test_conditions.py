@@ -15,7 +15,7 @@ from genserve.control.conditions import (
     check_alive,
     check_control,
     check_generation,
-    check_sound,
+    check_untainted,
     check_weights,
     condition_of,
     may_run,
@@ -79,9 +79,9 @@ def test_only_a_tainted_engine_is_unsound(engine: EngineCondition) -> None:
     """It takes a push, and nothing that trusts its weights."""
     if engine is EngineCondition.TAINTED:
         with pytest.raises(EngineTaintedError):
-            check_sound(engine)
+            check_untainted(engine)
     else:
-        check_sound(engine)
+        check_untainted(engine)
 
 
 EVERY_SLEEP = [frozenset(tags) for size in range(4) for tags in itertools.combinations(SleepTag, size)]
