@@ -98,8 +98,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     def _of_token(self, token: str | None) -> Principal:
         if token is None:
             raise UnauthenticatedError(
-                "the call has no token: give the client token_file= or token=, or the command --token-file, which send "
-                "the metadata authorization: Bearer TOKEN"
+                "the call has no token: give the client token_file= or token=, the command --token-file, or either the "
+                "variable GENSERVE_TOKEN_FILE, which send the metadata authorization: Bearer TOKEN"
             )
         principal = self._callers.of_token(token) if len(token) <= MAX_TOKEN_CHARS else None
         if principal is None:
