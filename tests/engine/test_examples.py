@@ -80,6 +80,7 @@ async def test_a_loop_of_ones_own_pushes_a_version_for_each_step(
     assert commands("own_loop.py")[0] == ["genserve", "serve", "--model", CHECKPOINT]
     before = (await client.get_weights()).weight_version
     done = await asyncio.to_thread(run, "own_loop.py", daemon.address, checkpoints["b"], tmp_path)
+    assert done.stdout.startswith(f"version {before + 1} is served, the daemon is running\n"), done.stdout
     told = steps_of(done, r"step (\d+): reward \d\.\d{3}, version (\d+) is served")
     assert told == [(str(step), str(before + 1 + step)) for step in range(1, NUM_STEPS + 1)]
     served = await client.pull_weights()
@@ -129,13 +130,18 @@ def test_trls_trainer_pushes_before_each_step(checkpoints: dict[str, Path], tmp_
 async def test_wrong_input_ends_in_a_line(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    """No daemon, a directory that is not there, another model: nothing is pushed, and there is no traceback."""
+    """No daemon, a directory that is not there or is no model's, another model: nothing is pushed, and there is no
+    traceback."""
     other = models.tiny_qwen3(tmp_path / "other", num_layers=1)
+    nameless = tmp_path / "nameless"
+    nameless.mkdir()
+    (nameless / "config.json").write_text("{}")
     before = (await client.get_weights()).weight_version
     nobody = f"127.0.0.1:{free_port()}"
     for address, model, says in (
         (nobody, checkpoints["a"], f"UnavailableError: no daemon answers at {nobody}"),
         (daemon.address, tmp_path / "nothing", "OSError: "),
+        (daemon.address, nameless, "ValueError: Unrecognized model"),
         (daemon.address, other, "ManifestMismatchError: "),
     ):
         done = await asyncio.to_thread(run, "own_loop.py", address, model, tmp_path)

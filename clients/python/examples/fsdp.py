@@ -37,7 +37,10 @@ def main() -> None:
         torch.cuda.set_device(dist.get_node_local_rank())
     with Client(options.target) as client:
         agreed = [client.get_weights().weight_version + 1, str(uuid.uuid4())]
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        except ValueError as error:  # its config.json names no model that transformers knows
+            sys.exit(f"{type(error).__name__}: {error}")
         dist.init_process_group()
         for layer in [each for each in model.modules() if type(each).__name__ in (model._no_split_modules or ())]:
             fully_shard(layer)
@@ -45,7 +48,10 @@ def main() -> None:
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
         dist.broadcast_object_list(agreed)  # rank 0's: all push the same versions, under the same ids
         version, run = agreed
-        client.push_weights(model, version=version, push_id=f"{run}-{version}", attempt=run)  # both are the same now
+        # From here on both have the same weights.
+        begun = client.push_weights(model, version=version, push_id=f"{run}-{version}", attempt=run)
+        if dist.get_rank() == 0:
+            print(f"version {version} is served, the daemon is {begun.state.phase}", flush=True)
         prompt = PROMPTS[dist.get_rank() % len(PROMPTS)]
         for step in range(1, options.steps + 1):
             answers = client.generate(prompt, n=8, max_tokens=32, prompt_token_ids=True, min_weight_version=version)
@@ -59,7 +65,8 @@ def main() -> None:
             client.push_weights(model, version=version, push_id=f"{run}-{version}", attempt=run)
             dist.all_reduce(rewards)
             if dist.get_rank() == 0:
-                print(f"step {step}: reward {rewards.mean() / dist.get_world_size():.3f}, version {version} is served")
+                reward = rewards.mean() / dist.get_world_size()
+                print(f"step {step}: reward {reward:.3f}, version {version} is served", flush=True)
     dist.destroy_process_group()
 
 

@@ -36,9 +36,13 @@ def main() -> None:
     options = parser.parse_args()
     with Client(options.target) as client:
         version = client.get_weights().weight_version + 1
-        base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        try:
+            base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        except ValueError as error:  # its config.json names no model that transformers knows
+            sys.exit(f"{type(error).__name__}: {error}")
         base.to("cuda" if torch.cuda.is_available() else "cpu")
-        client.push_weights(base, version=version)  # whatever was served: the adapter is trained on these weights
+        begun = client.push_weights(base, version=version)  # whatever was served: the adapter belongs to these
+        print(f"version {version} is served, the daemon is {begun.state.phase}", flush=True)
         model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
         optimiser = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-3)
         tokens = torch.tensor([client.tokenize(TEXT)], device=base.device)
@@ -49,7 +53,8 @@ def main() -> None:
             optimiser.zero_grad()
             lora_version = push_adapter(client, model)
             answer = client.generate(BEGINNING, max_tokens=16, temperature=0.0, lora_name=NAME)
-            print(f"step {step}: loss {loss.item():.3f}, version {lora_version} of {NAME} is served: {answer.text!r}")
+            served = f"version {lora_version} of {NAME} is served: {answer.text!r}"
+            print(f"step {step}: loss {loss.item():.3f}, {served}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,14 @@ def main() -> None:
     options = parser.parse_args()
     with Client(options.target) as client:
         version = client.get_weights().weight_version + 1
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        except ValueError as error:  # its config.json names no model that transformers knows
+            sys.exit(f"{type(error).__name__}: {error}")
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        client.push_weights(model, version=version)  # whatever was served, both have the same weights from here on
+        begun = client.push_weights(model, version=version)  # whatever was served: from here on both have these weights
+        print(f"version {version} is served, the daemon is {begun.state.phase}", flush=True)
         for step in range(1, options.steps + 1):
             groups = client.generate_many(PROMPTS, n=8, max_tokens=32, logprobs=0, prompt_token_ids=True)
             rewards = torch.tensor([[reward_of(answer.text) for answer in group.sequences] for group in groups])

@@ -55,8 +55,13 @@ def main() -> None:
     config = GRPOConfig(**server, **output, **length, bf16=torch.cuda.is_available())
     dataset = Dataset.from_dict({"prompt": PROMPTS})
     with Client(options.target) as client:
-        client.get_weights()  # without a daemon an error now: TRL would wait for one
-        trainer = GRPOTrainer(options.model, reward_funcs=reward, args=config, train_dataset=dataset)
+        # Without a daemon this is an error now: TRL would wait for one.
+        begun = client.status().state
+        print(f"version {begun.weight_version} is served, the daemon is {begun.phase}", flush=True)
+        try:
+            trainer = GRPOTrainer(options.model, reward_funcs=reward, args=config, train_dataset=dataset)
+        except ValueError as error:  # its config.json names no model that transformers knows
+            sys.exit(f"{type(error).__name__}: {error}")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Report(client))
         trainer.train()  # pushes before each step's answers, so before the first ones too
