@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from tests.support.warm import process as warm
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "clients" / "python" / "examples"
+NOTEBOOK = EXAMPLES / "first_steps.ipynb"
 CHECKPOINT = "path/to/checkpoint"
 NUM_STEPS = 3
 LONG = pytest.mark.long("clients/python/examples", "genserve/client", "genserve/integrations")
@@ -124,6 +128,37 @@ def test_trls_trainer_pushes_before_each_step(checkpoints: dict[str, Path], tmp_
         told = steps_of(done, r"step (\d+): reward \d\.\d{3}, version (\d+) is served")
         assert told == [(str(step), str(step)) for step in range(1, NUM_STEPS + 1)]
         assert client.get_weights().weight_version == NUM_STEPS
+
+
+def code_cells(notebook: str) -> list[Any]:
+    """Those of a notebook that are executed."""
+    return [cell for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_is_kept_without_its_outputs() -> None:
+    """They would differ after each run."""
+    cells = code_cells(NOTEBOOK.read_text())
+    assert cells
+    assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
+
+
+@pytest.mark.long("clients/python/examples", "clients/python/grpo/tiny_model.py", "genserve/launcher", "tests/nbclient")
+@pytest.mark.timeout(900)
+def test_the_reward_rises_in_the_notebook() -> None:
+    """A kernel of Jupyter's executes all cells. Every version is served, and the last one has learnt."""
+    package = ReleasedPackage("nbclient")
+    done = package.run(package.program("execute.py"), 840, [str(NOTEBOOK)])
+    assert done.returncode == 0, done.stderr[-4000:]
+    printed = [
+        "".join("".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout")
+        for cell in code_cells(done.stdout)
+    ]
+    (steps,) = [text for text in printed if "reward" in text]
+    told = re.findall(r"^version +(\d+)  reward (\d\.\d\d)  #*$", steps, re.MULTILINE)
+    assert [int(version) for version, _ in told] == list(range(2, 42))
+    rewards = [float(reward) for _, reward in told]
+    assert mean(rewards[-5:]) > 0.6 and mean(rewards[-5:]) > 4 * mean(rewards[:5]), rewards
+    assert "WeightSpan(version=41" in printed[-1]
 
 
 @LONG
