@@ -7,52 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.released_package import ROOT, ReleasedPackage
 
-GUIDE = ROOT / "docs" / "trainers.md"
 TRL = ReleasedPackage("trl")
 NUM_STEPS = 6
 # The package is installed and imported for it.
 pytestmark = pytest.mark.long(
-    "genserve/integrations/trl.py", "tests/trl", "docs/trainers.md", "tests/support/released_package.py"
+    *("genserve/integrations/trl.py", "clients/python/examples/trl_grpo.py"),
+    *("tests/trl", "tests/support/released_package.py"),
 )
-
-BEFORE = """
-from datasets import Dataset
-
-dataset = Dataset.from_dict({"prompt": [f"{letter} {letter}" for letter in "abcdefgh"]})
-
-
-def reward(completions, **columns):
-    return [float(completion.count("a")) for completion in completions]
-
-"""
-"""What the guide leaves to its reader."""
 
 OBSERVED = """
 import json
+import runpy
+import sys
 
-from transformers import TrainerCallback
-
-from genserve.client import Client
-
-
-class ServedVersions(TrainerCallback):
-    def __init__(self):
-        self.versions = []
-
-    def on_step_end(self, args, state, control, **others):
-        with Client(ADDRESS) as client:
-            self.versions.append(client.get_weights().weight_version)
+from trl import GRPOTrainer
 
 
-observer = ServedVersions()
-trainer.add_callback(observer)
-trainer.train()
-print("TRAINED", json.dumps({"versions": observer.versions, "log": trainer.state.log_history}))
+def train(trainer, whole=GRPOTrainer.train):
+    whole(trainer)
+    print("TRAINED", json.dumps(trainer.state.log_history))
+
+
+GRPOTrainer.train = train
+del sys.argv[0]  # then the example's own path is the first one
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
+"""Runs the example, and prints what TRL has logged."""
 
 
 @pytest.fixture
@@ -74,23 +57,17 @@ async def test_the_client_has_every_method_and_parameter_of_the_released_one() -
     assert done.stdout.splitlines() == ["compared with TRL 1.16.0"]
 
 
-async def test_the_released_trainer_trains_as_the_guide_has_it(
+async def test_the_daemons_log_probabilities_are_those_of_the_released_trainer(
     scored_daemon: DaemonProcess, learner: Path, tmp_path: Path
 ) -> None:
-    """Each step's rollouts are of that step's weights: the next version, with the trainer's log-probabilities."""
-    example = block("python", "GRPOTrainer", GUIDE).replace("/tmp", str(tmp_path))
-    example = example.replace(WRITTEN_ADDRESS, scored_daemon.address).replace("path/to/checkpoint", str(learner))
-    train = "trainer.train()\n"
-    assert example.endswith(train)
-    observed = OBSERVED.replace("ADDRESS", repr(scored_daemon.address))
-    program = BEFORE + example.removesuffix(train) + observed
-    done = await asyncio.to_thread(TRL.run, program, 240)
+    """In each step of the example: its rollouts are of that step's weights."""
+    example = str(ROOT / "clients" / "python" / "examples" / "trl_grpo.py")
+    flags = ["--model", str(learner), "--target", scored_daemon.address, "--steps", str(NUM_STEPS)]
+    done = await asyncio.to_thread(TRL.run, OBSERVED, 240, [example, *flags], tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "biases the importance" not in done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("TRAINED ")]
-    trained = json.loads(line.removeprefix("TRAINED "))
-    assert trained["versions"] == list(range(1, NUM_STEPS + 1))
-    steps = [entry for entry in trained["log"] if "loss" in entry]
+    steps = [entry for entry in json.loads(line.removeprefix("TRAINED ")) if "loss" in entry]
     assert len(steps) == NUM_STEPS
     assert max(step["sampling/sampling_logp_difference/max"] for step in steps) < 0.001
     assert all(step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=0.001) for step in steps)

@@ -39,11 +39,13 @@ class ReleasedPackage:
         """The source of a program that is run in the environment."""
         return (ROOT / "tests" / self.name / name).read_text()
 
-    def run(self, program: str, timeout_s: float, arguments: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, program: str, timeout_s: float, arguments: Sequence[str] = (), cwd: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
         """Runs Python source in the environment. Raises PackageNotInstalledError."""
         command = [str(self.python()), "-c", program, *arguments]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def imported(self) -> Any:
         """The package, in this process. Raises PackageNotInstalledError."""

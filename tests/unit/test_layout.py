@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 AREAS = {"bench", "engine", "faults", "fleet", "gpu", "mutants", "rpc", "simulation", "unit"}
-"""The others are what they share, and what runs with TRL and torchrl."""
+"""The others are what they share, and what runs with TRL, torchrl and nbclient."""
 OURS = ("bench", "genserve", "tests", "tools")
 WITH_VLLM = (
     *("unit/engine/vllm", "unit/worker"),
