@@ -158,7 +158,7 @@ def test_the_reward_rises_in_the_notebook() -> None:
     assert [int(version) for version, _ in told] == list(range(2, 42))
     rewards = [float(reward) for _, reward in told]
     assert mean(rewards[-5:]) > 0.6 and mean(rewards[-5:]) > 4 * mean(rewards[:5]), rewards
-    assert "WeightSpan(version=41" in printed[-1]
+    assert int(printed[-1].split()[0]) > 15 and "WeightSpan(version=41" in printed[-1], printed[-1]
 
 
 @LONG
