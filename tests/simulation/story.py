@@ -188,14 +188,16 @@ class _Story:
         if fleet.committed is None:
             return False
         alone = {push.push_id for push in self.events.pushes if push.alone_at}
-        left = [each for each in fleet.members if each.version is not None and each.version.push_id in alone]
+        ready = {each.address for each in fleet.ready}
+        others = [each for each in fleet.members if each.address not in ready]
+        left = [each for each in others if each.version is not None and each.version.push_id in alone]
         pushed = {push.content for push in self.events.pushes if not push.alone_at and push.content > self._committed}
         served = {each.serves for each in self.replicas}
-        if self._committed not in served and not pushed & served:
-            return True  # nobody has it any more
+        if self._committed not in served and (not pushed & served or fleet.desired.is_own):
+            return True  # nobody has it any more; a router that has changed something believes no older record
         if fleet.committed.is_checkpoint and pushed & served:
             return True  # nobody can bring a checkpoint to who has been pushed something
-        return bool(left) and len(fleet.ready) + len(left) == len(fleet.members)
+        return bool(left) and left == others
 
     def _check_kept(self) -> None:
         """A version that a trainer was told of is that of the fleet, or a later one is, or nobody had it any more."""
