@@ -298,8 +298,9 @@ class PushHeader(_message.Message):
     """Names one attempt at delivering the push; the same on all streams of the attempt, also after a break. Bytes of
     another attempt do not count until they are sent again. Empty = an attempt ends when none of its streams is left,
     so a push that breaks is sent again as a whole. At most 256 printable characters; a random UUID is good. In a pull
-    it names the daemon's memory that the bytes first came to: bytes of two pulls are the same if it is, whichever
-    daemons they are from. The id does not say so, because another push may be sent under it.
+    it names the daemon's memory that the bytes first came to, or the files that they are read from: bytes of two pulls
+    are the same if it is, whichever daemons they are from. The id does not say so, because another push may be sent
+    under it.
     """
     content_digest: _builtins.str
     """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line

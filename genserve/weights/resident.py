@@ -74,8 +74,9 @@ class ArenaBytes:
 
 @dataclass(eq=False)
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` and `origin`: those of the
-    push that brought it, "" if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id`: of the push that brought it,
+    "" if none did. `origin`: that of the push, or the identity of the files. It is the same for the same bytes alone,
+    because a pull that broke goes on by it. `content_digest`: of these tensors, "" if nobody has computed it."""
 
     lora = None  # these are weights
 

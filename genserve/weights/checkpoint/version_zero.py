@@ -83,5 +83,5 @@ def resident_store(
         absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)
     space = CheckpointSpace(opened.index, opened.files)
-    first = ResidentVersion(0, space.manifest, CheckpointBytes(space))
+    first = ResidentVersion(0, space.manifest, CheckpointBytes(space), origin=opened.files.identity)
     return ResidentStore(first, enabled=enabled)

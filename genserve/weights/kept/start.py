@@ -97,7 +97,8 @@ async def _verified(kept: KeptVersion, index: CheckpointIndex) -> ResidentVersio
         raise _unusable(error, kept) from error
     if found != record.content_digest:
         raise _unusable(f"{kept.path}: its tensors have SHA-256 {found}, {record.content_digest} was written", kept)
-    return ResidentVersion(record.weight_version, space.manifest, CheckpointBytes(space), record.push_id, found)
+    source, origin = CheckpointBytes(space), space.files.identity
+    return ResidentVersion(record.weight_version, space.manifest, source, record.push_id, found, origin)
 
 
 def _open(kept: KeptVersion) -> CheckpointSpace:

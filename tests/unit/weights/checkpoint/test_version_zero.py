@@ -41,6 +41,17 @@ async def test_what_the_engine_loaded_is_resident(directory: Path, said: list[st
     assert said == []
 
 
+async def test_version_0_of_other_files_is_of_another_origin(directory: Path, said: list[str]) -> None:
+    """Whoever pulls it from a daemon that is started again goes on with bytes of the same files alone."""
+    file, origins = directory / "model.safetensors", []
+    for value in (1, 1, 2):
+        if value == 2:
+            save_file({"a": np.full(4, value, dtype=np.float32)}, file)
+        store = resident_store(open_checkpoint(directory, said.append), "auto", said.append, enabled=True)
+        origins.append(store.require().origin)
+    assert origins[0] == origins[1] != origins[2] and origins[0]
+
+
 async def test_random_weights_are_not_those_of_the_files(directory: Path, said: list[str]) -> None:
     """An engine with another load format served other bytes than a pull of version 0 would send."""
     store = resident_store(open_checkpoint(directory, said.append), "dummy", said.append, enabled=True)

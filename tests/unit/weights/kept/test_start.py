@@ -68,6 +68,17 @@ async def test_the_version_of_the_daemon_before_is_served(tmp_path: Path) -> Non
         assert rig.engine.live == {"a": weights(7)[:16], "b": weights(8)[16:]}
 
 
+async def test_what_is_kept_has_an_origin_as_long_as_its_files_are_the_same(tmp_path: Path) -> None:
+    """A pull goes on after the next start, and not with another version 7."""
+    origins = []
+    for pushes in ([(header("p7", 7), None)], [], [(header("q7", 7, force=True), weights(1))]):
+        await keep(tmp_path, *pushes)
+        async with open_rig(tmp_path / "rig") as rig:
+            await start(rig, tmp_path)
+            origins.append(rig.resident.require().origin)
+    assert origins[0] == origins[1] != origins[2] and origins[0]
+
+
 async def test_a_partial_push_is_kept_whole(tmp_path: Path) -> None:
     """What it does not bring is that of the version before."""
     await keep(tmp_path, (header("p1", 1), None), (PushHeader("p2", 2, manifest=ONLY_B), weights(2)[16:]))
