@@ -201,7 +201,8 @@ class Upload:
         )
         remaining_s = self._remaining_s()
         timeout_s = None if remaining_s is None else remaining_s + _EXPLAIN_TIMEOUT_S
-        call = method(timeout=timeout_s, metadata=self._connection.metadata)
+        with self._connection.typed_errors():  # the client may have been closed since the channel was opened
+            call = method(timeout=timeout_s, metadata=self._connection.metadata)
         status = FinalStatus(call)
         ring = None if self._rings is None else self._rings.take()
         writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))

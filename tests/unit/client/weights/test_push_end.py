@@ -9,6 +9,7 @@ from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress
 from genserve.errors import DeadlineError, VersionNotNewerError
+from genserve.transport.errors import ClientClosedError
 from tests.support.patience import STEP_S
 from tests.support.scripted_services import ScriptedDaemon, refuse
 
@@ -58,3 +59,18 @@ async def test_nothing_of_a_push_runs_on_after_its_end(
     with pytest.raises((VersionNotNewerError, ZeroDivisionError, asyncio.CancelledError, DeadlineError)):
         await pushing
     assert unfinished() == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_is_closed_ends_a_push_with_its_own_error(daemon: ScriptedDaemon, turns: int) -> None:
+    """In whichever turn of the event loop, also between the channels of the streams and their calls."""
+    client = AsyncClient(daemon.target)
+    await client.status()  # the channel is open: nothing waits for it
+    daemon.fail = lambda _: asyncio.Event().wait()
+    weights = {name: numpy.zeros(1000, "uint8") for name in "abc"}
+    pushing = asyncio.create_task(client.push_weights(weights, version=1, streams=3))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await pushing
