@@ -257,6 +257,11 @@ def attempts_of_their_own() -> None:
     stubs.frames = frames
 
 
+def idle_streams() -> None:
+    """Sends all bytes over the first stream, and none over the others."""
+    stubs.split = lambda ranges, num_parts: [ranges, *([] for _ in range(num_parts - 1))]
+
+
 def fewer_streams() -> None:
     """Opens one stream again when several have broken."""
     right = Steps._missing
@@ -326,6 +331,7 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "shares bytes of another attempt": ("push-taken-over", lambda: of_step("_missing", sharing("receiving"))),
     "shares what another attempt applied": ("push-applied-by-other", lambda: of_step("_missing", sharing("applied"))),
     "an attempt for each stream": ("push-streams", attempts_of_their_own),
+    "one stream for all bytes": ("push-streams", idle_streams),
     "resumes over one stream": ("push-streams-cut", fewer_streams),
     "gives a lease back once": ("repeated", lambda: of_step("resume", giving_back_once)),
 }

@@ -36,17 +36,20 @@ class Relay(grpc.GenericRpcHandler):
         change: Change = Change(),
         *,
         began: Callable[[str, float | None], None] = lambda *_: None,
+        saw: Callable[[str, Any, bytes], None] = lambda *_: None,
         ended: Callable[[bool], None] = lambda _: None,
         refuses: Callable[[str], bool] = lambda _: False,
         breaks: Callable[[str, bytes], bool] = lambda *_: False,
         broken: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`began` is called with each call's method and the time that its client gives it, in seconds; `ended` at its
-        end, with whether the client has cancelled it. A call that `refuses` never reaches the daemon. One of which a
+        """`began` is called with each call's method and the time that its client gives it, in seconds; `saw` with
+        each request, its method, and the context that is one call's alone; `ended` at the end of the call, with
+        whether the client has cancelled it. A call that `refuses` never reaches the daemon. One of which a
         request `breaks` it is broken off at both ends, without that request, and `broken` is called between them."""
         self._target = target
         self._change = change
         self._began = began
+        self._saw = saw
         self._ended = ended
         self._refuses = refuses
         self._breaks = breaks
@@ -78,6 +81,7 @@ class Relay(grpc.GenericRpcHandler):
             async def changed() -> AsyncIterator[bytes]:
                 nonlocal is_broken
                 async for request in requests:
+                    self._saw(method, context, request)
                     if self._breaks(method, request):
                         is_broken = True
                         call.cancel()
