@@ -38,6 +38,7 @@ let client: Client;
 let responses: GenerateResponse[] = [];
 let frames: Frame[] = [];
 let missing = { start: 0n, end: 0n };
+let nextMissing = missing; // after the next GetPush
 let attempt = "";
 let numPushStreams = 0;
 let pushStreamMs = 0;
@@ -73,6 +74,7 @@ beforeAll(async () => {
   };
   const getPush = (_: ServerUnaryCall<GetPushRequest, GetPushResponse>, answer: sendUnaryData<GetPushResponse>) => {
     answer(null, GetPushResponse.fromPartial({ push: { attempt, missing: [missing] } }));
+    [missing, nextMissing] = [nextMissing, missing];
   };
   serve(server, GenerationServiceService, calls);
   serve(server, WeightServiceService, { pullWeights, pushWeights, getPush });
@@ -124,7 +126,7 @@ test.each([
   [2n, 5n],
   [3n, 2n],
 ])("a push of 4 bytes that misses those from %d to %d is an error", async (start, end) => {
-  missing = { start, end };
+  missing = nextMissing = { start, end };
   const tensors = { a: { dtype: "U8" as const, shape: [4], data: new Uint8Array(4) } };
   await expect(client.pushTensors(tensors, { version: 1 })).rejects.toThrow(
     `the daemon misses bytes ${start} to ${end} of a push of 4`,
@@ -132,7 +134,7 @@ test.each([
 });
 
 test("a push that breaks again and again without progress is given up after half a minute", async () => {
-  missing = { start: 0n, end: 4n };
+  missing = nextMissing = { start: 0n, end: 4n };
   numPushStreams = 0;
   await client.getWeights({ timeoutMs: 1 }).catch(() => undefined); // the connection
   using clock = new Clock();
@@ -150,7 +152,7 @@ test("a push that breaks again and again without progress is given up after half
 });
 
 test("a push whose streams break after a minute each, without progress, is given up after five resumes", async () => {
-  missing = { start: 0n, end: 4n };
+  missing = nextMissing = { start: 0n, end: 4n };
   numPushStreams = 0;
   pushStreamMs = 60_000;
   await client.getWeights({ timeoutMs: 1 }).catch(() => undefined); // the connection
@@ -161,4 +163,17 @@ test("a push whose streams break after a minute each, without progress, is given
   while (problem === undefined && numPushStreams < 10) await clock.advance(10_000);
   expect(problem).toBeInstanceOf(UnavailableError);
   expect(numPushStreams).toBe(1 + 5);
+});
+
+test("a push whose bytes a daemon loses again and again is given up: to bring them again is no progress", async () => {
+  missing = { start: 2n, end: 4n };
+  nextMissing = { start: 0n, end: 4n }; // as one that dies of the version, and is started again
+  numPushStreams = pushStreamMs = 0;
+  await client.getWeights({ timeoutMs: 1 }).catch(() => undefined); // the connection
+  using clock = new Clock();
+  const tensors = { a: { dtype: "U8" as const, shape: [4], data: new Uint8Array(4) } };
+  let problem: unknown;
+  client.pushTensors(tensors, { version: 1, timeoutMs: Infinity }).catch((error: unknown) => (problem = error));
+  while (problem === undefined && numPushStreams < 100) await clock.advance(100);
+  expect(problem).toBeInstanceOf(UnavailableError);
 });
