@@ -123,7 +123,11 @@ class Membership:
         """Raises FleetHeldError for a call of a router that does not look after this daemon, or does not any more."""
         if self._router is None or router_id != self._router.router_id:
             raise self._held()
-        self._called_at_s = self._clock()
+
+    def heard(self, router_id: str) -> None:
+        """A call of a router is carried out."""
+        if self._router is not None and router_id == self._router.router_id:
+            self._called_at_s = self._clock()
 
     def check_record(self, router_id: str, record: FleetRecord) -> None:
         """Raises FleetHeldError as `check`, and InvalidFieldError for an epoch that no later change could exceed."""

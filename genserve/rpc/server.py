@@ -178,7 +178,7 @@ def weights_of(parts: ServerParts) -> WeightServicer:
 
 def services_of(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
     """All services of a daemon whose engine is there."""
-    table = ServiceTable()
+    table = ServiceTable(parts.board.membership)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,

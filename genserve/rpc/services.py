@@ -51,7 +51,7 @@ class ServiceTable(grpc.GenericRpcHandler):
         """As grpc.aio.Server has it."""
         for name, handler in method_handlers.items():
             path = f"/{service_name}/{name}"
-            self._handlers[path] = _guarded(handler, path)
+            self._handlers[path] = _guarded(handler, path, self._membership)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """As grpc.aio.Server has it. Adds nothing: generated code calls both functions for each service."""
@@ -80,7 +80,7 @@ def router_id_of(context: Context) -> str:
     return str(dict(context.invocation_metadata() or ()).get(ROUTER_ID_KEY, ""))
 
 
-def _guarded(handler: Handler, method: str) -> Handler:
+def _guarded(handler: Handler, method: str, membership: Membership | None) -> Handler:
     """The handler, whose errors end its calls with a status. Those of gRPC's own services that are no coroutines raise
     nothing, and stay as they are."""
     behavior = behavior_of(handler)
@@ -89,7 +89,7 @@ def _guarded(handler: Handler, method: str) -> Handler:
     deserializer = handler.request_deserializer
     if deserializer is not None and not handler.request_streaming:
         deserializer = _read_or_error(deserializer)
-    return with_behavior(handler, _guarded_behavior(behavior, method), deserializer)
+    return with_behavior(handler, _guarded_behavior(behavior, method, membership), deserializer)
 
 
 def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -105,12 +105,15 @@ def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], An
     return read
 
 
-def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
+def _guarded_behavior(behavior: Behavior, method: str, membership: Membership | None) -> Behavior:
     async def guarded(request: Any, context: Context) -> Any:
         METHOD.set(method)
         metadata = context.invocation_metadata() or ()
-        if TRACEPARENT in dict(metadata):
+        named = dict(metadata)
+        if TRACEPARENT in named:
             keep_headers(metadata, unless_known=True)  # whoever traces calls has set them
+        if membership is not None and ROUTER_ID_KEY in named:  # here and not where it is found: the caller is known
+            membership.heard(str(named[ROUTER_ID_KEY]))
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:

@@ -13,11 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from genserve.client import AsyncClient
+from genserve.control.membership import CALL_S
 from genserve.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from genserve.security import files
 from genserve.security.roles import METHODS, ROLE_NAMES, Role
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
+from genserve.wire.literals import ROUTER_ID_KEY
 from tests.rpc.guarded import Guarded, guarded
 from tests.rpc.served import weights
 from tests.support.answers import answer_of
@@ -119,6 +121,25 @@ async def test_only_an_operator_looks_after_a_daemon_as_a_router_does(served: Gu
                     await watch.read()
                 assert reason_of(caught.value) == "PERMISSION_DENIED"
             watch.cancel()
+
+
+async def test_calls_that_are_refused_keep_no_router(served: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router whose token is not listed any more gives way to the next one."""
+    now_s = 0.0
+    monkeypatch.setattr(membership := served.daemon.board.membership, "_clock", lambda: now_s)
+    operator, former = ((("authorization", f"Bearer {token}"),) for token in (served.callers.tokens["operator"], "x"))
+    stub, status = ControlServiceStub(served.daemon.channel), control_pb2.GetStatusRequest()
+    request = control_pb2.WatchStatusRequest(router=types_pb2.Router(router_id="r", address="host:1"))
+    watch = stub.WatchStatus(request, metadata=operator, timeout=STEP_S)
+    await watch.read()
+    now_s = CALL_S - 1
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+        await stub.GetStatus(status, metadata=(*former, (ROUTER_ID_KEY, "r")), timeout=STEP_S)
+    now_s = CALL_S
+    assert membership.router_address == ""
+    await stub.GetStatus(status, metadata=(*operator, (ROUTER_ID_KEY, "r")), timeout=STEP_S)
+    assert membership.router_address == "host:1"
+    watch.cancel()
 
 
 async def test_a_push_of_a_rollout_worker_is_refused_before_its_bytes(served: Guarded) -> None:

@@ -59,7 +59,7 @@ def test_a_router_that_calls_no_more_loses_its_daemon_to_the_next_one() -> None:
     with ExitStack() as stack:
         stack.enter_context(made.looked_after(A))
         now_s[0] += CALL_S - 1
-        made.check("a")
+        made.heard("a")
         now_s[0] += CALL_S - 1
         assert made.router_address == "host:1"
         with refuses(FleetHeldError, says="host:1"), made.looked_after(B):
@@ -67,6 +67,9 @@ def test_a_router_that_calls_no_more_loses_its_daemon_to_the_next_one() -> None:
         now_s[0] += 1
         assert made.router_address == ""  # so that another one asks for it
         made.check("a")  # nobody has come
+        made.heard("b")
+        assert made.router_address == ""
+        made.heard("a")
         assert made.router_address == "host:1"
         now_s[0] += CALL_S
         with made.looked_after(B):
