@@ -120,7 +120,7 @@ class Staging:
         if not data:
             return 0
         if self._first_byte_s is None:
-            self._first_byte_s = time.perf_counter()
+            self._first_byte_s = began_s
         end, there = offset + len(data), self.there
         # Most chunks come in order, behind all others.
         new = [(offset, end)] if offset >= there.end else there.gaps(offset, end)

@@ -149,6 +149,16 @@ def test_a_chunk_has_its_checksum_or_none() -> None:
     assert "tensor" not in damaged.value.metadata
 
 
+def test_the_checksum_of_the_first_chunk_is_a_part_of_receiving(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push may have no other one."""
+    times = iter([0.0, 5.0, 6.0, 7.0])  # the checksum takes 5 s
+    monkeypatch.setattr(staging_module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    staging.write(0, DATA, google_crc32c.value(DATA))
+    assert staging.verify_s == 5.0 < staging.receive_s
+
+
 def test_the_times_are_those_of_the_present_attempt(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receiving lasts from its first byte to its last; checking is a part of it. Here the clock ticks once a look."""
     ticks = iter(range(1000))
