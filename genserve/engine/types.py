@@ -103,7 +103,7 @@ ALL_TAGS = frozenset(SleepTag)
 
 @dataclass(frozen=True, slots=True)
 class PauseCounts:
-    """Requests that a pause froze and that it ended."""
+    """Requests that a pause froze, with those that are being admitted, and that it ended."""
 
     kept: int
     aborted: int
