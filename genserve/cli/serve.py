@@ -99,7 +99,7 @@ def print_findings(config: "ServeConfig", flags: Sequence[str], engine: Installe
 
 def _model_of(flags: Sequence[str]) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model")
+    parser.add_argument("--model", nargs="?")  # check_flags refuses one without a value
     model: str | None = parser.parse_known_args(list(flags))[0].model
     return model
 
@@ -153,7 +153,7 @@ def check_flags(flags: Sequence[str], prog: str, others_of_prog: Collection[str]
     has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does, naming the command
     `prog`, which has `others_of_prog`, too. Returns the settings; None if only the daemon knows them, or prints
     help."""
-    from genserve.settings.config import OPENAI_FLAGS, ServeConfig, check_model
+    from genserve.settings.config import MODEL_COMES_FIRST, OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
@@ -165,6 +165,8 @@ def check_flags(flags: Sequence[str], prog: str, others_of_prog: Collection[str]
         config = ServeConfig.from_flags(vars(known))
         if known.model is not None:
             check_model(known.model, has_config_elsewhere=any(map(_SAYS_CONFIG.match, others)))
+        if others and not others[0].startswith("-"):  # no value of a flag of vLLM's
+            raise ValueError(f"{unrecognized(others[:1], ())}; {MODEL_COMES_FIRST}")
         openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
         if unknown := _unknown(others, openai):
             own = [*parser._option_string_actions, *others_of_prog]

@@ -50,6 +50,8 @@ _MODEL_CONFIGS: Final = ("config.json", "params.json")
 """One of which a model's directory has: transformers' or Mistral's. Where vLLM looks first comes first."""
 _SAYS_KIND: Final = frozenset({"model_type", "auto_map", "speculators_config"})
 """Keys of config.json, one of which says what kind of model it is. auto_map does it by a program beside it."""
+MODEL_COMES_FIRST: Final = "a model is the first argument, or follows --model"
+"""What is said of an argument that is neither."""
 CPU_KV_CACHE_BYTES = 4 << 30
 """Size of the KV cache on a CPU if no flag sets it."""
 
@@ -205,8 +207,11 @@ class ServeConfig(ListenConfig):
 
 
 def check_model(model: str, *, has_config_elsewhere: bool = False) -> None:
-    """Raises ValueError for a path that does not exist, and for a directory without a configuration that can be read,
-    unless other flags say where it is. Any other name without a file may be a repository."""
+    """Raises ValueError for an empty name, as of a shell's variable that is not set, for a path that does not exist,
+    and for a directory without a configuration that can be read, unless other flags say where it is. Any other name
+    without a file may be a repository."""
+    if not model:
+        raise ValueError("--model: names no model")
     looks_like_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
     if looks_like_path and not os.path.exists(model):
         hint = ": write the path in full, ~ is not expanded here" if os.path.exists(os.path.expanduser(model)) else ""

@@ -62,6 +62,9 @@ def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None
         (["--drain-timeout", "-1"], "argument --drain-timeout: '-1' is not a time such as 60s"),
         (["/nope"], "--model: no directory /nope"),
         (["a/b", "--model", "c/d"], "error: two models are named: a/b, and --model c/d\n"),
+        (["a/b", "--model"], "genserve serve: error: argument --model: expected one argument\n"),
+        (["--port", "0", "a/b"], "unrecognized arguments: a/b; a model is the first argument, or follows --model\n"),
+        ([""], "genserve serve: error: --model: names no model\n"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:

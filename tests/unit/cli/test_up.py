@@ -28,6 +28,8 @@ from genserve.placement.config import START_TIMEOUT_S, UpConfig
         (["--replicas", "2", "--openai_port=8000"], "--openai-port: every replica would listen there"),
         (["--replicas", "2", "--drain_timeout=25h"], "--drain-timeout must be in [0, 86400] s, is 90000"),
         (["--replicas", "2", "--prot", "7"], "unrecognized arguments: --prot (did you mean --port?)"),
+        (["--replicas", "2", "a/b"], "unrecognized arguments: a/b; a model is the first argument, or follows --model"),
+        (["a/b", "--model", "--replicas", "2"], "argument --model: expected one argument"),
         (["a/b", "--replicas", "2", "--model=c/d"], "two models are named: a/b, and --model c/d"),
         (["--replicas", "2", "--start-timeout", "0"], "--start-timeout must be in (0, 86400] s, is 0"),
         (["--replicas", "2", "--nnodes", "2"], "--nnodes: "),

@@ -21,7 +21,7 @@ from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
 from genserve.observe.log_lines import JsonFormatter, is_json
-from genserve.settings.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
+from genserve.settings.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, MODEL_COMES_FIRST, ways
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.vllm_settings import (
     EXTENSION,
@@ -51,7 +51,7 @@ class _Parser(FlexibleArgumentParser):
         """Prints one line, because the usage of hundreds of flags would hide it."""
         remedy = ""
         if message.startswith("unrecognized arguments: ") and " --" not in message:
-            remedy = f"; a model comes first: {self.prog} MODEL"
+            remedy = f"; {MODEL_COMES_FIRST}"
         print(f"{self.prog}: error: {message}{remedy}", file=sys.stderr)
         raise SystemExit(2)
 
