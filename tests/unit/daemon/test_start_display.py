@@ -3,8 +3,10 @@
 import asyncio
 import io
 import logging
+import pty
 import re
 import sys
+import termios
 
 import pytest
 
@@ -62,3 +64,14 @@ async def test_a_terminal_has_one_line_that_is_rewritten(board: StateBoard, monk
     *shown, warning, last = terminal.getvalue().split("\r\x1b[K")
     assert (warning, last) == ("a warning\ngenserve: another line", "genserve: ready\n")
     assert all(re.fullmatch(r"genserve: loading weights, for \d+ s", each) for each in shown)
+
+
+def test_a_line_is_cut_at_the_edge_of_the_terminal_behind_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that wraps could not be erased. Standard output has no size here: it is no terminal."""
+    shown, behind = pty.openpty()
+    termios.tcsetwinsize(behind, (24, 40))
+    with open(shown, "rb", buffering=0) as shows, open(behind, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        rewrite("x" * 100)
+        say("ready")
+        assert shows.read(1000) == b"genserve: " + b"x" * 29 + b"\r\x1b[Kgenserve: ready\r\n"
