@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from genserve.engine.vllm.start.progress import ProgressHandler
 from genserve.process.leftovers import prefix
@@ -184,9 +184,9 @@ def naming(model: str, reason: str) -> str:
 
 
 def _has_no_repository(error: BaseException | None) -> bool:
-    """Whether the hub has answered that it has no model of this name, or none for this user."""
+    """Whether the hub has no model of this name, none for this user, or can have none."""
     while error is not None:
-        if isinstance(error, RepositoryNotFoundError):
+        if isinstance(error, RepositoryNotFoundError | HFValidationError):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import vllm
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
 from genserve.engine.vllm.start.failure import (
     DIED,
@@ -110,16 +110,26 @@ def test_without_a_reason_vllm_s_own_words_are_all_there_is() -> None:
     assert reason() == "RuntimeError: Engine core initialization failed. See root cause above."
 
 
-@pytest.mark.parametrize("is_final", [True, False])
-def test_a_model_that_the_hub_does_not_have_is_refused_for_good(is_final: bool) -> None:
-    """And not one that it does not give now. transformers says both by an OSError."""
-    kind = RepositoryNotFoundError if is_final else HfHubHTTPError
-    answer = httpx.Response(404 if is_final else 503, request=httpx.Request("GET", "https://hub"))
+def answer(status: int) -> httpx.Response:
+    """Of a hub."""
+    return httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+
+
+@pytest.mark.parametrize(
+    ("said", "is_final"),
+    [
+        (RepositoryNotFoundError("the hub's own words", response=answer(404)), True),
+        (HfHubHTTPError("the hub's own words", response=answer(503)), False),
+        (HFValidationError("the hub's own words"), True),
+    ],
+)
+def test_a_model_that_the_hub_does_not_have_is_refused_for_good(said: Exception, is_final: bool) -> None:
+    """Nor can have, by its name; and not one that it does not give now. transformers says all by an OSError."""
 
     def load() -> None:
         try:
-            raise kind("the hub's own words", response=answer)
-        except OSError as error:
+            raise said
+        except (OSError, ValueError) as error:
             raise OSError("some/model is no repository") from error
 
     with pytest.raises(EngineConfigError if is_final else OSError) as caught, configuring("some/model"):
