@@ -124,8 +124,9 @@ def open_async_client(args: argparse.Namespace) -> "AsyncClient":
 
 def unrecognized(arguments: Sequence[str], known: Collection[str]) -> str:
     """That these are no arguments, with the known flags that may have been meant."""
-    names = [each.partition("=")[0][2:] for each in arguments if each.startswith("--")]
     flags = [flag[2:] for flag in known if flag.startswith("--")]
+    names = [each.partition("=")[0][2:] for each in arguments if each.startswith("--")]
+    names = [name for name in names if name not in ("", *flags)]  # without "--", and a flag that follows it
     meant: list[str] = []
     for name in names:
         begins = [flag for flag in flags if flag.startswith(name)]

@@ -13,6 +13,7 @@ import pytest
 
 from genserve import cli
 from genserve.cli import main, make_parser
+from genserve.cli.options import unrecognized
 from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.cli.commands import start
 
@@ -108,6 +109,12 @@ def test_an_unknown_flag_is_named_with_the_usage_of_its_command(
     assert exited.value.code == 2
     assert errors.startswith(f"usage: {command} [-h]")
     assert errors.endswith(f"\n{command}: error: {says}\n")
+
+
+def test_what_follows_two_dashes_is_not_taken_for_a_misspelt_flag() -> None:
+    """Nor are the dashes themselves, with which every flag begins."""
+    arguments = ["--", "--port", "7"]
+    assert unrecognized(arguments, ["--port", "--host"]) == "unrecognized arguments: -- --port 7"
 
 
 def test_a_flag_that_may_be_repeated_is_read_once() -> None:
