@@ -67,6 +67,16 @@ async def test_a_client_that_does_not_is_not(authority: Authority, tmp_path: Pat
             await client.status()
 
 
+async def test_a_direct_client_is_told_which_setting_mends_it(authority: Authority) -> None:
+    """Its tokens wait for what the router says of its replicas."""
+    async with (
+        serving(tls(authority.issue("127.0.0.1"))) as daemon,
+        AsyncClient(daemon.address, direct=True) as client,
+    ):
+        with refuses(UnavailableError, says="it may need TLS (tls or ca_file)"):
+            await client.generate([1], max_tokens=1)
+
+
 async def test_a_certificate_that_has_expired_is_told_as_such(authority: Authority) -> None:
     """No setting of the client mends it."""
     expired = datetime.now(UTC) - timedelta(minutes=5)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import grpc.aio
-
 from genserve.aio import Backoff, silence
 from genserve.client.direct.calls import DirectCall, DirectGenerate, DirectGenerateMany
 from genserve.client.direct.replicas import DirectReplicas
@@ -18,7 +16,7 @@ from genserve.errors import GenserveError, UnavailableError, UnsupportedError
 from genserve.forward.caller import Waiting
 from genserve.forward.destinations import ANY_REQUEST
 from genserve.transport.connection import Connection
-from genserve.transport.errors import ClientClosedError, error_of
+from genserve.transport.errors import ClientClosedError
 from genserve.v1 import fleet_pb2, generation_pb2
 from genserve.wire.conversions import duration_of
 
@@ -93,15 +91,13 @@ class RouterWatch:
     async def _next(self, call: "WatchCall") -> fleet_pb2.WatchReplicasResponse:
         silence_s, target = self._settings.silence_s, self._connection.target
         try:
-            async with silence(silence_s):
-                told = await call.read()
+            with self._connection.typed_errors():
+                async with silence(silence_s):
+                    told = await call.read()
         except TimeoutError:
             raise UnavailableError(f"the router at {target} has said nothing for {silence_s:g} s") from None
-        except grpc.aio.AioRpcError as error:
-            failure = error_of(error, target)
-            if isinstance(failure, UnsupportedError):
-                failure = UnsupportedError(f"direct needs a router, such as genserve route: {failure.message}")
-            raise failure from None
+        except UnsupportedError as error:
+            raise UnsupportedError(f"direct needs a router, such as genserve route: {error.message}") from None
         if not isinstance(told, fleet_pb2.WatchReplicasResponse):
             raise UnavailableError(f"the router at {target} has shut down")
         return told

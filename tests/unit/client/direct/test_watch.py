@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +42,8 @@ async def test_a_call_that_breaks_when_nobody_needs_it_any_more_is_no_error_of_t
         calls.append(BreakingCall())
         return calls[-1]
 
-    connection: Any = SimpleNamespace(metadata=(), target="router", fleet=SimpleNamespace(WatchReplicas=watch_replicas))
+    service = SimpleNamespace(WatchReplicas=watch_replicas)
+    connection: Any = SimpleNamespace(metadata=(), target="router", fleet=service, typed_errors=nullcontext)
     replicas = DirectReplicas(connection, Direct())
     watching = asyncio.create_task(RouterWatch(connection, replicas, Direct()).run())
     loop = asyncio.get_running_loop()
