@@ -61,8 +61,8 @@ def run(
 def daemon_of(name: str, checkpoint: Path, directory: Path) -> Iterator[str]:
     """A daemon with the flags that a program's docstring names; its address."""
     program, *flags = commands(name)[0]
-    assert (program, flags[:3]) == ("genserve", ["serve", "--model", CHECKPOINT])
-    process = DaemonProcess(["--model", str(checkpoint), *flags[3:], *SMALL_ENGINE], directory / "stderr")
+    assert (program, flags[:2]) == ("genserve", ["serve", CHECKPOINT])
+    process = DaemonProcess(["--model", str(checkpoint), *flags[2:], *SMALL_ENGINE], directory / "stderr")
     try:
         yield process.wait_serving().address
     finally:
@@ -81,7 +81,7 @@ async def test_a_loop_of_ones_own_pushes_a_version_for_each_step(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None, tmp_path: Path
 ) -> None:
     """And one before the first answer, by which the daemon has the trainer's weights: other ones than it began with."""
-    assert commands("own_loop.py")[0] == ["genserve", "serve", "--model", CHECKPOINT]
+    assert commands("own_loop.py")[0] == ["genserve", "serve", CHECKPOINT]
     before = (await client.get_weights()).weight_version
     done = await asyncio.to_thread(run, "own_loop.py", daemon.address, checkpoints["b"], tmp_path)
     assert done.stdout.startswith(f"version {before + 1} is served, the daemon is running\n"), done.stdout
@@ -99,7 +99,7 @@ async def test_all_ranks_push_each_step(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None, tmp_path: Path
 ) -> None:
     """Their parts are one version."""
-    assert commands("fsdp.py")[0] == ["genserve", "serve", "--model", CHECKPOINT]
+    assert commands("fsdp.py")[0] == ["genserve", "serve", CHECKPOINT]
     before = (await client.get_weights()).weight_version
     done = await asyncio.to_thread(run, "fsdp.py", daemon.address, checkpoints["b"], tmp_path)
     told = steps_of(done, r"step (\d+): reward \d\.\d{3}, version (\d+) is served")
