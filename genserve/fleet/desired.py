@@ -2,8 +2,8 @@
 
 Each change has an epoch of its own. It is written to the replicas, with the version, the leases and the rest: a router
 that starts takes what the replica with the highest epoch has. It numbers its own changes from the second on in which it
-has started, times 2^32, so that they are above all of the routers before, also those that it has not seen. Of two that
-start in the same second, a mark of each keeps the numbers apart.
+has started, times 2^32, so that they are above all of the routers before. Of those that it has not seen, this holds
+only if its clock is not behind theirs. Of two that start in the same second, a mark of each keeps the numbers apart.
 """
 
 from collections import Counter

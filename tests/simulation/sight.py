@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from genserve.control.membership import EPOCHS_PER_S
 from tests.simulation.events import ASLEEP, Events, Push
 from tests.simulation.network import Network
 from tests.simulation.replica import Replica
@@ -18,7 +19,16 @@ _AGREED_S = 20.0
 class Sight:
     """Notes when pushes and leases are lost, which excuses what the fleet does without them."""
 
-    def __init__(self, network: Network, events: Events, replicas: Sequence[Replica], routers: Routers) -> None:
+    def __init__(
+        self,
+        network: Network,
+        events: Events,
+        replicas: Sequence[Replica],
+        routers: Routers,
+        *,
+        are_clocks_wrong: bool,
+    ) -> None:
+        self._are_clocks_wrong = are_clocks_wrong
         self._network = network
         self._events = events
         self._replicas = replicas
@@ -33,6 +43,8 @@ class Sight:
             await asyncio.sleep(_EVERY_S)
             self._note_lost()
             self._note_split()
+            if self._are_clocks_wrong:
+                self._note_set_back()
             self._served = {(each.address, each.num_runs): each.serves for each in self._replicas}
 
     def _note_split(self) -> None:
@@ -56,10 +68,28 @@ class Sight:
         elif now_s > self._one_at_s + _AGREED_S:
             self._events.violation(f"two routers serve the fleet since {self._one_at_s:.3f}")
 
+    def _note_set_back(self) -> None:
+        """A router whose clock was set back numbers its changes below those that only a replica keeps which it does not
+        reach. The next router that reaches this replica takes them for the latest: it cannot know."""
+        kept = [each.board.membership.record.epoch for each in self._reached]
+        if not kept or self._has_gone_on:  # it brings the replica to what it has changed
+            return
+        now_s, highest = self._events.now_s, max(kept)
+        since_s = min((each.at_s for each in self._events.kept if each.epoch == highest), default=now_s)
+        later = [each.epoch for each in self._events.kept if each.at_s > since_s and each.epoch > 1]
+        if not any(epoch // EPOCHS_PER_S < highest // EPOCHS_PER_S for epoch in later):
+            return
+        for told in (*self._events.pushes, *self._events.leases, *self._events.adapters):
+            if since_s < told.told_s <= now_s:
+                told.lost_s = min(told.lost_s, now_s)
+        for push in self._events.pushes:
+            if since_s < push.told_s <= now_s:
+                push.gone_s = min(push.gone_s, now_s)
+
     def _note_lost(self) -> None:
         """Of pushes and leases when nobody is left who has them and can be reached."""
         now_s, router = self._events.now_s, self._routers.in_charge
-        reached = [each for each in self._replicas if any(self._reaches(one, each) for one in self._looking_after)]
+        reached = self._reached
         served, kept = {each.serves for each in reached}, {each.serves for each in self._replicas}
         leases = {lease for each in reached for lease in each.fleet_leases}
         if any(each.is_asleep for each in reached):
@@ -94,6 +124,10 @@ class Sight:
         """The routers that have replicas, or the only one. One that stands by changes nothing, whatever it reaches."""
         running = self._routers.running
         return [each for each in running if each.num_answering > 0 or len(running) == 1]
+
+    @property
+    def _reached(self) -> list[Replica]:
+        return [each for each in self._replicas if any(self._reaches(one, each) for one in self._looking_after)]
 
     def _reaches(self, router: RouterHost, replica: Replica) -> bool:
         """Whether nothing is between the two. Of a former router nobody knows yet that it is gone: a replica that it

@@ -96,7 +96,9 @@ class _Story:
         clocks = [each.clock for each in (*self.replicas, *self.routers.hosts)]
         more = [WrongClocks(drawn, self.events, clocks).jump] if self.plan.are_clocks_wrong else []
         self.faults = Faults(drawn, self.network, self.events, self.replicas, self.routers, more)
-        self.sight = Sight(self.network, self.events, self.replicas, self.routers)
+        self.sight = Sight(
+            *(self.network, self.events, self.replicas, self.routers), are_clocks_wrong=self.plan.are_clocks_wrong
+        )
         self.clients: list[Client] = []
         self.are_faults_over = False
 
