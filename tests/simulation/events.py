@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from genserve.v1 import types_pb2
 from tests.simulation.virtual_time import Process
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A replica keeps a record of its fleet from now on."""
+    """A replica keeps a record of its fleet from now on. `push_id`: of the version that it names, "" = a checkpoint."""
 
     at_s: float
     address: str
     run: int
     epoch: int
+    push_id: str
     content: bytes
 
 
@@ -134,8 +134,7 @@ class Events:
     @property
     def found_ids(self) -> set[str]:
         """The pushes that a router has found where nothing was written down: it takes the highest version."""
-        records = [types_pb2.FleetState.FromString(kept.content) for kept in self.kept if kept.epoch == 1]
-        return {record.push_id for record in records}
+        return {kept.push_id for kept in self.kept if kept.epoch == 1}
 
     @property
     def digest(self) -> str:

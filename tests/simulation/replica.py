@@ -147,7 +147,7 @@ class Replica:
             if board.membership.record is not kept:
                 kept = board.membership.record
                 self._events.kept.append(
-                    Kept(self._events.now_s, self.address, self.num_runs, kept.epoch, kept.content)
+                    Kept(self._events.now_s, self.address, self.num_runs, kept.epoch, kept.push_id, kept.content)
                 )
             await changed.wait()
 

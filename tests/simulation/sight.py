@@ -98,8 +98,11 @@ class Sight:
             if push.told_s <= now_s < push.lost_s and push.content not in served:
                 push.lost_s = now_s
                 self._check_not_overwritten(push, reached)
-            is_gone = push.content not in kept or (push.content not in served and self._has_gone_on)
-            if push.lost_s <= now_s < push.gone_s and is_gone:
+            if push.lost_s <= now_s < push.gone_s and (
+                push.content not in kept
+                or (push.content not in served and self._has_gone_on)
+                or self._has_gone_on_without(push)
+            ):
                 push.gone_s = now_s
         adapters = {push_id for each in reached for push_id in each.adapters.values()}
         for change in self._events.adapters:
@@ -112,6 +115,14 @@ class Sight:
             was_there = router.started_s < lease.failed_s
             if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
                 self._events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
+
+    def _has_gone_on_without(self, push: Push) -> bool:
+        """Whether a router that did not reach who has it has written down an older version since, above all that was
+        written down with it: whoever reads both takes that, also if the router has crashed at once."""
+        later = {each.push_id for each in self._events.pushes if each.content >= push.content and not each.alone_at}
+        since = [each.epoch for each in self._events.kept if each.at_s >= push.lost_s and each.push_id not in later]
+        own = (each.epoch for each in self._events.kept if each.push_id == push.push_id)
+        return bool(since) and max(since) > max(own, default=1)
 
     def _check_not_overwritten(self, push: Push, reached: list[Replica]) -> None:
         """Nobody who can be reached has it any more: only because they have ended, or have something later."""
