@@ -71,10 +71,11 @@ class RayDaemon:
         except (RayError, RayFailedError) as error:
             self._end(_lost(error))
         except Exception as error:  # a bug, which must not leave others waiting
-            for future in (self.serving, self.ended):
-                if not future.done():
-                    future.set_exception(error)
-            raise
+            waited_for = [future for future in (self.serving, self.ended) if not future.done()]
+            if not waited_for:
+                raise
+            for future in waited_for:
+                future.set_exception(error)
 
     async def _run(self) -> Ending:
         actor = await self._placement.actor(self._number)
