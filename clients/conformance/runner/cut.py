@@ -13,8 +13,8 @@ _BYTES_PER_S = 20e6
 
 class CutLink:
     """Listens at `address` while it is entered. A transfer of `whole_bytes` that goes this `way` is cut at `num_bytes`:
-    its connection is reset, the others live on, and new ones are refused for `refuse_ms`. `meanwhile` is done then.
-    `begins_anew`: all of it may be sent again, because the daemon has forgotten it."""
+    its connection is reset, the others live on, and new ones are refused for `refuse_ms`. `meanwhile` is done then,
+    after which nothing of it counts: all may be sent again."""
 
     def __init__(
         self,
@@ -25,7 +25,6 @@ class CutLink:
         *,
         refuse_ms: int = 0,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
-        begins_anew: bool = False,
     ) -> None:
         self._proxy = FaultProxy(target, self._accepted)
         self._proxy.switch(way, bytes_per_s=_BYTES_PER_S)
@@ -34,7 +33,6 @@ class CutLink:
         self._whole_bytes = whole_bytes
         self._refuse_ms = refuse_ms
         self._meanwhile = meanwhile
-        self._begins_anew = begins_anew
         self._sent_bytes = 0
         self._outage: asyncio.Task[None] | None = None
 
@@ -42,7 +40,7 @@ class CutLink:
         """The link was cut, and then not everything was sent again, unless it may begin anew."""
         if self._outage is None:
             return ["the link was not cut: fewer bytes were sent"]
-        if not self._begins_anew and self._sent_bytes >= self._num_bytes + self._whole_bytes:
+        if self._meanwhile is None and self._sent_bytes >= self._num_bytes + self._whole_bytes:
             told = f"{self._sent_bytes} bytes were sent for {self._whole_bytes}"
             return [f"{told}: all of them again after the cut"]
         return []

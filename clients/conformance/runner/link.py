@@ -56,31 +56,13 @@ async def link_to(
         if mutation is not None:
             daemon = (await stack.enter_async_context(Relay(daemon, MUTATIONS[mutation]))).address
         match dict(asked):
-            case {"cut_at_bytes": num_bytes}:
-                forgets = bool(asked.get("forget"))
-                cut = CutLink(
-                    daemon,
-                    Way.TO_SERVER,
-                    num_bytes,
-                    whole_bytes,
-                    refuse_ms=asked.get("refuse_ms", 0),
-                    meanwhile=meanwhile.forget if forgets else None,
-                    begins_anew=forgets,
-                )
-                await stack.enter_async_context(cut)
-                yield cut.address, [cut]
-                return
-            case {"cut_pull_at_bytes": num_bytes}:
-                above = asked.get("serve")
-                cut = CutLink(
-                    daemon,
-                    Way.TO_CLIENT,
-                    num_bytes,
-                    whole_bytes,
-                    refuse_ms=asked.get("refuse_ms", 0),
-                    meanwhile=None if above is None else partial(meanwhile.serve, above),
-                    begins_anew=above is not None,
-                )
+            case {"cut_at_bytes": num_bytes} | {"cut_pull_at_bytes": num_bytes}:
+                way = Way.TO_SERVER if "cut_at_bytes" in asked else Way.TO_CLIENT
+                between = meanwhile.forget if asked.get("forget") else None
+                if "serve" in asked:
+                    between = partial(meanwhile.serve, asked["serve"])
+                refuse_ms = asked.get("refuse_ms", 0)
+                cut = CutLink(daemon, way, num_bytes, whole_bytes, refuse_ms=refuse_ms, meanwhile=between)
                 await stack.enter_async_context(cut)
                 yield cut.address, [cut]
                 return
