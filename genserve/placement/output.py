@@ -1,40 +1,21 @@
-"""What a replica says, on stderr, each line with the number of the replica; and how many serve, while they start."""
+"""What a replica says, on stderr, each line with the number of the replica."""
 
-import asyncio
 import os
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 from genserve.launcher.output import words_of
 from genserve.observe.last_line import erased
-from genserve.observe.notices import can_rewrite, rewrite, say, starting_at
+from genserve.observe.notices import starting_at
 
 _READ_BYTES: Final = 64 << 10
 _LONGEST_LINE_BYTES: Final = 64 << 10
 _NUM_LAST_LINES: Final = 200
-_REDRAW_S: Final = 1.0
-
-
-class _Starting(Protocol):
-    @property
-    def serves(self) -> bool: ...
-
-
-async def show_starts(replicas: Sequence[_Starting]) -> None:
-    """Says on a terminal how many serve, and since when they start, until all do."""
-    if not can_rewrite(sys.stderr):
-        return
-    began_s = time.monotonic()
-    while (num_serving := sum(each.serves for each in replicas)) < len(replicas):
-        rewrite(f"{num_serving} of {len(replicas)} replicas serve, {time.monotonic() - began_s:.0f} s since the start")
-        await asyncio.sleep(_REDRAW_S)
-    say(f"all replicas serve after {time.monotonic() - began_s:.0f} s")
 
 
 class PrefixedOutput:

@@ -1,6 +1,8 @@
 """One replica: a daemon that is kept going, and known to the fleet while it listens."""
 
 import asyncio
+import sys
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -11,7 +13,7 @@ from genserve.aio import cancel_all
 from genserve.errors import ReplicaNotFoundError
 from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
-from genserve.observe.notices import say
+from genserve.observe.notices import can_rewrite, rewrite, say
 from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
@@ -21,6 +23,7 @@ _REFUSED: Final = 2
 """The exit status of a daemon whose flags or model no start accepts."""
 _TELL_AFTER_S: Final = 60.0
 _KILLED_TIMEOUT_S: Final = 15.0
+_REDRAW_S: Final = 1.0
 
 
 class Daemon(Protocol):
@@ -244,6 +247,17 @@ async def _ended(process: Daemon) -> bool:
         return await asyncio.wrap_future(process.ended)
     except OSError:  # who looks after it can open no more files: it kills it then
         return True
+
+
+async def show_starts(replicas: Sequence[Replica[DaemonT]]) -> None:
+    """Says on a terminal how many serve, and since when they start, until all do."""
+    if not can_rewrite(sys.stderr):
+        return
+    began_s = time.monotonic()
+    while (num_serving := sum(each.serves for each in replicas)) < len(replicas):
+        rewrite(f"{num_serving} of {len(replicas)} replicas serve, {time.monotonic() - began_s:.0f} s since the start")
+        await asyncio.sleep(_REDRAW_S)
+    say(f"all replicas serve after {time.monotonic() - began_s:.0f} s")
 
 
 async def keep(replicas: Sequence[Replica[DaemonT]], stopped: asyncio.Event) -> DaemonFailedError | None:

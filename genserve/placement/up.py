@@ -15,8 +15,7 @@ from genserve.fleet.serve import RunningRouter, start_router
 from genserve.observe.last_line import ErasingHandler
 from genserve.observe.notices import say
 from genserve.placement.config import UpConfig, flags_of_replica
-from genserve.placement.output import show_starts
-from genserve.placement.replica import LocalReplica, keep
+from genserve.placement.replica import LocalReplica, keep, show_starts
 from genserve.placement.shares import process_shares
 from genserve.process.signals import Stopped, stop_on_signals
 from genserve.security.access_list import listed_environment

@@ -8,7 +8,8 @@ from io import BytesIO, StringIO
 
 import pytest
 
-from genserve.placement.output import PrefixedOutput, show_starts
+from genserve.placement.output import PrefixedOutput
+from genserve.placement.replica import show_starts
 from tests.support.patience import until
 
 
