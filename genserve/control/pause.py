@@ -92,7 +92,7 @@ class PauseController:
         self._dropped = False  # the keys and values of the requests that a pause froze
         self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
-        """Set when the next lease to expire may be another one, and by `fail`."""
+        """Set when a lease may expire earlier than those before, and by `fail`."""
         self._failure: Exception | None = None
 
     async def pause(
@@ -163,7 +163,6 @@ class PauseController:
                     raise
             if force:
                 self._leases.release_all()
-            self._changed.set()
             self._board.notify()
             await self._run_if_free()
             return lease_expired
