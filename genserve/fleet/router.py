@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -226,15 +226,16 @@ class Router:
         fleet = self.fleet
         while fleet.committed is None:
             await self._until_known(any, for_ever=True)
-            await self._until_known(all)  # in which this router may give way to another one, and have none again
+            # In which this router may give way to another one, and have none again: then the next one is a first one.
+            await self._until_known(lambda known: all(known) or not any(known))
             fleet.settle()
 
-    async def _until_known(self, enough: Callable[[Iterable[bool]], bool], *, for_ever: bool = False) -> None:
+    async def _until_known(self, enough: Callable[[Collection[bool]], bool], *, for_ever: bool = False) -> None:
         fleet = self.fleet
         with suppress(TimeoutError):
             async with asyncio.timeout(None if for_ever else fleet.settings.settle_s):
                 changed = fleet.states_changed.next
-                while not fleet.members or not enough(member.version is not None for member in fleet.members):
+                while not fleet.members or not enough([member.version is not None for member in fleet.members]):
                     await changed.wait()
                     changed = fleet.states_changed.next
 

@@ -154,6 +154,31 @@ async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
                 assert second.running.router.fleet.previous is None
 
 
+async def test_a_router_that_has_nobody_any_more_waits_anew() -> None:
+    """What it gets then may have missed what another router has pushed to the others."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        await push(daemons[0].address, 2)
+        links[1].kill()
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            known = fleet.running.router.fleet
+            await until(lambda: any(member.version is not None for member in known.members))
+            with advanced_clock() as clock:
+                await clock.advance(QUICK.settle_s / 2)
+                links[0].kill()
+                await until(lambda: all(member.version is None for member in known.members))
+                await links[1].listen_again()
+                await until(lambda: any(member.version is not None for member in known.members))
+                await clock.advance(QUICK.settle_s / 2)
+                await turns()
+                assert known.committed is None
+                await links[0].listen_again()
+                await until(lambda: known.committed_version == 2)
+
+
 async def test_the_time_in_which_nobody_answers_does_not_count() -> None:
     """The first one that answers may have missed the last push, and the others may be about to answer."""
     async with AsyncExitStack() as stack:
