@@ -58,13 +58,15 @@ ASLEEP = "asleep"
 @dataclass
 class Lease:
     """A pause that its holder was told of. `until_s`: when it may be over; `lost_s`: as of a push. `failed_s`: when its
-    holder was told that there is none."""
+    holder was told that there is none; `unheld_s`: when a router could last do nothing about it, because a replica
+    that has it was free for none."""
 
     lease_id: str
     told_s: float
     until_s: float
     lost_s: float = math.inf
     failed_s: float = math.inf
+    unheld_s: float = -math.inf
 
 
 @dataclass

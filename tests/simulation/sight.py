@@ -111,10 +111,17 @@ class Sight:
         for lease in self._events.leases:
             if lease.told_s <= now_s < min(lease.lost_s, lease.until_s) and lease.lease_id not in leases:
                 lease.lost_s = now_s
-            left_s = now_s - lease.failed_s
+            if any(lease.lease_id in each.fleet_leases and not self._is_watched(each) for each in reached):
+                lease.unheld_s = now_s
+            left_s = now_s - max(lease.failed_s, lease.unheld_s)
             was_there = router.started_s < lease.failed_s
             if _UNDONE_S <= left_s < _UNDONE_S + 0.3 and was_there and lease.lease_id in leases:
                 self._events.violation(f"lease {lease.lease_id} is there, {left_s:.1f} s after its pause had failed")
+
+    def _is_watched(self, replica: Replica) -> bool:
+        """Whether a router looks after it. One may have left it to a former router that nobody knows to be gone."""
+        members = [each.fleet.upstreams[replica.address].member for each in self._looking_after if each.is_alive]
+        return any(each.engine is not None for each in members)
 
     def _has_gone_on_without(self, push: Push) -> bool:
         """Whether a router that did not reach who has it has written down an older version since, above all that was
