@@ -22,6 +22,7 @@ from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
 settings.register_profile("genserve", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("genserve")
 
 NUM_AT_A_TIME = 2

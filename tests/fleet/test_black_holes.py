@@ -25,6 +25,7 @@ SETTINGS = replace(SCRIPTED, heartbeat_s=0.1)
 WAYS = pytest.mark.parametrize("ways", [(Way.TO_SERVER,), (Way.TO_CLIENT,), BOTH], ids=["requests", "answers", "both"])
 
 
+@pytest.mark.slow
 @WAYS
 async def test_unreachable_replica_gets_no_requests_until_it_is_reachable(ways: tuple[Way, ...]) -> None:
     """The router has a deadline of its own. The replica fetches what was pushed meanwhile before it serves."""

@@ -45,6 +45,7 @@ def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_MAX_PAUSE_S", 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 async def test_of_two_routers_with_a_part_each_one_gives_way(first: int) -> None:
     """Whichever got its part first; and the other one is still there when that one ends."""

@@ -84,6 +84,7 @@ async def refused_push(client: AsyncClient, daemon: Daemon) -> None:
         await client.push_weights({"unknown": torch.zeros(3)}, version=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [closed_meanwhile, watched_until_closed, late, given_up, refused, refused_push])
 async def test_no_connection_outlives_its_client(
     daemon: Daemon, without_collection: None, use: Callable[[AsyncClient, Daemon], Awaitable[None]]

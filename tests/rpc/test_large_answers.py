@@ -23,6 +23,7 @@ async def test_generate_answers_in_messages_that_any_client_takes(daemon: Daemon
     assert len(usages) > 2 and usages == [False] * (len(usages) - 1) + [True]
 
 
+@pytest.mark.slow
 async def test_logprobs_of_a_long_prompt_come_in_messages_of_accepted_size(daemon: Daemon) -> None:
     """A context of 32k tokens with 20 alternatives each is 4.6 MB."""
     call = daemon.generation.Generate(generation_pb2.GenerateRequest(text="hi"), timeout=30)

@@ -71,6 +71,7 @@ def start(site: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--check"], [], ["--no-such-flag"]])
 def test_an_engine_that_is_not_installed_is_said_to_be_so(site: Path, flags: list[str]) -> None:
     """With what installs it."""
@@ -141,6 +142,7 @@ def test_what_is_not_of_torchs_build_is_named(site: Path, error: str, flags: lis
     assert "pip uninstall torchvision torchaudio torchcodec" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--check"], []])
 def test_an_engine_that_cannot_be_imported_is_said_to_be_installed(site: Path, flags: list[str]) -> None:
     """With the reason. This one lacks what genserve imports."""

@@ -114,6 +114,7 @@ def test_what_two_directories_of_tests_share_is_in_support() -> None:
     assert [f"{who} imports {what}" for who, what in areas if who.parts[0] != what.parts[0]] == []
 
 
+@pytest.mark.slow
 def test_support_needs_no_directory_of_tests() -> None:
     """It is the ground that they stand on."""
     ground = [(who, what) for who, what in imported() if who.parts[0] == "support"]

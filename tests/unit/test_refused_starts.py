@@ -46,6 +46,7 @@ def test_a_refused_flag_is_told_before_a_model_is_looked_for(
     assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_uncached_model_is_named_when_there_is_no_network(capsys: pytest.CaptureFixture[str]) -> None:
     """With the variable that says so: tests are run with it."""
     assert daemon.main(["--model", "genserve/not-there"]) == daemon.EXIT_REFUSED

@@ -97,6 +97,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "calls"),
     [
@@ -172,6 +173,7 @@ def test_uv_is_told_what_pip_is_configured_with(checkout: Checkout) -> None:
     }
 
 
+@pytest.mark.slow
 def test_unimportable_torch_is_an_error_and_the_next_run_starts_over(checkout: Checkout) -> None:
     """With the last lines of the log; nothing half done passes for an environment."""
     checkout.fails = "index torch-cpu"

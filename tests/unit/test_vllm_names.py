@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "vllm_names.py"
 SAMPLING = """
 class SamplingParams:
@@ -15,6 +17,7 @@ class SamplingParams:
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\nRequires-Dist: packaging>=1\nRequires-Dist: not-here\n"
 
 
+@pytest.mark.slow
 def test_parameters_requirements_and_imports_that_are_gone_are_printed(tmp_path: Path) -> None:
     """Each has a line. A package that is not installed has none."""
     files = {

@@ -53,6 +53,7 @@ def described(module: Path) -> str:
     return str(descriptor)
 
 
+@pytest.mark.slow
 def test_protoc_compiles_what_a_wheel_brings(installed: Path, tmp_path: Path) -> None:
     """With site-packages as its path: google/rpc is there too, of a package that genserve needs."""
     googles = sysconfig.get_path("purelib")

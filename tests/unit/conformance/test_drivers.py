@@ -32,6 +32,7 @@ def test_the_driver_on_stubs_uses_nothing_else_of_genserve(path: Path) -> None:
     assert own <= {"genserve.v1", *(f"clients.conformance.drivers.{path.stem}" for path in STUBS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRIVERS)
 async def test_a_driver_says_which_step_it_does_not_have(name: str) -> None:
     """And goes on with the next one: a scenario of a later release has steps that it does not know."""

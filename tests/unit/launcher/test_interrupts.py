@@ -44,6 +44,7 @@ def launcher(fake: Env, model: str, log: Path) -> tuple["subprocess.Popen[str]",
     return process, psutil.Process(int(process.stdout.readline()))
 
 
+@pytest.mark.slow
 def test_a_daemon_ends_with_a_launcher_that_is_killed(fake: Env, tmp_path: Path) -> None:
     """It drains: what its other clients have begun may end."""
     process, daemon = launcher(fake, "whatever", tmp_path / "log")

@@ -35,6 +35,7 @@ def test_prefix_aware_keeps_the_load_within_its_bound(load: Load) -> None:
     assert figures(load, "prefix-aware").imbalance < OVERLOAD_THRESHOLD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS)
 def test_prefix_aware_makes_nobody_wait_much_longer_than_round_robin_does(load: Load) -> None:
     """A quarter and 0.1 s at most: another seed of the policy's chance makes a difference of that size."""

@@ -21,6 +21,7 @@ def test_that_is_long(): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "passed", "left_out"),
     [

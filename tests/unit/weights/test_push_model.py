@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -340,7 +341,7 @@ class Pushes(RuleBasedStateMachine):
         self.rig.resident.release_memory()
 
 
-TestPushes = Pushes.TestCase
+TestPushes = pytest.mark.slow(Pushes.TestCase)
 TestPushes.settings = settings(
     max_examples=int(os.environ.get("GENSERVE_PUSH_MODEL_EXAMPLES", "200")),
     stateful_step_count=10,

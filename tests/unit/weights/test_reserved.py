@@ -17,6 +17,7 @@ async def until_spare(store: ResidentStore, size_bytes: int) -> None:
     await until(lambda: store.spare_bytes == size_bytes)
 
 
+@pytest.mark.slow
 async def test_memory_is_ready_before_the_first_two_pushes() -> None:
     """Later ones find that of the version before."""
     before = num_arenas()

@@ -52,6 +52,7 @@ def contents(weights: Any) -> dict[str, tuple[tuple[int, ...], bytes]]:
     return {each.name: (each.shape, bytes(each.read())) for each in tensor_sources(weights)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_live_model_is_what_it_saves(kind: str, tmp_path: Path) -> None:
     """Made from a configuration, and loaded from a checkpoint."""

@@ -48,6 +48,7 @@ def assembled(size_bytes: int, of_rank: Callable[[int], object], num_ranks: int)
     return bytes(found[i] for i in range(size_bytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(1,), (3,), (4,), (2, 2), (3, 2)])
 def test_shares_make_the_whole(play: Play, mesh_shape: tuple[int, ...]) -> None:
     """Of any shape, sharded by any dimensions of the mesh, replicated over the others."""

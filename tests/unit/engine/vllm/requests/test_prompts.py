@@ -74,6 +74,7 @@ async def test_arguments_of_rendering_are_not_for_requests(tokenizer: Any) -> No
         assert await prompts.encode(chat(chat_template="a")) == await prompts.encode(TextPrompt("a"))
 
 
+@pytest.mark.slow
 async def test_a_template_that_runs_on_is_ended_and_stops_nobody(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ def test_a_row_applies_to_fields_that_vllm_sets_elsewhere(
         assert name not in applying(changed(plain, fields)), fields
 
 
+@pytest.mark.slow
 def test_experts_are_sharded_over_data_parallel_engines(plain: VllmConfig, tmp_path: Path) -> None:
     """So their scales are agreed on over those."""
     experts = AsyncEngineArgs(model=str(models.tiny_qwen3_moe(tmp_path)), quantization="fp8_per_tensor")
