@@ -128,9 +128,9 @@ class Intake:
 
     def pausing(self) -> int:
         """Requests that the engine aborts from now on end as PAUSED, also those that are admitted until `paused`. How
-        many there are now."""
+        many there are now. One that is about to end for another reason keeps it, and is not among them."""
         self._reason_if_aborted = FinishReason.PAUSED
-        streams = [stream for stream in self._streams.values() if isinstance(stream, VllmStream)]
+        streams = [s for s in self._streams.values() if isinstance(s, VllmStream) and not s.is_ending]
         for stream in streams:
             stream.reason_if_aborted = FinishReason.PAUSED
         return len(streams)

@@ -96,6 +96,11 @@ class VllmStream:
             self.reason_if_aborted = reason
             self._ending = asyncio.create_task(self._requests.end(self))
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was asked to end, and has a reason of its own."""
+        return self._ending is not None
+
     def abort(self) -> None:
         """Ends the request with reason ABORTED."""
         self.end_soon(FinishReason.ABORTED)

@@ -356,3 +356,17 @@ async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(tally: S
         assert update is not None and update.outputs[0].finish is not None
         reasons.append(update.outputs[0].finish.reason)
     assert reasons == [FinishReason.PAUSED, FinishReason.PAUSED, FinishReason.ABORTED]
+
+
+async def test_a_pause_leaves_an_aborted_request_its_reason(tally: ScriptedTally) -> None:
+    """Whoever aborted it reads that it was aborted. The pause does not count it."""
+    llm = ProcessingLlm()
+    requests = intake(llm, Liveness(), tally)
+    stream = await requests.submit(replace(request(), output=Output(text=False)))
+    stream.abort()
+    assert requests.pausing() == 0
+    llm.step("r", 1, 0, VllmFinishReason.ABORT)
+    update = stream.take()
+    assert update is not None and update.outputs[0].finish is not None
+    assert update.outputs[0].finish.reason is FinishReason.ABORTED
+    await stream.close()
