@@ -8,7 +8,6 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.engine.types import KvPolicy
 from genserve.rpc.convert.control import (
     DEFAULT_PAUSE_TIMEOUT_S,
     ServerFacts,
@@ -20,7 +19,15 @@ from genserve.rpc.convert.control import (
     to_lora,
     to_server_info,
 )
-from genserve.rpc.convert.values import kv_policy, pause_mode, pause_ttl_s, seconds_or, to_lease, to_state
+from genserve.rpc.convert.values import (
+    KV_POLICIES_OF_PAUSES,
+    PAUSE_MODES,
+    member_of,
+    pause_ttl_s,
+    seconds_or,
+    to_lease,
+    to_state,
+)
 from genserve.rpc.services import router_id_of
 from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
@@ -63,8 +70,8 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
     ) -> control_pb2.PauseResponse:
         """Pauses under a lease."""
         lease = await self._pauses.pause(
-            pause_mode(request.mode, "mode"),
-            kv_policy(request.kv_policy, KvPolicy.REUSE, "kv_policy"),
+            member_of(PAUSE_MODES, request.mode, "mode"),
+            member_of(KV_POLICIES_OF_PAUSES, request.kv_policy, "kv_policy"),
             holder=request.holder,
             ttl_s=pause_ttl_s(request),
             request_id=request.request_id,

@@ -16,7 +16,7 @@ from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, set_listening
-from genserve.rpc.convert.values import pause_mode, seconds_or, to_state, to_timestamp
+from genserve.rpc.convert.values import PAUSE_MODES, member_of, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2, types_pb2
 from genserve.weights.kept.directory import KeptRecord
@@ -75,7 +75,7 @@ def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, Sleep
     """Mode, parts to release, and timeout in seconds of a Sleep, with defaults."""
     timeout_s = seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S)
     depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
-    return pause_mode(message.mode, "mode"), depth, timeout_s
+    return member_of(PAUSE_MODES, message.mode, "mode"), depth, timeout_s
 
 
 def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:

@@ -1,5 +1,7 @@
-"""Conversions that the services share: durations, how to pause, leases, the state of the engine."""
+"""Conversions that the services share: durations, enumerations, how to pause, leases, the state of the engine."""
 
+import enum
+from collections.abc import Mapping
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -13,17 +15,21 @@ from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2, types_pb2
 
 T = TypeVar("T")
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+NumberT = TypeVar("NumberT", bound=int)
 
 DEFAULT_PAUSE_TTL_S = 60.0
 MAX_DURATION_S = 366 * 24 * 3600.0
 
-_PAUSE_MODES = {
+PAUSE_MODES = {
     types_pb2.PAUSE_MODE_UNSPECIFIED: PauseMode.KEEP,
     types_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
     types_pb2.PAUSE_MODE_WAIT: PauseMode.WAIT,
     types_pb2.PAUSE_MODE_ABORT: PauseMode.ABORT,
 }
 _KV_POLICIES = {types_pb2.KV_POLICY_REUSE: KvPolicy.REUSE, types_pb2.KV_POLICY_RECOMPUTE: KvPolicy.RECOMPUTE}
+KV_POLICIES_OF_PAUSES = {types_pb2.KV_POLICY_UNSPECIFIED: KvPolicy.REUSE, **_KV_POLICIES}
+KV_POLICIES_OF_UPDATES = {types_pb2.KV_POLICY_UNSPECIFIED: KvPolicy.RECOMPUTE, **_KV_POLICIES}
 _PAUSE_MODES_OUT = {mode: types_pb2.PauseMode.Value(f"PAUSE_MODE_{mode.name}") for mode in PauseMode}
 _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in Phase}
 
@@ -47,12 +53,13 @@ def to_timestamp(unix_s: float) -> Timestamp:
     return timestamp
 
 
-def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
-    """A mode; unspecified is KEEP."""
-    mode = _PAUSE_MODES.get(value)
-    if mode is None:
-        raise InvalidFieldError.of(field, f"{value} is not a PauseMode")
-    return mode
+def member_of(values: Mapping[NumberT, EnumT], value: NumberT, field: str) -> EnumT:
+    """The member of an enumeration that a message has named. Raises InvalidFieldError."""
+    member = values.get(value)
+    if member is None:
+        kind = type(next(iter(values.values()))).__name__
+        raise InvalidFieldError.of(field, f"{value} is not a {kind}")
+    return member
 
 
 def pause_ttl_s(message: control_pb2.PauseRequest) -> float | None:
@@ -63,16 +70,6 @@ def pause_ttl_s(message: control_pb2.PauseRequest) -> float | None:
     if message.HasField("ttl"):
         raise InvalidFieldError.of("ttl", "cannot be set together with no_expiry")
     return None
-
-
-def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str) -> KvPolicy:
-    """A policy; unspecified is `default`."""
-    if value == types_pb2.KV_POLICY_UNSPECIFIED:
-        return default
-    policy = _KV_POLICIES.get(value)
-    if policy is None:
-        raise InvalidFieldError.of(field, f"{value} is not a KvPolicy")
-    return policy
 
 
 def to_lease(lease: PauseLease) -> types_pb2.PauseLease:

@@ -2,9 +2,8 @@
 
 import json
 
-from genserve.engine.types import KvPolicy
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
+from genserve.rpc.convert.values import KV_POLICIES_OF_UPDATES, PAUSE_MODES, member_of, seconds_or
 from genserve.v1 import weights_pb2
 from genserve.weights.vllm_transfer import DEFAULT_START_TIMEOUT_S, DEFAULT_TTL_S, UpdateOptions
 
@@ -25,8 +24,8 @@ def update_options(message: weights_pb2.StartWeightUpdateRequest) -> UpdateOptio
     """How to begin, with defaults."""
     return UpdateOptions(
         update_id=message.update_id,
-        pause_mode=pause_mode(message.pause_mode, "pause_mode"),
-        kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, "kv_policy"),
+        pause_mode=member_of(PAUSE_MODES, message.pause_mode, "pause_mode"),
+        kv_policy=member_of(KV_POLICIES_OF_UPDATES, message.kv_policy, "kv_policy"),
         pause_lease_id=message.pause_lease_id,
         ttl_s=seconds_or(message, "ttl", DEFAULT_TTL_S),
         timeout_s=seconds_or(message, "timeout", DEFAULT_START_TIMEOUT_S),

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from genserve.control.membership import FleetCommit
-from genserve.engine.types import KvPolicy, WeightDigest
+from genserve.engine.types import WeightDigest
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
+from genserve.rpc.convert.values import KV_POLICIES_OF_UPDATES, PAUSE_MODES, member_of, seconds_or, to_timestamp
 from genserve.v1 import weights_pb2
 from genserve.weights.load.types import CheckpointPath, Load, Peers, Previous
 from genserve.weights.push.types import (
@@ -47,7 +47,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         expected_version=message.expected_version if message.HasField("expected_version") else None,
         manifest=manifest_of(message.manifest) if message.HasField("manifest") else None,
         manifest_digest=message.manifest_digest,
-        action=_action(message.action, "header.action"),
+        action=member_of(_ACTIONS, message.action, "header.action"),
         apply=apply_options(message.apply, "header.apply"),
         staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S, within="header"),
         # The field has no presence: a client that does not know about several streams sends 0.
@@ -59,13 +59,6 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         content_digest=message.content_digest,
         preemptible=message.preemptible,
     )
-
-
-def _action(value: weights_pb2.PushAction.ValueType, field: str) -> PushAction:
-    action = _ACTIONS.get(value)
-    if action is None:
-        raise InvalidFieldError.of(field, f"{value} is not a PushAction")
-    return action
 
 
 def load_of(message: weights_pb2.LoadWeightsRequest, fleet: FleetCommit | None) -> Load:
@@ -86,7 +79,7 @@ def load_of(message: weights_pb2.LoadWeightsRequest, fleet: FleetCommit | None) 
         weight_version=message.weight_version,
         expected_version=message.expected_version if message.HasField("expected_version") else None,
         force=message.force,
-        action=_action(message.action, "action"),
+        action=member_of(_ACTIONS, message.action, "action"),
         apply=apply_options(message.apply, "apply"),
         staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S),
         prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S),
@@ -98,15 +91,12 @@ def load_of(message: weights_pb2.LoadWeightsRequest, fleet: FleetCommit | None) 
 
 def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions:
     """How to apply. `field` is the path of the message in the request."""
-    prepare_mode = _PREPARE_MODES.get(message.prepare_mode)
-    if prepare_mode is None:
-        raise InvalidFieldError.of(f"{field}.prepare_mode", f"{message.prepare_mode} is not a PrepareMode")
     return ApplyOptions(
-        pause_mode=pause_mode(message.pause_mode, f"{field}.pause_mode"),
-        kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, f"{field}.kv_policy"),
+        pause_mode=member_of(PAUSE_MODES, message.pause_mode, f"{field}.pause_mode"),
+        kv_policy=member_of(KV_POLICIES_OF_UPDATES, message.kv_policy, f"{field}.kv_policy"),
         pause_lease_id=message.pause_lease_id,
         timeout_s=seconds_or(message, "timeout", DEFAULT_APPLY_TIMEOUT_S, within=field),
-        prepare_mode=prepare_mode,
+        prepare_mode=member_of(_PREPARE_MODES, message.prepare_mode, f"{field}.prepare_mode"),
     )
 
 
