@@ -18,7 +18,7 @@ from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes
 from genserve.weights.push.outcomes import Outcomes
 from genserve.weights.push.types import Applied, PushAction, PushHeader, PushOutcome
-from genserve.weights.push_admission import check_version, refuse_issues
+from genserve.weights.push_admission import check_version, mismatch
 from genserve.weights.resident import ResidentStore
 
 
@@ -83,7 +83,8 @@ class Completion:
         """Compares tied tensors, once, and the contents with what a header has said of them, or what was applied under
         the id. Raises ManifestMismatchError for tied tensors that differ, ChecksumMismatchError, PushConflictError."""
         if not push.is_checked:
-            refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
+            if issues := await asyncio.to_thread(push.staging.tied_issues, self._tied):
+                raise mismatch(issues)
             push.is_checked = True
         if named := push.header.content_digest:
             await push.compute_digest()

@@ -129,19 +129,17 @@ def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, l
     converting one, which would take seconds for a hostile one."""
     limit = MAX_TENSORS if checkpoint is None else min(MAX_TENSORS, _max_tensors(checkpoint, lora=lora))
     if num_tensors > limit:
-        refuse_issues(too_many_tensors(num_tensors, limit))
+        raise mismatch(too_many_tensors(num_tensors, limit))
 
 
-def refuse_issues(issues: list[PushIssue]) -> None:
-    """Raises ManifestMismatchError naming the tensors, if there is any issue."""
-    if not issues:
-        return
+def mismatch(issues: list[PushIssue]) -> ManifestMismatchError:
+    """The error for a manifest with issues, of which it names tensors."""
     # The first of each kind: a name with a wrong prefix is unknown, and the name without it is missing.
     kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
     shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
     num_issues = sum(issue.num_issues for issue in issues)
-    raise ManifestMismatchError(
+    return ManifestMismatchError(
         f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
         # Without it, the violations are all issues.

@@ -36,9 +36,9 @@ from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, Pu
 from genserve.weights.push_admission import (
     check_header,
     examine,
+    mismatch,
     naming_wide_tensors,
     plan_evictions,
-    refuse_issues,
 )
 from genserve.weights.resident import ResidentStore
 
@@ -162,7 +162,8 @@ class PushRegistry:
             if header.action is not PushAction.VALIDATE:
                 return self._join(push, header)
         self._completion.check_version(header)
-        refuse_issues(issues)
+        if issues:
+            raise mismatch(issues)
         if header.manifest is None:
             raise not_found(header.push_id)
         size_bytes = header.manifest.total_bytes
