@@ -35,8 +35,7 @@ from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.services import ServiceTable
-from genserve.rpc.starting import add_starting
-from genserve.rpc.status_answers import StatusAnswers
+from genserve.rpc.status_answers import StatusAnswers, add_starting
 from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.security.caller import Caller

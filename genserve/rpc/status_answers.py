@@ -1,21 +1,29 @@
-"""GetStatus and WatchStatus, which a daemon answers from its first moment to its last."""
+"""GetStatus and WatchStatus, which a daemon answers from its first moment to its last. Before its engine is there it
+answers nothing else."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from google.protobuf.descriptor import ServiceDescriptor
+
+from genserve.control.conditions import RULES, STARTING
 from genserve.control.membership import RouterRun
 from genserve.control.state import EngineState, StateBoard
 from genserve.rpc.convert.control import to_status, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.handlers import method_handler
+from genserve.rpc.services import ServiceTable
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.weights.push.types import PushInFlight
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
+
+_ANSWERED = frozenset({"genserve.v1.ControlService.GetStatus", "genserve.v1.ControlService.WatchStatus"})
 
 
 class StatusAnswers:
@@ -76,3 +84,27 @@ class StatusAnswers:
 
     def _status(self) -> tuple[EngineState, tuple[PushInFlight, ...]]:
         return self._board.state(), self._in_flight()
+
+
+def add_starting(table: ServiceTable, services: Iterable[ServiceDescriptor], board: StateBoard) -> StatusAnswers:
+    """Adds every method of these services. GetStatus and WatchStatus answer, and what does is returned; a watch goes on
+    when the daemon serves. The others are UNAVAILABLE."""
+    answers = StatusAnswers(board)
+    refuse = _refusing(board)
+    for service in services:
+        handlers = {
+            method.name: method_handler(method, getattr(answers, method.name))
+            if method.full_name in _ANSWERED
+            else method_handler(method, refuse, bytes)  # nobody reads the request
+            for method in service.methods
+        }
+        table.add_registered_method_handlers(service.full_name, handlers)
+    return answers
+
+
+def _refusing(board: StateBoard) -> Callable[[Any, Any], Awaitable[NoReturn]]:
+    async def refuse(request: Any, context: Any) -> NoReturn:
+        refusal = RULES[board.phase].control or STARTING  # a call that came just before the daemon serves
+        raise refusal(board.startup.described(time.time()) if board.startup is not None else "")
+
+    return refuse

@@ -12,7 +12,7 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import ServedWeights, StateBoard
 from genserve.rpc.server import SERVICES, ServerParts, services_of, weights_of
 from genserve.rpc.services import ServiceTable
-from genserve.rpc.starting import add_starting
+from genserve.rpc.status_answers import add_starting
 from genserve.settings.config import ServeConfig
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
