@@ -3,12 +3,13 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor_pool import Default
 
 from genserve.ingest import relay as ingest_relay
 from genserve.rpc.handlers import Context, Continuation, Handler, WrappedHandlers, behavior_of, with_behavior
@@ -67,10 +68,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):
         return self._observed.of(handler, handler_call_details.method)
 
     def _observing(self, handler: Handler, path: str) -> Handler:
-        streams = bool(handler.request_streaming), bool(handler.response_streaming)
-        behavior = behavior_of(handler)
-        _, service, name = path.split("/", 2)
-        method = self._renamed.get(path, Method(service, name, _TYPES.get(streams, _BIDI)))
+        behavior, method = behavior_of(handler), self._renamed.get(path) or _method_of(handler, path)
         if inspect.iscoroutinefunction(behavior):
             observed = _observed_call(behavior, method, self._observers)
         elif inspect.isasyncgenfunction(behavior):
@@ -78,6 +76,16 @@ class ObservedCalls(grpc.aio.ServerInterceptor):
         else:
             return handler  # gRPC runs it in a thread
         return with_behavior(handler, observed)
+
+
+def _method_of(handler: Handler, path: str) -> Method:
+    """The method as its proto file has it: a handler that refuses takes streams, whatever the method does."""
+    _, service, name = path.split("/", 2)
+    streams = bool(handler.request_streaming), bool(handler.response_streaming)
+    with suppress(KeyError):  # there is no proto file
+        described = Default().FindMethodByName(f"{service}.{name}")
+        streams = described.client_streaming, described.server_streaming
+    return Method(service, name, _TYPES.get(streams, _BIDI))
 
 
 def _observed_call(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:

@@ -154,3 +154,12 @@ async def test_a_refused_router_makes_no_series_of_methods_that_are_not_there(sh
     after = await shown.until("grpc_server_handled_total", 2)
     assert after.value("grpc_server_handled_total", grpc_code="UNIMPLEMENTED", grpc_method="unknown") == 2
     assert "secret" not in after.text
+
+
+async def test_a_refused_call_counts_with_the_type_of_its_method(shown: Shown) -> None:
+    """It is refused before its message is read, as a stream would be."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await shown.daemon.control.Pause(control_pb2.PauseRequest(), metadata=((ROUTER_ID_KEY, "stranger"),))
+    pause = {"grpc_service": "genserve.v1.ControlService", "grpc_method": "Pause", "grpc_type": "unary"}
+    after = await shown.until("grpc_server_handled_total", 1, grpc_code=refused.value.code().name, **pause)
+    assert after.value("grpc_server_handled_total", grpc_method="Pause") == 1
