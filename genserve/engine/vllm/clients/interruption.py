@@ -80,7 +80,8 @@ class Watch:
         # The last token is the next one to be computed.
         self.num_computed_tokens: int = sum(each[i].num_tokens - 1 for i in self.waiting)
         """Tokens that they have keys and values of."""
-        self._look()
+        if not self.waiting:
+            self._over.set()
 
     def step(self, gaps_s: Iterable[float]) -> None:
         """Outputs came; `gaps_s` are the seconds that their sequences were without one."""
