@@ -16,7 +16,7 @@ from genserve.client.generation.results import Delta, Logprobs, Prompt, Sequence
 from genserve.errors import GenserveError
 from genserve.forward.caller import Failure
 from genserve.transport.connection import Connection
-from genserve.transport.errors import error_of, error_of_status
+from genserve.transport.errors import error_of_status
 from genserve.transport.streams import EOF, AsyncClosing, FinalStatus, MessageReader
 from genserve.v1 import generation_pb2, types_pb2
 
@@ -347,4 +347,5 @@ async def _write(
             await status.wait()
         if status.failure is None:
             raise StreamOverError("the stream accepts no more requests") from error
-        raise error_of(status.failure, target) from error
+        with connection.typed_errors(target):
+            raise status.failure from error
