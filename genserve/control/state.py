@@ -116,7 +116,7 @@ class StateBoard:
     @property
     def weight_version(self) -> int:
         """Version of the weights served."""
-        return 0 if self._engine is None else self._engine.weight_version
+        return 0 if self._engine is None else self._engine.weights.version
 
     @property
     def cause_of_death(self) -> str:

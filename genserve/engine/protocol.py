@@ -47,6 +47,42 @@ class GenerationStream(Protocol):
         """Ends the request if it still runs; safe to call more than once."""
 
 
+class Weights(Protocol):
+    """The weights of an engine. Every method raises as those of `Engine`."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights served; 0 before the first push."""
+
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float) -> None:
+        """Builds the version `nonce` beside the live one on every rank, while generation runs. If a rank fails, raises
+        PushRolledBackError, and nothing is left of the attempt. Bytes may still arrive if it `takes_arriving`:
+        `discard` ends the wait for them."""
+
+    @property
+    def takes_arriving(self) -> bool:
+        """Whether a version can be prepared while its bytes arrive: all workers are on this host."""
+
+    async def commit(self, nonce: str, version: int, timeout_s: float) -> None:
+        """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call it while paused.
+
+        If a rank fails, all ranks exchange back: PushRolledBackError, or EngineTaintedError if this cannot be proven.
+        They also exchange back if it takes longer than `timeout_s`: DeadlineError; but an update in place completes
+        late. If a rank hangs, the engine is given up a while after `timeout_s`: EngineDeadError.
+        """
+
+    async def discard(self, nonce: str, timeout_s: float) -> None:
+        """Frees the memory of a prepared version, or of the one that a commit replaced."""
+
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        """The names of those tensors of the checkpoint that no rank loads, without which a version is complete. Call it
+        before anything is served."""
+
+    async def digests(self, timeout_s: float) -> DigestedWeights:
+        """Reads on in the live weights for a moment, between two steps. Call it until all are read; what was read
+        before they changed does not count. From then on it answers at once, until they or the adapters change."""
+
+
 class WeightTransfer(Protocol):
     """vLLM's own weight transfer: its engines receive tensors from a trainer over the live ones. `info` is vLLM's JSON
     text.
@@ -150,10 +186,6 @@ class Engine(GeneratingEngine, Protocol):
     caller gives up a call, the engine continues it; `settled` tells when it has ended.
     """
 
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights served; 0 before the first push."""
-
     async def wait_dead(self) -> None:
         """Returns when the engine has died."""
 
@@ -202,27 +234,9 @@ class Engine(GeneratingEngine, Protocol):
         connectors, and embeddings of images. Call it while paused. Raises GenserveError if something could not be
         dropped."""
 
-    async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
-    ) -> None:
-        """Builds the version `nonce` beside the live one on every rank, while generation runs. If a rank fails, raises
-        PushRolledBackError, and nothing is left of the attempt. Bytes may still arrive if it `takes_arriving_weights`:
-        `discard_weights` ends the wait for them."""
-
     @property
-    def takes_arriving_weights(self) -> bool:
-        """Whether a version can be prepared while its bytes arrive: all workers are on this host."""
-
-    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
-        """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call it while paused.
-
-        If a rank fails, all ranks exchange back: PushRolledBackError, or EngineTaintedError if this cannot be proven.
-        They also exchange back if it takes longer than `timeout_s`: DeadlineError; but an update in place completes
-        late. If a rank hangs, the engine is given up a while after `timeout_s`: EngineDeadError.
-        """
-
-    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
-        """Frees the memory of a prepared version, or of the one that a commit replaced."""
+    def weights(self) -> Weights:
+        """Its weights."""
 
     @property
     def transfer(self) -> WeightTransfer:
@@ -231,11 +245,3 @@ class Engine(GeneratingEngine, Protocol):
     @property
     def loras(self) -> Loras:
         """Its LoRA adapters, if `info.max_loras` is not 0."""
-
-    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
-        """The names of those tensors of the checkpoint that no rank loads, without which a version is complete. Call it
-        before anything is served."""
-
-    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
-        """Reads on in the live weights for a moment, between two steps. Call it until all are read; what was read
-        before they changed does not count. From then on it answers at once, until they or the adapters change."""

@@ -202,7 +202,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.GetWeightsResponse:
         """The served weights."""
         digests: Sequence[WeightDigest] = ()
-        weight_version = self._engine.weight_version
+        weight_version = self._engine.weights.version
         if request.include_digests:
             weight_version, digests = await self._digests.read()
         return weights_pb2.GetWeightsResponse(

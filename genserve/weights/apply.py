@@ -58,7 +58,7 @@ class Preparation:
         weights, arrival_path = push.staging.weights, "" if self._arrival is None else self._arrival.path
         where = ArenaRef(push.staging.arena.path, weights.total_bytes, push.push_id, arrival_path)
         limit_s = _UNTIMED_S if timeout_s is None else timeout_s
-        preparing = engine.prepare_weights(self.nonce, where, weights.tensors, limit_s)
+        preparing = engine.weights.prepare(self.nonce, where, weights.tensors, limit_s)
         self.task = asyncio.create_task(preparing, name=f"preparing push {push.push_id}")
         self.task.add_done_callback(self._close)
         self.has_limit = timeout_s is not None
@@ -132,7 +132,7 @@ class PushApplier:
     def begin_early(self, push: LivePush) -> None:
         """Lets the workers prepare a push while its bytes arrive, as soon as nothing else is applied and unless
         something else is prepared. It is given up for whatever is applied first, and for a sleep."""
-        if self._engine.takes_arriving_weights:
+        if self._engine.weights.takes_arriving:
             self._start(self._begin_early(push), f"early preparation of push {push.push_id}")
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -228,7 +228,7 @@ class PushApplier:
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
             options = push.header.apply
-            previous_version = self._engine.weight_version
+            previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
@@ -331,7 +331,7 @@ class PushApplier:
             healed = await uninterrupted(self._commit_or_heal(push, nonce, timeout_s))
         if healed is not None:
             raise PushRolledBackError(
-                f"the commit failed, version {self._engine.weight_version} was applied again: {healed}"
+                f"the commit failed, version {self._engine.weights.version} was applied again: {healed}"
             )
         return time.perf_counter() - began_s
 
@@ -339,7 +339,7 @@ class PushApplier:
         """Commits. Returns the reason if the previous version had to be applied again, None if the push is served."""
         version = push.header.weight_version
         try:
-            await self._engine.commit_weights(nonce, version, timeout_s)
+            await self._engine.weights.commit(nonce, version, timeout_s)
         except (PushRolledBackError, DeadlineError, EngineDeadError):
             raise
         except EngineTaintedError as error:
@@ -352,7 +352,7 @@ class PushApplier:
             self._resident.replace(push.serve())
             self._board.tell_applied()
             return None
-        log.error("%s; applying version %d again", cause, self._engine.weight_version)
+        log.error("%s; applying version %d again", cause, self._engine.weights.version)
         await self.restore(cause)
         return cause
 
@@ -364,8 +364,8 @@ class PushApplier:
             version = self._resident.require()
             async with version.as_arena() as arena:
                 where = ArenaRef(arena.path, version.manifest.total_bytes)
-                await self._engine.prepare_weights(nonce, where, version.manifest.tensors, _HEAL_TIMEOUT_S)
-                await self._engine.commit_weights(nonce, version.weight_version, _HEAL_TIMEOUT_S)
+                await self._engine.weights.prepare(nonce, where, version.manifest.tensors, _HEAL_TIMEOUT_S)
+                await self._engine.weights.commit(nonce, version.weight_version, _HEAL_TIMEOUT_S)
                 self._board.tell_applied()
         except EngineDeadError:
             raise
@@ -379,7 +379,7 @@ class PushApplier:
     async def _discard(self, nonce: str, timeout_s: float = _DISCARD_TIMEOUT_S) -> bool:
         """Whether it was freed."""
         try:
-            await uninterrupted(self._engine.discard_weights(nonce, timeout_s))
+            await uninterrupted(self._engine.weights.discard(nonce, timeout_s))
             return True
         except EngineDeadError:
             pass  # its memory is freed with the engine

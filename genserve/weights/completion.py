@@ -152,7 +152,7 @@ class Completion:
         time; 0 = the next one of an adapter. Raises VersionNotNewerError or WeightVersionMismatchError unless it may
         follow what it replaces. A repeat of the push that brought the loaded adapter replaces no other."""
         if header.lora is None:
-            check_version(header, self._engine.weight_version)
+            check_version(header, self._engine.weights.version)
             return header.weight_version
         if not header.weight_version and (applied := self._outcomes.applied.get(header.push_id)) is not None:
             header = replace(header, weight_version=applied.outcome.push.weight_version)

@@ -79,10 +79,10 @@ class LiveDigests:
             # between the last part and the version.
             async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S, "the reading of digests"):
                 check_weights_present(self._board.asleep.weights_lost)
-                part = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
+                part = await self._engine.weights.digests(DIGESTS_TIMEOUT_S)
                 if part.digests is not None:
                     self._read_at_s = time.monotonic()
-                    return self._engine.weight_version, part.digests
+                    return self._engine.weights.version, part.digests
             wait_s = _STEPS_PER_PART * part.spent_s
             await asyncio.sleep(0)
 

@@ -205,7 +205,7 @@ class TransferUpdates:
         async with self._calls:
             if self._open is None and self._finished is not None and self._finished[0] == update_id:
                 return self._finished[1]
-            update, previous_version = self._require(update_id), self._engine.weight_version
+            update, previous_version = self._require(update_id), self._engine.weights.version
             version = previous_version + 1 if version is None else version
             check_version_number(version, "weight_version")
             check_version(PushHeader("", version, force=force), previous_version)
@@ -272,7 +272,7 @@ class TransferUpdates:
                 raise
         except Exception as error:
             await self._undo(update, str(error))
-            message = f"the update was undone; version {self._engine.weight_version} is served: {error}"
+            message = f"the update was undone; version {self._engine.weights.version} is served: {error}"
             raise (DeadlineError if isinstance(error, DeadlineError) else PushRolledBackError)(message) from error
         self._touch(update)
         return time.perf_counter() - began_s
@@ -299,7 +299,7 @@ class TransferUpdates:
         except GenserveError as error:
             log.error("%s", error)
         else:
-            log.warning("%s: it was undone, version %d is served", cause, self._engine.weight_version)
+            log.warning("%s: it was undone, version %d is served", cause, self._engine.weights.version)
 
     def _forget_open(self) -> None:
         self._open = None

@@ -37,6 +37,58 @@ class Gate:
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class ScriptedWeights:
+    """What is prepared is what lies in the arena. Steps are named prepare_weights, commit_weights, discard_weights and
+    weight_digests."""
+
+    def __init__(self, engine: "ScriptedEngine") -> None:
+        self._engine = engine
+        self.takes_arriving = False
+
+    @property
+    def version(self) -> int:
+        return self._engine.weight_version
+
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float) -> None:
+        await self._engine.step("prepare_weights", "prepare_weights", timeout_s)
+        mapped = map_arena(arena.path, arena.size_bytes)
+        if arena.arrival_path:
+            with ArrivedBytes(arena.arrival_path) as arrived:
+                while arrived.num_bytes < arena.size_bytes:
+                    await asyncio.sleep(0.001)
+        self._engine.prepared[nonce] = {t.name: mapped[t.offset : t.offset + t.length] for t in tensors}
+
+    async def commit(self, nonce: str, version: int, timeout_s: float) -> None:
+        engine = self._engine
+        if engine.running:
+            engine.misuses.append("committed while it ran")
+        if SleepTag.WEIGHTS in engine.asleep:
+            engine.misuses.append("committed while its weights slept")
+        engine.is_committing = True
+        try:
+            await engine.step("commit_weights", f"commit_weights {version}", timeout_s)
+            engine.live, engine.prepared[nonce] = engine.prepared[nonce], engine.live
+            engine.weight_version = version
+        finally:
+            engine.is_committing = False
+
+    async def discard(self, nonce: str, timeout_s: float) -> None:
+        when = "running" if self._engine.running else "paused"
+        await self._engine.step("discard_weights", f"discard_weights {when}", timeout_s)
+        self._engine.prepared.pop(nonce, None)
+
+    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
+        return frozenset()
+
+    async def digests(self, timeout_s: float) -> DigestedWeights:
+        engine = self._engine
+        await engine.step("weight_digests", "weight_digests", timeout_s)
+        if engine.num_unread_parts:
+            engine.num_unread_parts -= 1
+            return DigestedWeights(None, engine.part_s)
+        return DigestedWeights([WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], engine.part_s)
+
+
 class ScriptedTransfer:
     """vLLM's own weight transfer, on tensors that are written in `info` as {name: text}. Steps are named transfer_init,
     transfer_start, transfer_update, transfer_finish and transfer_abandon."""
@@ -138,19 +190,19 @@ class ScriptedInterruption:
 
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
-    Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
+    Steps are named as the methods: pause, resume, reset_caches, ...; those of its parts as these say.
     `timeouts_s` has what each step was last given. A reading of the weights takes `num_unread_parts` parts of `part_s`
     and a last one.
     `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
+        self.weights = ScriptedWeights(self)
         self.transfer = ScriptedTransfer(self)
         self.backend = ""
         self.loras = ScriptedLoras(self)
         self.max_loras = 0
         self.max_model_len = 64
         self.can_sleep = True
-        self.takes_arriving_weights = False
         self.free = asyncio.Event()
         self.free.set()
         self.idle = asyncio.Event()
@@ -170,7 +222,7 @@ class ScriptedEngine:
         self.timeouts_s: dict[str, float] = {}
         self.num_unread_parts, self.part_s = 0, 0.0
         self.interruption = ScriptedInterruption()
-        self._committing = False
+        self.is_committing = False
 
     @property
     def info(self) -> EngineInfo:
@@ -201,7 +253,7 @@ class ScriptedEngine:
 
     async def resume(self, timeout_s: float) -> None:
         await self.step("resume", "resume", timeout_s)
-        if self._committing:
+        if self.is_committing:
             self.misuses.append("resumed in the middle of a commit")
         if self.transfer.is_open:
             self.misuses.append("resumed in the middle of an update")
@@ -229,34 +281,6 @@ class ScriptedEngine:
 
     async def reset_caches(self, timeout_s: float) -> None:
         await self.step("reset_caches", "reset_caches", timeout_s)
-
-    async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
-    ) -> None:
-        await self.step("prepare_weights", "prepare_weights", timeout_s)
-        mapped = map_arena(arena.path, arena.size_bytes)
-        if arena.arrival_path:
-            with ArrivedBytes(arena.arrival_path) as arrived:
-                while arrived.num_bytes < arena.size_bytes:
-                    await asyncio.sleep(0.001)
-        self.prepared[nonce] = {t.name: mapped[t.offset : t.offset + t.length] for t in tensors}
-
-    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
-        if self.running:
-            self.misuses.append("committed while it ran")
-        if SleepTag.WEIGHTS in self.asleep:
-            self.misuses.append("committed while its weights slept")
-        self._committing = True
-        try:
-            await self.step("commit_weights", f"commit_weights {version}", timeout_s)
-            self.live, self.prepared[nonce] = self.prepared[nonce], self.live
-            self.weight_version = version
-        finally:
-            self._committing = False
-
-    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
-        await self.step("discard_weights", f"discard_weights {'running' if self.running else 'paused'}", timeout_s)
-        self.prepared.pop(nonce, None)
 
     async def step(self, step: str, call: str, timeout_s: float) -> None:
         """Fails, hangs or waits where it is told to."""
@@ -298,16 +322,6 @@ class ScriptedEngine:
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         raise NotImplementedError
-
-    async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
-        return frozenset()
-
-    async def weight_digests(self, timeout_s: float) -> DigestedWeights:
-        await self.step("weight_digests", "weight_digests", timeout_s)
-        if self.num_unread_parts:
-            self.num_unread_parts -= 1
-            return DigestedWeights(None, self.part_s)
-        return DigestedWeights([WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], self.part_s)
 
 
 def _names(tags: Set[SleepTag]) -> str:

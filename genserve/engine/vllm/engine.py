@@ -76,18 +76,16 @@ class VllmEngine:
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
-        self._weights = LiveWeights(llm, self._liveness, workers, launched.address, options.peers)
-        self.takes_arriving_weights = False
-        """Whether all workers are on this host."""
+        self.weights = LiveWeights(llm, self._liveness, workers, launched.address, options.peers)
         self._tasks: tuple[str, ...] = ()  # what the engine says that it can do
         self.warnings = launched.warnings
         """One line for each setting that has a cost when weights are pushed."""
-        self.transfer = LiveTransfer(self._weights)
+        self.transfer = LiveTransfer(self.weights)
         self.loras = LiveLoras(workers, self.info.max_loras)
         self._row = rows.row(DAEMON)
         tally = rows.tally(DAEMON)
         self._intake = Intake(
-            llm, self._liveness, self.info, options.limits, self.loras, tally, lambda: self._weights.version
+            llm, self._liveness, self.info, options.limits, self.loras, tally, lambda: self.weights.version
         )
         self._elsewhere: list[OtherClients] = []
         # What its parts do as the protocol of engines has it:
@@ -96,9 +94,6 @@ class VllmEngine:
         self.settling = self._liveness.settling
         self.load, self.served_tokens = self._meter.load, self._meter.served_tokens
         self.resume, self.reset_caches = self._scheduling.resume, self._scheduling.reset_caches
-        self.prepare_weights, self.commit_weights = self._weights.prepare, self._weights.commit
-        self.discard_weights, self.unused_tensors = self._weights.discard, self._weights.unused_tensors
-        self.weight_digests = self._weights.digests
 
     @classmethod
     async def start(
@@ -121,8 +116,7 @@ class VllmEngine:
             engine._tasks = await engine._liveness.call(
                 llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
             )
-            how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine.info.max_loras > 0)
-            engine.takes_arriving_weights = not engine._workers.other_hosts
+            how = await engine.weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine.info.max_loras > 0)
             engine.info = replace(
                 engine.info,
                 weight_update=how.weight_update,
@@ -169,7 +163,7 @@ class VllmEngine:
         """Ends the engine processes. What still waits for them ends as if the engine had died; one that is dead
         already is not asked to end."""
         timeout_s = 0.0 if self._liveness.dead else _SHUTDOWN_TIMEOUT_S
-        self._weights.close()
+        self.weights.close()
         self.loras.close()
         self._intake.close()
         self._liveness.declare_dead("the daemon has ended it")
@@ -196,11 +190,6 @@ class VllmEngine:
         llm, liveness, rows = self._llm, self._liveness, self._rows
         what = self._tasks, self.info, self._limits
         return Seat(self._places[index], llm, liveness, rows, self.loras, *what, with_series=with_series)
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights served."""
-        return self._weights.version
 
     @property
     def checkpoint_directory(self) -> Path | None:
@@ -261,14 +250,14 @@ class VllmEngine:
     async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
         """Gives memory back."""
         if SleepTag.WEIGHTS in tags:
-            await self._weights.before_sleep(level, timeout_s)
+            await self.weights.before_sleep(level, timeout_s)
         await self._scheduling.sleep(level, tags, timeout_s)
 
     async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
         """Takes memory again, and perhaps schedules."""
         await self._scheduling.wake_up(tags, timeout_s, paused=paused)
         if SleepTag.WEIGHTS in tags:
-            await self._weights.after_wake_up(timeout_s)
+            await self.weights.after_wake_up(timeout_s)
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache."""

@@ -45,7 +45,7 @@ GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts
+    """Prepares, commits and discards versions on every rank, as `Weights` has it. `address`: where other hosts
     reach the daemon, "HOST:PORT"."""
 
     def __init__(
@@ -57,6 +57,8 @@ class LiveWeights:
         self._address = address
         self._caller = asdict(peers)
         self._can_roll_back = True
+        self.takes_arriving = False
+        """Whether all workers are on this host."""
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
@@ -89,6 +91,7 @@ class LiveWeights:
                     f"worker {each.rank} has vLLM's model runner {each.model_runner}, and the daemon expects {runner}: "
                     "set VLLM_USE_V2_MODEL_RUNNER to the same value on all hosts, or nowhere"
                 )
+        self.takes_arriving = not self._workers.other_hosts
         self._can_roll_back = all(each.can_roll_back for each in attached)
         ways = sorted({each.weight_update for each in attached})
         return Attached(

@@ -62,7 +62,7 @@ async def loaded_index(opened: OpenedCheckpoint | None, engine: Engine) -> Check
     it before anything is served."""
     if opened is None:
         return None
-    unused = await engine.unused_tensors(opened.index.as_manifest().tensors, _UNUSED_TIMEOUT_S)
+    unused = await engine.weights.unused_tensors(opened.index.as_manifest().tensors, _UNUSED_TIMEOUT_S)
     return replace(opened.index, unused=unused)
 
 

@@ -63,7 +63,7 @@ class LoraLoader:
         loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
         push.header = replace(header, weight_version=loaded.version)
         commit_s = time.perf_counter() - began_s - prepare_s
-        served = self._engine.weight_version
+        served = self._engine.weights.version
         step_s = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,

@@ -33,7 +33,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Said:
 
 def made(processes: Processes, seat: Seat | None = None) -> OpenAIServer:
     """A server that nobody has started."""
-    engine: Any = SimpleNamespace(weight_version=0)
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(version=0))
     board = StateBoard(engine, lambda: (), "id")
     return OpenAIServer(processes, processes.listener, "http", seat or Seat(), board)
 

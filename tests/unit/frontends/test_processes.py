@@ -59,7 +59,7 @@ def template() -> Iterator[Template]:
 @asynccontextmanager
 async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
     """Front ends at these seats that are kept alive."""
-    engine: Any = SimpleNamespace(weight_version=0)
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(version=0))
     board = StateBoard(engine, lambda: (), "id")
     words = SharedWords.create(NUM_WORDS, "state")
 

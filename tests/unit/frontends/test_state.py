@@ -14,7 +14,7 @@ from genserve.memory.words import SharedWords
 
 async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     """Of the phase, of the version, of health and of the end."""
-    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(version=0), cause_of_death="")
     board = StateBoard(engine, lambda: (), "id", DaemonCondition.STARTING)
     words = SharedWords.create(NUM_WORDS, "state")
     StateWriter(board, words)
@@ -23,7 +23,7 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     board.become(DaemonCondition.SERVING)
     assert (seen.phase, seen.weight_version, seen.is_serving) == (Phase.RUNNING, 0, True)
     with board.applying(None):
-        engine.weight_version = 7
+        engine.weights.version = 7
         assert seen.phase is Phase.APPLYING
     assert (seen.phase, seen.weight_version) == (Phase.RUNNING, 7)
     board.tell_answers(False)
@@ -42,7 +42,7 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
 def test_front_ends_know_who_pauses_the_engine_and_until_when() -> None:
     """They serve the calls that wait for it. A name may be longer than there is room for."""
     leases: list[PauseLease] = []
-    engine: Any = SimpleNamespace(weight_version=0, cause_of_death="")
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(version=0), cause_of_death="")
     board = StateBoard(engine, lambda: leases, "id", DaemonCondition.SERVING)
     words = SharedWords.create(NUM_WORDS, "state")
     StateWriter(board, words)

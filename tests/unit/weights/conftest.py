@@ -175,7 +175,7 @@ async def open_rig(directory: Path, **built: Any) -> AsyncIterator[Rig]:
 @pytest.fixture
 async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
     """Its workers are on this host, and hold nothing in the end."""
-    rig.engine.takes_arriving_weights = True
+    rig.engine.weights.takes_arriving = True
     yield
     await rig.registry.close()
     async with rig.applier.between_pushes(30.0):

@@ -106,7 +106,7 @@ async def test_a_partial_push_is_prepared_when_it_is_complete(rig: Rig) -> None:
 
 async def test_workers_on_other_hosts_fetch_what_is_complete(rig: Rig) -> None:
     """They cannot see it arrive."""
-    rig.engine.takes_arriving_weights = False
+    rig.engine.weights.takes_arriving = False
     stream = await rig.registry.open(header())
     await turns()
     assert rig.engine.calls == []

@@ -54,7 +54,7 @@ async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(ri
 
 async def test_without_early_bytes_it_is_prepared_when_they_are_there(rig: Rig) -> None:
     """Workers on other hosts."""
-    rig.engine.takes_arriving_weights = False
+    rig.engine.weights.takes_arriving = False
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(preparing()))
     await gate.reached.wait()
@@ -235,7 +235,7 @@ async def test_versions_are_checked_at_the_header_and_at_the_commit(rig: Rig) ->
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
 async def test_a_preparation_that_fails_changes_nothing(rig: Rig, fault: str, arriving: bool) -> None:
     """FAILED, nothing is left in the workers, and it can be committed when the fault is gone."""
-    rig.engine.takes_arriving_weights = arriving
+    rig.engine.weights.takes_arriving = arriving
     hangs = fault == "hangs"
     if hangs:
         rig.engine.hangs.add("prepare_weights")
