@@ -239,7 +239,7 @@ class WeightServicer(WeightServiceServicer):
             with self._resident.reading() as version:
                 yield version
         else:
-            yield PulledPush(self._pushes.find(push_id), self._resident)
+            yield PulledPush(self._pushes.live.find(push_id), self._resident)
 
     async def InitWeightTransfer(
         self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"

@@ -289,7 +289,7 @@ class PushRegistry:
             return applied.answer if as_answered else applied.outcome
         if push_id not in self._pushes and refused is not None:
             return refused.outcome
-        return PushOutcome(self.find(push_id).report())
+        return PushOutcome(self._pushes.find(push_id).report())
 
     async def commit(
         self,
@@ -352,7 +352,3 @@ class PushRegistry:
         self._closed = True
         await self._pushes.close()
         await self._completion.close()
-
-    def find(self, push_id: str) -> LivePush:
-        """A push with bytes in the daemon. Raises PushNotFoundError."""
-        return self._pushes.find(push_id)

@@ -84,7 +84,7 @@ async def until_read(daemon: Daemon, rank: Rank) -> None:
 
 async def until_left(daemon: Daemon) -> None:
     """No stream of the push is here."""
-    await until(lambda: not daemon.registry.find("p1").num_attached)
+    await until(lambda: not daemon.registry.live.find("p1").num_attached)
 
 
 async def digest_header(daemon: Daemon, **fields: Any) -> Frame:

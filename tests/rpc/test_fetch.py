@@ -95,7 +95,7 @@ async def test_a_push_that_is_replaced_is_not_read(daemon: Daemon, client: Async
     _, unknown = await fetched(wanted(daemon))
     assert "NOT_FOUND" in unknown.error
     await client.push_weights(weights(1), version=1, push_id="p", action="stage")
-    pulled = PulledPush(daemon.registry.find("p"), daemon.resident)
+    pulled = PulledPush(daemon.registry.live.find("p"), daemon.resident)
     assert bytes(pulled.view(0, SIZE_BYTES)) == CONTENT
     await client.commit_push("p")
     assert bytes(pulled.view(0, SIZE_BYTES)) == CONTENT
@@ -121,7 +121,7 @@ async def test_a_push_that_never_gets_its_bytes_is_waited_for_until_the_deadline
         client.push_weights(only_a, version=1, push_id="p", layout=layout, callers=2, timeout_s=60.0)
     )
     await until(lambda: "p" in daemon.registry.live)
-    pulled = PulledPush(daemon.registry.find("p"), daemon.resident)
+    pulled = PulledPush(daemon.registry.live.find("p"), daemon.resident)
     async with asyncio.timeout(STEP_S):
         while pulled.there(0, SIZE_BYTES) != (0, 16):
             await pulled.wait()

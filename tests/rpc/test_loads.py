@@ -215,7 +215,7 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
         await until_received(client, "p", TOTAL_BYTES)
         load = asyncio.create_task(late.load_weights(peers=[first.address], peer_push_id="p", push_id="p"))
         await until_received(late, "p", TOTAL_BYTES)
-    await until(lambda: not first.registry.find("p").num_attached)
+    await until(lambda: not first.registry.live.find("p").num_attached)
     await client.discard_push("p", force=True)
     with refuses(PeersFailedError, says="NOT_FOUND"):
         await load

@@ -81,7 +81,7 @@ async def test_a_client_that_vanishes_gives_its_push_free(daemon: Daemon) -> Non
     busy = await refused(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
     assert reason_of(busy) == "APPLY_IN_PROGRESS", "the control: while it is attached, it holds"
     call.cancel()
-    await until(lambda: not daemon.registry.find("p1").num_attached)
+    await until(lambda: not daemon.registry.live.find("p1").num_attached)
     response = await push(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
     assert response.push.state == weights_pb2.PUSH_STATE_APPLIED
 

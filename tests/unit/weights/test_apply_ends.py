@@ -40,7 +40,7 @@ async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) ->
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))
     await gate.reached.wait()
-    applying = rig.registry.find("p1").task
+    applying = rig.registry.live.find("p1").task
     assert applying is not None
     applying.cancel()
     await asyncio.wait({pushing}, timeout=STEP_S)

@@ -183,7 +183,7 @@ async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: 
 async def test_who_reads_a_part_never_reads_what_is_written_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers pull what workers have prepared; completed from another version it is another one."""
     await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
-    push = rig.registry.find("part")
+    push = rig.registry.live.find("part")
     early = PulledPush(push, rig.resident)
     assert bytes(early.view(0, 32)) == weights(7)[:16] + weights(0)[16:]
     await rig.push(header("other", 2))

@@ -83,7 +83,7 @@ async def test_a_push_that_failed_is_kept_for_its_whole_time_to_live(rig: Rig) -
     gate.open.set()
     with pytest.raises(PushRolledBackError):
         await pushing
-    assert rig.registry.find("p1").idle_until_s >= failed_s + 1000.0
+    assert rig.registry.live.find("p1").idle_until_s >= failed_s + 1000.0
 
 
 async def test_what_a_header_expects_is_expected_by_the_commit(rig: Rig) -> None:

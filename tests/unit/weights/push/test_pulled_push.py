@@ -20,7 +20,7 @@ async def test_bytes_that_another_attempt_has_left_are_not_read(rig: Rig) -> Non
     """They may be of another origin. They are read when the attempt has brought them too."""
     await rig.stage_part(fetched("one"), 0, 16)
     stream = await rig.registry.open(fetched("two"))
-    pulled = PulledPush(rig.registry.find("p1"), rig.resident)
+    pulled = PulledPush(rig.registry.live.find("p1"), rig.resident)
     assert (pulled.origin, pulled.there(0, 32)) == ("origin two", None)
     send(stream, DATA, 8, 24)
     assert pulled.there(0, 32) == (8, 24)
@@ -33,7 +33,7 @@ async def test_bytes_that_another_attempt_has_left_are_not_read(rig: Rig) -> Non
 async def test_who_reads_one_origin_reads_nothing_of_another(rig: Rig) -> None:
     """He is told, and asks again."""
     await rig.stage_part(fetched("one"), 0, 16)
-    pulled = PulledPush(rig.registry.find("p1"), rig.resident)
+    pulled = PulledPush(rig.registry.live.find("p1"), rig.resident)
     assert pulled.there(0, 32) == (0, 16)
     stream = await rig.registry.open(fetched("two"))
     with pytest.raises(PushNotFoundError):
@@ -46,14 +46,14 @@ async def test_who_reads_one_origin_reads_nothing_of_another(rig: Rig) -> None:
 async def test_attempts_of_a_trainer_have_one_origin_as_long_as_the_push_is_here(rig: Rig) -> None:
     """The memory takes each byte once. A push that is sent under the id later has another one."""
     await rig.stage_part(header(attempt="one"), 0, 16)
-    pulled = PulledPush(rig.registry.find("p1"), rig.resident)
+    pulled = PulledPush(rig.registry.live.find("p1"), rig.resident)
     stream = await rig.registry.open(header(attempt="two"))
     send(stream, DATA)
     assert pulled.there(0, 32) == (0, 32)
     stream.detach()
     rig.registry.discard("p1")
     await rig.stage_part(header(attempt="one"), 0, 16)
-    assert rig.registry.find("p1").header.origin != pulled.origin
+    assert rig.registry.live.find("p1").header.origin != pulled.origin
 
 
 async def test_what_this_daemon_has_completed_is_its_own(rig: Rig) -> None:
