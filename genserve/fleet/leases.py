@@ -307,17 +307,14 @@ class Leases:
             raise PauseLeaseLostError(f"replica {address} does not have the pause lease {lease_id!r}")
         return on_replica.lease_id
 
-    def missing(self, address: str) -> list[FleetLease]:
-        """The leases of others that a replica lacks, or would end too soon, until their time is over."""
-        return self._lacking(address, 0.0)
-
-    def to_give(self, address: str) -> list[FleetLease]:
-        """Those that a replica lacks, and that last long enough to be given to it."""
-        return self._lacking(address, _LEAST_S)
-
-    def _lacking(self, address: str, least_s: float) -> list[FleetLease]:
+    def missing(self, address: str, least_s: float = 0.0) -> list[FleetLease]:
+        """The leases of others that a replica lacks, or would end too soon, and that last longer than this."""
         if not self._leases:
             return []  # the common case, asked at every report
         lacking = [each for each in self.active if address not in each.on_replicas and address not in each.given_up]
         lacking += [each for each in self.active if each.is_behind_on(address)]
         return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > least_s]
+
+    def to_give(self, address: str) -> list[FleetLease]:
+        """Those that a replica lacks, and that last long enough to be given to it."""
+        return self.missing(address, _LEAST_S)
