@@ -45,14 +45,14 @@ async def cancel_all(tasks: Sequence["asyncio.Task[Any]"]) -> None:
 
 
 class Change:
-    """Wakes every task that waits when `tell` is called. A task that waits later waits for the next call."""
+    """Wakes every task that waits when `notify` is called. A task that waits later waits for the next call."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
         self.is_awaited = False
-        """Whether a task has asked for the next change: for who has so many that `tell` would cost too much."""
+        """Whether a task waits for the next change: a caller with very many of them calls `notify` only then."""
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes every task that waits now."""
         self.is_awaited = False
         self._next.set()
@@ -60,12 +60,12 @@ class Change:
 
     @property
     def next(self) -> asyncio.Event:
-        """Set by the next `tell`: for who looks at something first, and then waits for a change since."""
+        """Set by the next `notify`: for a caller that looks at something first, and then waits for a change since."""
         self.is_awaited = True
         return self._next
 
     async def wait(self) -> None:
-        """Returns at the next `tell`."""
+        """Returns at the next `notify`."""
         self.is_awaited = True
         await self._next.wait()
 

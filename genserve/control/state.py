@@ -96,7 +96,7 @@ class StateBoard:
         self.answers = True
         """Whether the engine answers its heartbeat, as far as it has one."""
         self.changed = Change()
-        """Told at each change of the state, and of what else a status shows."""
+        """Notified at each change of the state, and of what else a status shows."""
         self.membership = Membership(self.notify)
         """The fleet that the daemon belongs to."""
         self._startup: Startup | None = None
@@ -226,7 +226,7 @@ class StateBoard:
         self.phase = phase_of(self.engine_condition, self.daemon_condition)
         for callback in self._callbacks:
             callback()
-        self.changed.tell()
+        self.changed.notify()
 
     def call_on_change(self, callback: Callable[[], None]) -> None:
         """Calls `callback` at each change, before its waiters wake up."""

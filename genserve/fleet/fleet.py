@@ -265,7 +265,7 @@ class Fleet(Destinations[Upstream]):
                 self.none_ready_since_s = None
             elif self.none_ready_since_s is None:
                 self.none_ready_since_s = time.time()
-            self.states_changed.tell()
+            self.states_changed.notify()
 
     def _refreshed(self, upstream: Upstream) -> bool:
         member = upstream.member
@@ -338,4 +338,4 @@ class Fleet(Destinations[Upstream]):
         member = upstream.member
         member.ended(num_sequences)
         if member.is_draining and not member.inflight:
-            self.states_changed.tell()
+            self.states_changed.notify()

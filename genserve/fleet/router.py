@@ -61,7 +61,7 @@ class Router:
     def refuse(self) -> None:
         """Takes no new requests any more, and says so."""
         self.is_draining = True
-        self.fleet.states_changed.tell()
+        self.fleet.states_changed.notify()
 
     @property
     def weight_version(self) -> int:

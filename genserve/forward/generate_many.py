@@ -143,7 +143,7 @@ class GenerateMany(Generic[UpstreamT]):
         leg = self._legs.to(upstream)
         if leg is None:
             leg = self._legs.open(upstream, self._caller.remaining_s())
-            leg.sending = self._spawn(leg.send_all(self._legs.room.tell))
+            leg.sending = self._spawn(leg.send_all(self._legs.room.notify))
             self._spawn(self._read_leg(leg))
         running.leg = leg
         running.num_here = 0

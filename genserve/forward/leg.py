@@ -217,7 +217,7 @@ class Legs(Generic[UpstreamT]):
             leg.sending.cancel()
         if self._legs.get(leg.upstream) is leg:
             del self._legs[leg.upstream]
-            self.room.tell()
+            self.room.notify()
 
     def free(self, leg: Leg[UpstreamT]) -> None:
         """The caller knows of the end of the call: another one may have its number."""

@@ -99,7 +99,7 @@ class SharedState:
 
     def notify(self) -> None:
         """Wakes everyone who waits for a change. Call when the daemon says that there was one."""
-        self._changed.tell()
+        self._changed.notify()
 
     async def wait_change(self) -> None:
         """Returns when something changed after the call."""

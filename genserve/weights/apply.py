@@ -77,7 +77,7 @@ class Preparation:
         staged again."""
         self.task.cancel()
         self.push.unprepare()
-        self.push.changed.tell()
+        self.push.changed.notify()
 
     def _close(self, task: "asyncio.Task[None]") -> None:
         if self._arrival is not None:

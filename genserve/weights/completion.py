@@ -74,7 +74,7 @@ class Completion:
                 push.touch()
                 if push.lifecycle.state is State.APPLIED:
                     self._pushes.forget(push)
-                self._pushes.changed.tell()
+                self._pushes.changed.notify()
                 # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for
                 # the garbage collector.
                 del push

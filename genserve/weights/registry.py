@@ -251,7 +251,7 @@ class PushRegistry:
             elif push.attempt.is_over:
                 self.measures.failed(push.header.kind, push.truncation())
                 push.truncate()
-        self._pushes.changed.tell()
+        self._pushes.changed.notify()
 
     async def reserve(self, update_id: str) -> None:
         """Excludes pushes until `release`; staged ones stay staged. Raises ApplyInProgressError, and as `open`."""

@@ -178,7 +178,7 @@ class ResidentStore:
         self._spare_arena: Arena | None = None
         self._reserving: asyncio.Task[None] | None = None
         self.replacement = Change()
-        """Told when another version is served."""
+        """Notified when another version is served."""
 
     async def keep_reserved(self, size_bytes: int, room_bytes: Callable[[], int]) -> None:
         """Has an arena ready for the next push, of this size at first and then of the last push's, while the machine
@@ -262,14 +262,14 @@ class ResidentStore:
         self.push_id, self.content_digest = version.push_id, version.content_digest
         if not self._enabled:
             version.free()
-        self.replacement.tell()
+        self.replacement.notify()
 
     def forget(self, absence: str) -> None:
         """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
         {absence}"."""
         self._lose(absence)
         self.push_id, self.content_digest = "", ""
-        self.replacement.tell()
+        self.replacement.notify()
 
     def _lose(self, absence: str) -> None:
         """The bytes of the served version are not available any more."""

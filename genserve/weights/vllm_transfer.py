@@ -306,4 +306,4 @@ class TransferUpdates:
 
     def _touch(self, update: OpenUpdate) -> None:
         update.due_s = self._clock() + update.ttl_s
-        self._changed.tell()
+        self._changed.notify()

@@ -91,7 +91,7 @@ class FleetDisturber:
             async with AsyncClient(self._processes.standby_address) as client:
                 await until(client, lambda replicas: all(each.state == "unhealthy" for each in replicas.replicas))
                 await _to_the_end(self._processes.take_over)
-                self._work.moved.tell()
+                self._work.moved.notify()
                 await until(client, lambda replicas: any(each.state == "ready" for each in replicas.replicas))
             self._work.happened["router taken over"] += 1
         finally:

@@ -157,7 +157,7 @@ async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> No
             link.kill()
             await until(lambda: not fleet.running.router.fleet.ready)
             member.ended(1)
-            fleet.running.router.fleet.states_changed.tell()
+            fleet.running.router.fleet.states_changed.notify()
             await fleet.until_reported()
             assert not draining.done() and not member.is_gone
             fleet.running.router.add(daemons[2].address)
@@ -216,7 +216,7 @@ async def test_a_drain_that_waits_ends_when_it_is_forced() -> None:
         await until(lambda: member.is_draining)
         await fleet.running.router.remove(second.address)
         member.ended(1)
-        fleet.running.router.fleet.states_changed.tell()
+        fleet.running.router.fleet.states_changed.notify()
         await fleet.until_reported()
         assert not draining.done()
         async with asyncio.timeout(STEP_S):

@@ -236,7 +236,7 @@ async def test_a_replica_that_is_drained_as_well_is_no_other_copy() -> None:
         with refuses(LastReplicaError, says="version 1"):
             await fleet.client.drain_replica(second.address)
         first.member.ended(1)
-        fleet.running.router.fleet.states_changed.tell()
+        fleet.running.router.fleet.states_changed.notify()
         await draining
 
 

@@ -89,10 +89,10 @@ class Conversation:
                 self._serving = server.process.start(self._served.serve(), self.method)
             case ("message", data) if self._served is not None:
                 self._served.requests.append(data)
-                self._served.changed.tell()
+                self._served.changed.notify()
             case ("half",) if self._served is not None:
                 self._served.requests.append(None)
-                self._served.changed.tell()
+                self._served.changed.notify()
             case ("cancel",):
                 self.server_broke()
 
@@ -179,12 +179,12 @@ class MemoryCall:
 
     def began(self, metadata: Metadata) -> None:
         self._metadata = metadata
-        self._changed.tell()
+        self._changed.notify()
 
     def arrived(self, data: bytes) -> None:
         if self._ended is None:
             self._messages.append(data)
-            self._changed.tell()
+            self._changed.notify()
 
     def ended(self, how: Ended) -> None:
         if self._ended is not None:
@@ -194,7 +194,7 @@ class MemoryCall:
             self._timer.cancel()
         if self._sending is not None:
             self._sending.cancel()
-        self._changed.tell()
+        self._changed.notify()
         for callback in self._callbacks:
             callback(self)
 

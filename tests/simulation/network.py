@@ -76,7 +76,7 @@ class Link:
         held, self.held = self.held, []
         for arrive in held:
             arrive()
-        self.network.changed.tell()
+        self.network.changed.notify()
 
     def shake(self) -> None:
         """Every connection between the two breaks, and can be made anew."""
@@ -140,7 +140,7 @@ class Network:
     def listen(self, address: str, server: Server) -> None:
         """From now on calls to this address reach this server."""
         self._servers[address] = server
-        self.changed.tell()
+        self.changed.notify()
 
     def server_at(self, address: str) -> Server | None:
         """Who listens there; None = nobody."""

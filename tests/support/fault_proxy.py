@@ -62,7 +62,7 @@ class Flow:
     def switch(self, **faults: Any) -> None:
         """Changes these fields of its faults, at once."""
         self._faults = replace(self._faults, **faults)
-        self._changed.tell()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Until the end has arrived, or either side is reset."""

@@ -84,12 +84,12 @@ class DirectReplicas(Destinations[DirectUpstream]):
             self._leave(self._upstreams.pop(address))
         self._heard_at_s, self._failure, self._num_answered = time.monotonic(), None, call
         if self._states() != before:
-            self.states_changed.tell()
+            self.states_changed.notify()
 
     def miss(self, failure: GenserveError, call: int) -> None:
         """A call to the router has failed."""
         self._failure, self._num_answered = failure.with_traceback(None), call
-        self.states_changed.tell()
+        self.states_changed.notify()
 
     def _states(self) -> tuple[object, ...]:
         states = {address: (each.known.where, each.instance_id) for address, each in self._upstreams.items()}
@@ -133,7 +133,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
                 failure = await upstream.reach(self._settings.connect_timeout_s)
                 if failure and expected == known.instance_id:
                     known.miss(failure)
-                self.states_changed.tell()
+                self.states_changed.notify()
                 if failure:
                     await asyncio.sleep(backoff.next_s())
         except ClientClosedError:

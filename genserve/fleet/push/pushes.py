@@ -94,7 +94,7 @@ class FleetPushes:
             self.outcomes[push.outcome] += 1
             if push.is_abandoned:
                 self._abandoned = push
-            self._fleet.states_changed.tell()  # replicas that wait to fetch a version may go on
+            self._fleet.states_changed.notify()  # replicas that wait to fetch a version may go on
 
     async def _clear(self, push_id: str) -> None:
         """What a trainer has left in the middle is kept for its repeat, but not in the way of another push."""
@@ -156,7 +156,7 @@ class FleetPushes:
         self._adapters.discard(push_id)
         if not task.cancelled():
             task.exception()  # if nobody waits for it
-        self._fleet.states_changed.tell()
+        self._fleet.states_changed.notify()
 
     async def _commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
         await self._fleet.until_known()

@@ -59,7 +59,7 @@ class Keeper:
         def look() -> None:
             if board.membership.record is not self._written_down:
                 self._written_down = board.membership.record
-                self._told.tell()
+                self._told.notify()
 
         look()
         board.call_on_change(look)
@@ -99,7 +99,7 @@ class Keeper:
                 replaced, told = self._resident.replacement.next, self._told.next
                 await self._keep_served()
                 await self._keep_epoch()
-                self._changed.tell()
+                self._changed.notify()
                 await _either(replaced, told)
         finally:
             self._stopping.set()

@@ -77,7 +77,7 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
-    """The state of one push. `changes` are told of each event."""
+    """The state of one push. `changes` are notified of each event."""
 
     def __init__(self, *changes: Change) -> None:
         self.state = State.RECEIVING
@@ -106,4 +106,4 @@ class Lifecycle:
         self.push_state = _SHOWN_AS.get(after) or PushState[after.name]
         self.is_busy = after in _BUSY
         for change in self._changes:
-            change.tell()
+            change.notify()

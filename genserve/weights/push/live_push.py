@@ -110,9 +110,9 @@ class LivePush:
         self.staging = staging
         self.size_bytes = size_bytes
         self.changed = Change() if changed is None else changed
-        """Told whenever its state has changed; other pushes may share it."""
+        """Notified whenever its state has changed; other pushes may share it."""
         self.arrived = Change()
-        """Told whenever bytes have arrived, and with `changed`."""
+        """Notified whenever bytes have arrived, and with `changed`."""
         self.lifecycle = Lifecycle(self.changed, self.arrived)
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0

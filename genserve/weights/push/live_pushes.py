@@ -18,13 +18,13 @@ MAX_LISTED: Final = 16
 
 class LivePushes(dict[str, LivePush]):
     """Pushes by id. Frees the bytes of a push when it is dropped or idle for too long, and forgets it when it is
-    applied. `clock` gives monotonic seconds. `changed` may be one that is told of other changes, too."""
+    applied. `clock` gives monotonic seconds. `changed` may be one that is notified of other changes, too."""
 
     def __init__(self, clock: Callable[[], float], changed: Change | None = None) -> None:
         super().__init__()
         self._clock = clock
         self.changed = Change() if changed is None else changed
-        """Told whenever one of them has changed."""
+        """Notified whenever one of them has changed."""
         self._opened = asyncio.Event()
         """Set when there may be one again."""
         self._gone_bytes = 0
@@ -55,13 +55,13 @@ class LivePushes(dict[str, LivePush]):
         """A push has been opened."""
         self[push.push_id] = push
         self._opened.set()
-        self.changed.tell()
+        self.changed.notify()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
         """Frees the bytes of a push, and gives its streams `error`. The future is done afterwards."""
         self.pop(push.push_id, None)
         push.drop(error)
-        self.changed.tell()
+        self.changed.notify()
         return self._free(push)
 
     def forget(self, push: LivePush) -> None:

@@ -171,7 +171,7 @@ class Staging:
         how many more bytes count."""
         self.claims.remove(claim)
         claim.target.release()
-        self._settled.tell()
+        self._settled.notify()
         return self._add(claim.start, claim.end, claim.counted) if written else 0
 
     async def wait_unclaimed(self, offset: int, length: int) -> None:

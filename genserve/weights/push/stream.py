@@ -91,7 +91,7 @@ class LiveStream:
                 if staging.write(offset, data, crc32c):
                     push.touched_s = push.clock()
                     if push.arrived.is_awaited:
-                        push.arrived.tell()
+                        push.arrived.notify()
                 return
             self._check_receives()
             check_chunk(offset, data, crc32c, staging.manifest.total_bytes, staging.manifest.tensors)
@@ -121,7 +121,7 @@ class LiveStream:
         push = self._push
         if push.staging.settle(claim, written=written):
             push.touch()
-        push.arrived.tell()
+        push.arrived.notify()
         push.check_here()
 
     def _check_receives(self) -> None:

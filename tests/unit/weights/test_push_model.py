@@ -254,7 +254,7 @@ class Pushes(RuleBasedStateMachine):
         self.now_s += seconds
 
         async def notice() -> None:
-            self.registry.live.changed.tell()
+            self.registry.live.changed.notify()
             await self.settle()
 
         self.run(notice())

@@ -64,7 +64,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def write(staging: Staging, arrived: Change, start: int, end: int) -> None:
     """These bytes arrive."""
     staging.write(start, DATA[start:end], None)
-    arrived.tell()
+    arrived.notify()
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -66,7 +66,7 @@ def test_every_event_and_nothing_else_is_told() -> None:
     told: list[str] = []
 
     class Told(Change):
-        def tell(self) -> None:
+        def notify(self) -> None:
             told.append(lifecycle.state.name)
 
     lifecycle = Lifecycle(Told())
