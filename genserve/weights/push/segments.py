@@ -20,11 +20,11 @@ _MAX_AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A piece that is being copied. `done` says whether it was copied."""
+    """A piece that is being copied. `done`: the seconds that its checksum took; None if it was not copied."""
 
     stream: PushStream
     claim: Claim
-    done: "Future[bool]"
+    done: "Future[float | None]"
 
 
 class CopyQueue:
@@ -69,14 +69,11 @@ class CopyQueue:
         await self._until_left(0)
         self._thread.shutdown(wait=False)
 
-    def _copy(self, segment: Segment, pipe: AckPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
+    def _copy(self, segment: Segment, pipe: AckPipe | None, chunk: SegmentChunk, target: memoryview) -> float | None:
         """Copies in the thread. After a failure it keeps acknowledging pieces, so that the sender does not block before
         it sees the error."""
         try:
-            if self._gave_up:
-                return False
-            segment.copy(chunk, target)
-            return True
+            return None if self._gave_up else segment.copy(chunk, target)
         except BaseException:
             self._gave_up = True
             raise
@@ -90,8 +87,9 @@ class CopyQueue:
             copy = self._copies.popleft()
             cancelled = copy.done.cancelled()
             error = None if cancelled else copy.done.exception()
+            verify_s = None if cancelled or error is not None else copy.done.result()
             try:
-                copy.stream.settle(copy.claim, written=not cancelled and error is None and copy.done.result())
+                copy.stream.settle(copy.claim, written=verify_s is not None, verify_s=verify_s or 0.0)
             except GenserveError as gone:
                 error = error or gone
             if error is not None and self._error is None:

@@ -80,6 +80,7 @@ class Staging:
         self.weights = manifest
         """The tensors in the arena: the manifest, and all tensors once a partial push is completed."""
         self.verify_s = 0.0
+        """Seconds of checksums, of all streams together: those of shared memory are computed in threads."""
         self.claims: set[Claim] = set()
         """Places that others write to; they do not overlap."""
         self._settled = Change()
@@ -166,10 +167,12 @@ class Staging:
         self.claims.add(claim)
         return claim
 
-    def settle(self, claim: Claim, *, written: bool) -> int:
-        """Ends a claim whose bytes were written, or will not be. They count if they are of the present attempt. Returns
-        how many more bytes count."""
+    def settle(self, claim: Claim, *, written: bool, verify_s: float = 0.0) -> int:
+        """Ends a claim whose bytes were written, or will not be. They count if they are of the present attempt, and so
+        do the seconds that their checksum took. Returns how many more bytes count."""
         self.claims.remove(claim)
+        if claim.counted is self.counted:
+            self.verify_s += verify_s
         claim.target.release()
         self._settled.notify()
         return self._add(claim.start, claim.end, claim.counted) if written else 0

@@ -40,8 +40,9 @@ class PushStream(Protocol):
         """The right to write missing bytes outside of the event loop; None if some have arrived, or none are needed:
         then `write` them. Raises as `write`."""
 
-    def settle(self, claim: Claim, *, written: bool) -> None:
-        """Ends a claim whose bytes were written, or will not be. Raises the error that ended the push."""
+    def settle(self, claim: Claim, *, written: bool, verify_s: float = 0.0) -> None:
+        """Ends a claim whose bytes were written, or will not be. `verify_s`: seconds that their checksum took. Raises
+        the error that ended the push."""
 
     async def finish(self) -> PushOutcome:
         """Handles PushEnd. Waits until every stream has ended, or no more will come, and the push was carried out. All
@@ -116,10 +117,10 @@ class LiveStream:
             return None
         return self._push.staging.claim(offset, length)
 
-    def settle(self, claim: Claim, *, written: bool) -> None:
+    def settle(self, claim: Claim, *, written: bool, verify_s: float = 0.0) -> None:
         """The end of a claim."""
         push = self._push
-        if push.staging.settle(claim, written=written):
+        if push.staging.settle(claim, written=written, verify_s=verify_s):
             push.touch()
         push.arrived.notify()
         push.check_here()
@@ -184,7 +185,7 @@ class AnsweredStream:
             raise InvalidFieldError.of("segment", "VALIDATE takes no bytes")
         return None
 
-    def settle(self, claim: Claim, *, written: bool) -> None:
+    def settle(self, claim: Claim, *, written: bool, verify_s: float = 0.0) -> None:
         """Never called, because there is no claim."""
         raise RuntimeError("an answered push has no claims")
 

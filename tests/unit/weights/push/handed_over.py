@@ -47,7 +47,7 @@ class Copying:
         self._copy = Segment.copy
         monkeypatch.setattr(Segment, "copy", lambda segment, chunk, target: self._held(segment, chunk, target))
 
-    def _held(self, segment: Segment, chunk: SegmentChunk, target: memoryview) -> None:
+    def _held(self, segment: Segment, chunk: SegmentChunk, target: memoryview) -> float:
         self.begun.append(chunk.offset)
         self.let_go.acquire(timeout=STEP_S)
-        self._copy(segment, chunk, target)
+        return self._copy(segment, chunk, target)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import google_crc32c
 import pytest
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError, PushNotFoundError
@@ -54,6 +55,21 @@ async def test_a_stream_has_one_memory_and_one_pipe_open(rig: Rig) -> None:
     await stream.finish()
     stream.detach()
     assert rig.engine.live == tensors(1)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_checksum_of_shared_memory_is_reported_as_verify(rig: Rig, is_checked: bool) -> None:
+    """As that of chunks; a sender may leave it out."""
+    stream = await rig.registry.open(header())
+    reader = SegmentReader(DaemonProcesses(idle_process().pid))
+    with memory(weights(1)) as fd:
+        crc32c = google_crc32c.value(weights(1)) if is_checked else None
+        await reader.take(stream, SegmentChunk(path(fd), 0, 0, 32, crc32c))
+        await reader.finish()
+    await reader.close()
+    applied = (await stream.finish()).applied
+    stream.detach()
+    assert applied is not None and (applied.step_s["verify"] > 0) is is_checked
 
 
 async def test_a_piece_that_no_thread_can_copy_holds_no_place(rig: Rig) -> None:

@@ -159,6 +159,17 @@ def test_the_checksum_of_the_first_chunk_is_a_part_of_receiving(
     assert staging.verify_s == 5.0 < staging.receive_s
 
 
+def test_checksum_of_claimed_bytes_counts_only_for_the_present_attempt(staging: Staging) -> None:
+    """Threads compute it, and may be at it when another attempt begins."""
+    claims = [staging.claim(0, 8), staging.claim(8, 8)]
+    assert claims[0] is not None and claims[1] is not None
+    staging.settle(claims[0], written=True, verify_s=3.0)
+    assert staging.verify_s == 3.0
+    staging.begin_anew()
+    staging.settle(claims[1], written=True, verify_s=3.0)
+    assert staging.verify_s == 0.0
+
+
 def test_the_times_are_those_of_the_present_attempt(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receiving lasts from its first byte to its last; checking is a part of it. Here the clock ticks once a look."""
     ticks = iter(range(1000))
