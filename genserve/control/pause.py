@@ -58,12 +58,14 @@ class Standstill:
 
 @dataclass(slots=True)
 class Hold:
-    """A pause for a push. `pause_s` and `resume_s` are the seconds that pausing and resuming took. After the hold,
-    `paused_s` is the time that generation was stopped, or None if it is still stopped; `interruption` is None if the
-    block failed. `drops`: this pause dropped the keys and values of running requests."""
+    """A pause for a push. `wait_s`: seconds until no other call drove the engine; `pause_s` and `resume_s`: those that
+    pausing and resuming took. After the hold, `paused_s` is the time that generation was stopped, or None if it is
+    still stopped; `interruption` is None if the block failed. `drops`: this pause dropped the keys and values of
+    running requests."""
 
     kept: int
     aborted: int
+    wait_s: float
     pause_s: float
     resume_s: float = 0.0
     paused_s: float | None = None
@@ -190,15 +192,16 @@ class PauseController:
         Reset the board's phase, or enter TAINTED, before leaving. Raises as `pause`, but accepts a sleeping engine
         whose weights are awake, which stays asleep.
         """
+        called_s = time.monotonic()
         async with self.turn.take(timeout_s, for_weights=True, by="a push") as deadline_s:
+            began_s = time.monotonic()
             if lease_id:
                 self._leases.require(lease_id)
-            began_s = time.monotonic()
             # What sleeps was dropped before.
             drops = kv_policy is KvPolicy.RECOMPUTE and not self._dropped and not self._board.asleep.tags
             counts = await self.stand_still(mode, kv_policy, deadline_s)
             paused_at_s = time.monotonic()
-            hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s, drops=drops)
+            hold = Hold(counts.kept, counts.aborted, began_s - called_s, paused_at_s - began_s, drops=drops)
             try:
                 yield hold
                 hold.interruption = self._engine.interrupted()

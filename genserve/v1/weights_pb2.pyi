@@ -729,7 +729,9 @@ class StepTiming(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """receive, verify, prepare, pause, commit or resume; of an update through vLLM's engine those that it has."""
+    """open, receive, verify, check, wait, prepare, pause, commit or resume. An adapter, and an update through vLLM's
+    own transfer, have some of them.
+    """
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """Its wall time."""
@@ -1665,8 +1667,8 @@ class FinishWeightUpdateResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> Global___Applied:
-        """Versions, times of the steps (pause, receive, commit, resume), and what the pause did. Without `longest_wait` and
-        `discard`.
+        """Versions, times of the steps (wait, pause, receive, commit, resume), and what the pause did. Without `longest_wait`
+        and `discard`.
         """
 
     @_builtins.property

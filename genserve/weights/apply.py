@@ -63,6 +63,8 @@ class Preparation:
         self.task.add_done_callback(self._close)
         self.has_limit = timeout_s is not None
         """Whether the engine has a time limit of its own."""
+        self.waited_s = 0.0
+        """Seconds for which the push has waited for it since every byte was there."""
 
     @property
     def is_useless(self) -> bool:
@@ -222,8 +224,8 @@ class PushApplier:
         PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
         unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
 
-        `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
-        `prepare` is what was left of it when every byte was there.
+        `wait` is the time until nothing else was applied, and what that replaced was freed; and until other calls had
+        ended their turn with the engine. `prepare` is what was left of it when every byte was there.
         """
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
@@ -232,7 +234,7 @@ class PushApplier:
             self.check(options)  # reported now, not after a long preparation
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
-                    preparation, prepare_s = await self._finish(push, deadline_s)
+                    preparation = await self._finish(push, deadline_s)
                 async with self._pauses.hold(
                     options.pause_mode,
                     options.kv_policy,
@@ -240,16 +242,16 @@ class PushApplier:
                     lease_id=options.pause_lease_id,
                 ) as hold:
                     if options.prepare_mode is PrepareMode.PAUSED:
-                        preparation, prepare_s = await self._finish(push, deadline_s)
+                        preparation = await self._finish(push, deadline_s)
                     with step("commit"):
                         commit_s = await self._commit(push, preparation.nonce, deadline_s)
             except BaseException as error:
                 await self._clean_up(push, error)
                 raise
+            push.wait_s += hold.wait_s
             steps = {
-                "receive": push.staging.receive_s,
-                "verify": push.staging.verify_s,
-                "prepare": prepare_s,
+                **push.steps_before_prepare,
+                "prepare": preparation.waited_s,
                 "pause": hold.pause_s,
                 "commit": commit_s,
                 "resume": hold.resume_s,
@@ -272,6 +274,7 @@ class PushApplier:
     ) -> AsyncIterator[None]:
         """Nothing else is applied in the block, and nothing else than `push` is prepared. Raises as `check_weights` for
         a push."""
+        began_s = time.perf_counter()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._lock.acquire()
@@ -281,6 +284,7 @@ class PushApplier:
             if self._preparation is not None and self._preparation.push is not push:
                 await self._end_preparation(min(timeout_s, _DISCARD_TIMEOUT_S))
             if push is not None:
+                push.wait_s += time.perf_counter() - began_s
                 self._applied_id = push.push_id
                 check_weights(self._board)
             yield
@@ -302,9 +306,8 @@ class PushApplier:
             self._freeing = None
             self._release()
 
-    async def _finish(self, push: LivePush, deadline_s: float) -> tuple[Preparation, float]:
-        """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done:
-        that, and the seconds it took."""
+    async def _finish(self, push: LivePush, deadline_s: float) -> Preparation:
+        """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done."""
         with step("prepare"):
             began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
             preparation = self._preparation
@@ -316,7 +319,8 @@ class PushApplier:
             if not preparation.task.done():
                 raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
             preparation.task.result()
-            return preparation, time.perf_counter() - began_s
+            preparation.waited_s += time.perf_counter() - began_s
+            return preparation
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""

@@ -62,7 +62,8 @@ class Completion:
     async def _carry_out(self, push: LivePush) -> None:
         with step("push"):
             try:
-                await self._stage(push)
+                with push.checked():
+                    await self._stage(push)
                 if push.header.action is PushAction.PREPARE:
                     await self._prepare(push)
                 self._settle(push, await self._apply(push) if push.header.action is PushAction.APPLY else None)
@@ -137,7 +138,8 @@ class Completion:
     async def _complete(self, push: LivePush) -> None:
         """Adds what a partial push lacks, as it is served now; what is prepared was completed from that already."""
         if not self._applier.has_prepared(push):
-            await push.staging.complete(self._resident.require(), self._tied)
+            with push.checked():
+                await push.staging.complete(self._resident.require(), self._tied)
 
     def check(self, header: PushHeader) -> None:
         """Repeats checks of a header, because their results may have changed while the bytes arrived."""

@@ -204,6 +204,7 @@ class PushRegistry:
             raise
         staging = Staging(header.push_id, manifest, arena)
         push = LivePush(header, digest, staging, size_bytes, self._clock, self._pushes.changed)
+        push.open_s = time.perf_counter() - opening.began_s
         self._pushes.add(push)
         self._completion.begin_early(push)
         return push

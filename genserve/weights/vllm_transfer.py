@@ -222,7 +222,13 @@ class TransferUpdates:
         self._resident.forget(_ABSENCE)
         await update.leaving.aclose()
         hold = update.hold
-        steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
+        steps = {
+            "wait": hold.wait_s,
+            "pause": hold.pause_s,
+            "receive": update.receive_s,
+            "commit": commit_s,
+            "resume": hold.resume_s,
+        }
         applied = Applied.in_hold(previous_version, version, steps, hold)
         self._pushes.measures.applied(PushKind.TRANSFER, applied)
         self._finished = (update.update_id, applied)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from genserve.client import AsyncClient, Generation
+from genserve.weights.push.outcomes import STEPS
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.documented_series import differences
 from tests.support.promql import faults, is_of_router, queries
@@ -102,7 +103,7 @@ async def test_a_push_is_counted_and_old_tokens_are_told_from_new_ones(
     assert after.value("genserve_weight_version") == 1
     assert after.value("genserve_pushes_total", kind="weights", outcome="APPLIED") == 1
     assert after.value("genserve_push_received_bytes_total") > 0
-    for step in ("receive", "verify", "prepare", "pause", "commit", "resume"):
+    for step in STEPS:
         assert after.value("genserve_push_step_seconds_count", step=step) == 1
     assert 0 <= after.value("genserve_heartbeat_age_seconds") < 60
 

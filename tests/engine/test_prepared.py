@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from genserve.client import AsyncClient, Generation
+from genserve.weights.push.outcomes import STEPS
 from tests.engine.outputs import greedy_outputs, next_version, outputs_of, state_of
 from tests.support import models
 from tests.support.plain_vllm import Reference
@@ -40,7 +41,7 @@ async def test_generation_keeps_the_old_version_until_the_commit(
     committed = await client.commit_push(prepared.push.push_id)
     assert committed.push.state == "applied"
     assert committed.applied is not None and committed.applied.active_version == version
-    assert list(committed.applied.step_s) == ["receive", "verify", "prepare", "pause", "commit", "resume"]
+    assert tuple(committed.applied.step_s) == STEPS
     async for delta in stream:
         generation.add(delta)
         if not is_aborted and generation.sequences[0].weight_spans[-1].version == version:

@@ -23,6 +23,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
+from genserve.weights.push.outcomes import STEPS
 from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.support import models, on_runner_v2
 from tests.support.daemon_process import DaemonProcess
@@ -48,7 +49,7 @@ async def test_a_pushed_checkpoint_equals_a_cold_start_on_it(
     assert theirs.items() <= {f"{r}:{name}": value for (r, name), value in served.digests.items()}.items()
     assert pushed.applied is not None
     assert served.weight_version == pushed.applied.active_version == pushed.applied.previous_version + 1
-    assert list(pushed.applied.step_s) == ["receive", "verify", "prepare", "pause", "commit", "resume"]
+    assert tuple(pushed.applied.step_s) == STEPS
 
 
 async def test_tensors_of_a_state_dict_can_be_pushed_and_are_cast(

@@ -55,7 +55,7 @@ async def test_a_stream_across_an_update_is_labelled_token_by_token(subject: Tra
     assert [span.start for span in spans[1:]] == [span.end for span in spans[:-1]]
     assert spans[-1].end == 1500
     assert (finished.applied.previous_version, finished.applied.active_version) == (version - 1, version + 6)
-    assert list(finished.applied.step_s) == ["pause", "receive", "commit", "resume"]
+    assert list(finished.applied.step_s) == ["wait", "pause", "receive", "commit", "resume"]
     assert finished.applied.paused_s > finished.applied.step_s["receive"] > 0
 
 

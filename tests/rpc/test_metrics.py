@@ -79,7 +79,7 @@ async def test_a_push_counts_with_its_bytes_its_steps_and_its_version(shown: Sho
     assert after.value("genserve_push_received_bytes_total") == 32
     assert after.value("genserve_pushes_total", kind="weights", outcome="APPLIED") == 1
     assert after.value("genserve_arena_bytes", use="resident") > 0
-    for step in ("receive", "verify", "prepare", "pause", "commit", "resume"):
+    for step in ("open", "receive", "verify", "check", "wait", "prepare", "pause", "commit", "resume"):
         assert after.value("genserve_push_step_seconds_count", step=step) == 1
     assert after.value("genserve_push_paused_seconds_count") == after.value("genserve_pause_seconds_count") == 1
     assert after.value("grpc_server_handling_seconds_count", **_PUSH) == 1

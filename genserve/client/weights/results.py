@@ -63,8 +63,9 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of applying. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume. `paused_s`
-    is how long generation was paused for it: 0.0 if the engine was paused or asleep before and stays so.
+    """The result of applying. `step_s` are seconds by step: open, receive, verify, check, wait, prepare, pause, commit,
+    resume. `paused_s` is how long generation was paused for it: 0.0 if the engine was paused or asleep before and stays
+    so.
 
     `recomputed_tokens`: tokens of running sequences whose keys and values have to be computed again because of it.
     `longest_wait_s`: seconds that a sequence was without output because of it. `discard_s`: seconds that it took to

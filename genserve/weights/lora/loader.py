@@ -60,16 +60,11 @@ class LoraLoader:
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.staging.weights, push.staging.arena, push.push_id)
         began_s, header = time.perf_counter(), push.header
-        loaded, prepare_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
+        loaded, prepare_s, push.wait_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
         push.header = replace(header, weight_version=loaded.version)
-        commit_s = time.perf_counter() - began_s - prepare_s
+        commit_s = time.perf_counter() - began_s - prepare_s - push.wait_s
         served = self._engine.weights.version
-        step_s = {
-            "receive": push.staging.receive_s,
-            "verify": push.staging.verify_s,
-            "prepare": prepare_s,
-            "commit": commit_s,
-        }
+        step_s = {**push.steps_before_prepare, "prepare": prepare_s, "commit": commit_s}
         return Applied(
             served,
             served,
@@ -87,7 +82,7 @@ class LoraLoader:
         check_weights(self._board)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         try:
-            loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
+            loaded, _, _ = await uninterrupted(self._load(name, make, timeout_s))
         except ManifestMismatchError as error:  # of a push; what does not match lies at the path here
             raise InvalidFieldError.of("path", error.message) from error
         return loaded
@@ -100,26 +95,28 @@ class LoraLoader:
 
     async def _load(
         self, name: str, make: Callable[[], LoraFiles], timeout_s: float, version: Callable[[], int] = lambda: 0
-    ) -> tuple[LoadedLora, float]:
+    ) -> tuple[LoadedLora, float, float]:
         """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. It is asked
         before the files are made, and again when nothing else can be loaded any more. Also returns the seconds for
-        making the files."""
+        making the files, and those until other calls to the engine had ended."""
         self._check_next(name, version())
         deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
-        prepare_s = time.perf_counter() - began_s
+        made_s = time.perf_counter()
         is_loading = False
         try:
             # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
             async with self._pauses.undisturbed(
                 max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
             ):
+                wait_s = time.perf_counter() - made_s
                 number = version()
                 self._check_next(name, number)
                 is_loading = True
                 remaining_s = max(deadline_s - time.monotonic(), 0.0)
-                return await self._engine.loras.load(name, files, remaining_s, number), prepare_s
+                loaded = await self._engine.loras.load(name, files, remaining_s, number)
+                return loaded, made_s - began_s, wait_s
         except BaseException:
             if not is_loading:
                 await asyncio.to_thread(files.close)

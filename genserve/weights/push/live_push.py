@@ -128,6 +128,8 @@ class LivePush:
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.is_checked = False
         """Whether its tensors were compared with each other: bytes that are there do not change."""
+        self.open_s = self.check_s = self.wait_s = 0.0
+        """Seconds of these steps: `registry` measures the first one, `completion` the second, `apply` the third."""
         self.content_digest = ""  # computed if it is needed
         self._contents: Contents | None = None
         self._nonce = uuid.uuid4().hex
@@ -161,6 +163,27 @@ class LivePush:
         state = self.lifecycle.state
         prepares = state is State.PREPARING and self.header.action is PushAction.PREPARE
         return state is State.CHECKING or prepares
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Adds the seconds of the block to those for which its bytes were checked, or completed."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.check_s += time.perf_counter() - began_s
+
+    @property
+    def steps_before_prepare(self) -> dict[str, float]:
+        """Seconds of each step until it was its turn to be prepared. `verify` is a part of `receive`: the checksums of
+        what was received, of all streams together."""
+        return {
+            "open": self.open_s,
+            "receive": self.staging.receive_s,
+            "verify": self.staging.verify_s,
+            "check": self.check_s,
+            "wait": self.wait_s,
+        }
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.

@@ -2,9 +2,10 @@
 their time to live; `registry` decides who may open one."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from genserve.aio import Change
@@ -106,10 +107,11 @@ class LivePushes(dict[str, LivePush]):
 @dataclass(eq=False, slots=True)
 class Opening:
     """A caller that is about to open a push, or fetches one that is not open yet. `is_discarded`: nobody wants the push
-    any more."""
+    any more. `began_s`: when it began, on the clock of `perf_counter`."""
 
     push_id: str
     is_discarded: bool = False
+    began_s: float = field(default_factory=time.perf_counter)
 
     def check(self) -> None:
         """Raises PushNotFoundError if the push was discarded meanwhile."""

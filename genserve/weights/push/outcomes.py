@@ -13,7 +13,9 @@ from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, LoraAdapter, PushHeader, PushIdentity, PushKind, PushOutcome, PushState
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
-STEPS = ("receive", "verify", "prepare", "pause", "commit", "resume")
+STEPS = ("open", "receive", "verify", "check", "wait", "prepare", "pause", "commit", "resume")
+"""The steps of a push in their order. docs/weights.md says what each includes; `LivePush.steps_before_prepare` and
+`PushApplier.apply` measure them."""
 STEP_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROLLED_BACK = "PUSH_ROLLED_BACK"
 _UNKNOWN = "INTERNAL"

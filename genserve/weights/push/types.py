@@ -196,9 +196,9 @@ class PushInFlight:
 
 @dataclass(slots=True)
 class Applied:
-    """The result of applying. `step_s`: wall time of each step (receive, verify, prepare, pause, commit, resume), in
-    their order. `paused_s`: seconds that generation was stopped; None if it was paused before and stays so.
-    `recomputed_tokens`: whose keys and values are to be computed again.
+    """The result of applying. `step_s`: wall time of each step, in the order of `outcomes.STEPS`. `paused_s`: seconds
+    that generation was stopped; None if it was paused before and stays so. `recomputed_tokens`: tokens whose keys and
+    values are to be computed again.
 
     The last three may be unknown when a push is answered. They are None until they are known, and written then.
     """

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -19,6 +20,7 @@ from genserve.errors import (
 from genserve.memory.arena import Arena
 from genserve.weights.apply import PushApplier
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.outcomes import STEPS
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
 from tests.support.clocks import advanced_clock
@@ -26,7 +28,7 @@ from tests.support.patience import turns, until
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, header, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, header, nothing_runs, tensors, weights
 from tests.unit.weights.prepared import until_freed
 
 
@@ -49,7 +51,7 @@ async def test_push_is_applied_while_generation_runs_but_for_the_commit(rig: Rig
     assert applied is not None
     assert (applied.previous_version, applied.active_version) == (0, 1)
     assert (applied.requests_kept, applied.requests_aborted) == (5, 0)
-    assert list(applied.step_s) == ["receive", "verify", "prepare", "pause", "commit", "resume"]
+    assert tuple(applied.step_s) == STEPS
     assert all(0 < step_s < elapsed_s for step_s in applied.step_s.values())
     assert applied.paused_s is not None
     assert applied.paused_s >= applied.step_s["commit"] + applied.step_s["resume"]
@@ -331,6 +333,21 @@ async def test_push_is_answered_before_what_it_replaced_is_freed(rig: Rig) -> No
         gate.open.set()
     assert (await pushing).push.state is PushState.APPLIED
     assert rig.engine.calls[4:6] == ["discard_weights running", "prepare_weights"]
+
+
+@pytest.mark.parametrize("busy_with", ["another push", "another call"])
+async def test_push_reports_how_long_it_waited_for_others(rig: Rig, busy_with: str) -> None:
+    """For the push before it, or for a call that has the engine."""
+    async with AsyncExitStack() as busy:
+        others_turn = rig.applier.between_pushes(30.0) if busy_with == "another push" else rig.pauses.turn.take()
+        await busy.enter_async_context(others_turn)
+        pushing = asyncio.create_task(rig.push(header()))
+        await nothing_runs()
+        began_s = time.perf_counter()
+        await nothing_runs()
+        held_s = time.perf_counter() - began_s
+    applied = (await pushing).applied
+    assert applied is not None and applied.step_s["wait"] >= held_s > 0
 
 
 async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:

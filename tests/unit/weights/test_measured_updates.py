@@ -24,7 +24,8 @@ async def test_an_update_counts_when_it_is_served(updating: Rig) -> None:
     measures = updating.registry.measures
     assert measures.outcomes == {(PushKind.TRANSFER, "APPLIED"): 1}
     counts = {step: sum(each.counts) for step, each in measures.steps.items()}
-    assert counts == {"receive": 1, "verify": 0, "prepare": 0, "pause": 1, "commit": 1, "resume": 1}
+    assert {step for step, count in counts.items() if count} == {"wait", "pause", "receive", "commit", "resume"}
+    assert set(counts.values()) == {0, 1}
     assert sum(updating.pauses.standstill.lengths.counts) == 1
 
 

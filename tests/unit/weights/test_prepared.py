@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,7 @@ from tests.unit.weights.conftest import (
     assert_unchanged,
     further,
     header,
+    nothing_runs,
     send,
     tensors,
     weights,
@@ -66,6 +68,21 @@ async def test_without_early_bytes_it_is_prepared_when_they_are_there(rig: Rig) 
     assert (await pushing).push.state is PushState.PREPARED
     assert (await committing).push.state is PushState.APPLIED
     assert rig.engine.calls.count("prepare_weights") == 1
+
+
+async def test_commit_reports_how_long_the_push_waited_for_its_preparation(rig: Rig) -> None:
+    """The answer of a push that is only prepared has no steps, so those of its commit include it."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(preparing()))
+    await gate.reached.wait()
+    await until(lambda: is_preparing(rig))
+    began_s = time.perf_counter()
+    await nothing_runs()
+    held_s = time.perf_counter() - began_s
+    gate.open.set()
+    await pushing
+    applied = (await commit(rig)).applied
+    assert applied is not None and applied.step_s["prepare"] >= held_s
 
 
 async def test_the_bytes_are_not_checked_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

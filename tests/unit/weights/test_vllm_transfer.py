@@ -76,7 +76,7 @@ async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> Non
     assert updating.engine.live == {**tensors(0), "a": NEW}
     assert (applied.previous_version, applied.active_version, updating.engine.weight_version) == (0, 4, 4)
     assert (applied.requests_kept, applied.requests_aborted) == (0, 5)
-    assert list(applied.step_s) == ["pause", "receive", "commit", "resume"]
+    assert list(applied.step_s) == ["wait", "pause", "receive", "commit", "resume"]
     assert all(step_s > 0 for step_s in applied.step_s.values())
     assert sum(applied.step_s.values()) < time.perf_counter() - began_s
     assert applied.paused_s is not None

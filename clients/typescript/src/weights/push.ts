@@ -26,7 +26,7 @@ export interface Push {
 export interface Applied {
   previousVersion: number;
   activeVersion: number;
-  /** Wall time of each step: receive, verify, prepare, pause, commit, resume. */
+  /** Wall time of each step: open, receive, verify, check, wait, prepare, pause, commit, resume. */
   stepMs: Record<string, number>;
   /** How long generation was paused for it; 0 if it was paused before and stays so. */
   pausedMs: number;

@@ -72,7 +72,7 @@ async def test_the_time_of_an_adapter_is_told_step_by_step(rig: Rig) -> None:
     applied = (await rig.push(header(), space(TENSORS)[1])).applied
     elapsed_s = time.perf_counter() - began_s
     assert applied is not None
-    assert list(applied.step_s) == ["receive", "verify", "prepare", "commit"]
+    assert list(applied.step_s) == ["open", "receive", "verify", "check", "wait", "prepare", "commit"]
     assert all(0 < step_s < elapsed_s for step_s in applied.step_s.values())
     assert (applied.previous_version, applied.active_version, applied.paused_s) == (0, 0, 0.0)
     assert (applied.requests_kept, applied.requests_aborted) == (0, 0)

@@ -1,5 +1,7 @@
 """What is remembered of pushes whose bytes are not here any more, for whom and for how long."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,9 +177,16 @@ def test_an_applied_push_counts_with_its_steps_and_its_pause() -> None:
     steps = {step: float(number) for number, step in enumerate(STEPS)}
     measures.applied(PushKind.WEIGHTS, Applied(1, 2, steps, 0.25, 3, 0))
     measures.applied(PushKind.LORA, Applied(1, 2, {"receive": 7.0}, None, 3, 0))
-    assert {step: each.sum for step, each in measures.steps.items()} == {**steps, "receive": 7.0}
+    assert {step: each.sum for step, each in measures.steps.items()} == {**steps, "receive": steps["receive"] + 7.0}
     assert (measures.paused.sum, sum(measures.paused.counts)) == (0.25, 1)
     assert measures.outcomes == {(PushKind.WEIGHTS, "APPLIED"): 1, (PushKind.LORA, "APPLIED"): 1}
+
+
+def test_page_lists_the_steps_in_their_order() -> None:
+    """Where a reader looks for the time of a push."""
+    page = (Path(__file__).parents[4] / "docs/weights.md").read_text()
+    section = page.partition("## Where the time of a push goes\n")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.M)) == STEPS
 
 
 def test_a_failed_push_counts_by_the_reason_of_its_error() -> None:

@@ -40,9 +40,8 @@ def test_a_dry_run_reports_what_would_arrive() -> None:
 
 def test_what_was_applied_tells_of_the_hold_what_it_did() -> None:
     """Each number by its own name."""
-    hold = Hold(
-        kept=1, aborted=2, pause_s=3.0, resume_s=4.0, paused_s=5.0, drops=True, interruption=ScriptedInterruption()
-    )
+    hold = Hold(1, 2, wait_s=9.0, pause_s=3.0, resume_s=4.0, paused_s=5.0, drops=True)
+    hold.interruption = ScriptedInterruption()
     applied = Applied.in_hold(6, 7, {"pause": 3.0, "commit": 8.0}, hold)
     assert applied == Applied(
         previous_version=6,

@@ -348,7 +348,10 @@ export interface PushInFlight {
 
 /** How long a step took. */
 export interface StepTiming {
-  /** receive, verify, prepare, pause, commit or resume; of an update through vLLM's engine those that it has. */
+  /**
+   * open, receive, verify, check, wait, prepare, pause, commit or resume. An adapter, and an update through vLLM's
+   * own transfer, have some of them.
+   */
   step: string;
   /** Its wall time. */
   duration?: Duration | undefined;
@@ -722,8 +725,8 @@ export interface FinishWeightUpdateRequest {
 /** What the update did. */
 export interface FinishWeightUpdateResponse {
   /**
-   * Versions, times of the steps (pause, receive, commit, resume), and what the pause did. Without `longest_wait` and
-   * `discard`.
+   * Versions, times of the steps (wait, pause, receive, commit, resume), and what the pause did. Without `longest_wait`
+   * and `discard`.
    */
   applied?:
     | Applied
