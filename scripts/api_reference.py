@@ -107,7 +107,9 @@ class Reference:
             yield "\n".join(self._facts(service.name, method, errors))
 
     def _facts(self, service: str, method: MethodDescriptorProto, errors: str) -> Iterator[str]:
-        allowed = METHODS[f"/{PACKAGE.strip('.')}.{service}/{method.name}"]
+        name = f"/{PACKAGE.strip('.')}.{service}/{method.name}"
+        if (allowed := METHODS.get(name)) is None:
+            raise SystemExit(f"genserve/security/roles.py has no row for {name}: who may call it?")
         names = "every role" if allowed == EVERY_ROLE else ", ".join(role.value for role in Role if role in allowed)
         timeout_s = default_timeout_s(service, method.name)
         timeout = "none" if timeout_s is None else f"{timeout_s:g} s"
