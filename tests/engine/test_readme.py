@@ -1,4 +1,4 @@
-"""The examples of README.md, docs/quickstart.md and docs/weights.md, run against a real daemon at another address."""
+"""The examples of the README and of three pages of docs, run against a real daemon at another address."""
 
 import re
 import subprocess
@@ -16,6 +16,7 @@ from tests.support.daemon_process import DaemonProcess
 README = Path(__file__).parents[2] / "README.md"
 QUICKSTART = README.parent / "docs" / "quickstart.md"
 GUIDE = README.parent / "docs" / "weights.md"
+LIFECYCLE = README.parent / "docs" / "lifecycle.md"
 RECIPES = block("sh", "grpcurl", QUICKSTART).replace("\\\n ", "").strip().splitlines()
 
 
@@ -73,6 +74,16 @@ async def test_the_ten_lines_of_a_trainer_run(
     assert f"version={before + 1}" in done.stdout
     assert (await client.get_weights()).weight_version == before + 2
     assert models.load_tensors(checkpoints["b"])
+
+
+async def test_example_of_a_pause_leaves_the_engine_running(client: AsyncClient, daemon: DaemonProcess) -> None:
+    """Paused inside its block, and without a lease afterwards."""
+    program = block("python", "client.paused", LIFECYCLE).replace(WRITTEN_ADDRESS, daemon.address)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1:] == ["paused"]
+    state = (await client.status()).state
+    assert (state.phase, state.pauses) == ("running", [])
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[line.rsplit(" ", 1)[1].rsplit("/", 1)[-1] for line in RECIPES])
