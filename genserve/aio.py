@@ -50,7 +50,7 @@ class Change:
     def __init__(self) -> None:
         self._next = asyncio.Event()
         self.is_awaited = False
-        """Whether a task waits for the next change: a caller with very many of them calls `notify` only then."""
+        """Whether a task waits for the next change, so that a caller with very many changes can leave out `notify`."""
 
     def notify(self) -> None:
         """Wakes every task that waits now."""
@@ -60,7 +60,7 @@ class Change:
 
     @property
     def next(self) -> asyncio.Event:
-        """Set by the next `notify`: for a caller that looks at something first, and then waits for a change since."""
+        """Set by the next `notify`. Take it, look at the state, then wait: a change in between is not lost."""
         self.is_awaited = True
         return self._next
 

@@ -145,7 +145,7 @@ def _printable(text: str) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse leaves unknown flags to the parser of all commands, which prints its own usage, and tells first which
+    """argparse leaves unknown flags to the parser of all commands, which prints its own usage, and says first which
     arguments are missing. This one names an unknown flag first, with the usage of its own command."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:

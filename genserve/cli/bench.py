@@ -259,7 +259,7 @@ def _options(args: argparse.Namespace) -> "GenerateOptions":
 
 
 def _count(times: StreamTimes, delta: "Delta") -> None:
-    """Reads what was asked for, as who asks does."""
+    """Reads the fields that the benchmark asked for, as a client would."""
     num_tokens = 0
     for output in delta.outputs:
         num_tokens += len(output.token_ids)

@@ -10,7 +10,7 @@ _MAX_BYTES = 1 << 20
 
 
 def with_config_file(flags: Sequence[str], switches: Collection[str] = (), repeated: Collection[str] = ()) -> list[str]:
-    """The flags, with those of the file that --config names in its place: before all others, which are stronger.
+    """The flags, with those of the file that --config names in its place: before all others, which take precedence.
 
     `switches` are flags that have no --no- form, and `repeated` those that are given once for each value. Raises
     ValueError naming the file, and the key if one is wrong.

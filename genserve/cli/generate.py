@@ -44,7 +44,7 @@ _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
 _ENDED_BY_OTHERS: Final = frozenset(("aborted", "paused"))
 
 _WHY_FIRST_S: Final = 1.0
-"""How long no token comes until a person is told why; then every `_WHY_NEXT_S`."""
+"""Time without a token after which a person reads why; then every `_WHY_NEXT_S`."""
 _WHY_NEXT_S: Final = 5.0
 _STATUS_TIMEOUT_S: Final = 5.0
 

@@ -29,8 +29,8 @@ _LIKENESS: Final = 0.7
 def add_connection_options(
     parser: argparse.ArgumentParser, *, of: str = "the daemon", target: str = DEFAULT_TARGET
 ) -> None:
-    """Adds --target, --uds, and the flags of TLS and of the token. `of`: who is called. `target`: where it is unless
-    something else says so."""
+    """Adds --target, --uds, and the flags of TLS and of the token. `of`: the server that is called. `target`: its
+    default address."""
     group = parser.add_argument_group(
         "connection",
         "What is not given here comes from $GENSERVE_TARGET, $GENSERVE_CA_FILE and so on, or from the file "

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 _ACTIONS = {
-    "validate": "check only names, types and shapes; bring no bytes",
-    "stage": "bring the bytes; `genserve commit` applies them later",
-    "prepare": "bring the bytes and build the version beside the served one; `genserve commit` exchanges them",
+    "validate": "check only names, types and shapes; send no bytes",
+    "stage": "send the bytes; `genserve commit` applies them later",
+    "prepare": "send the bytes and build the version beside the served one; `genserve commit` exchanges them",
 }
 
 
@@ -78,9 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_push_options(parser: argparse.ArgumentParser, *, default: str) -> None:
-    """Adds what every push has, wherever its bytes are from: which version it is and what to do with it (--version,
-    --force, and --validate, --stage or --prepare as `action`), how it is applied, --timeout and --json. `default` says
-    which version it is without --version."""
+    """Adds the options that all commands for pushes share: --version, --force, the `action` (--validate, --stage,
+    --prepare), how the push is applied, --timeout and --json. `default` describes the version without --version."""
     parser.add_argument("--version", type=int, metavar="N", help=f"version of the weights (default: {default})")
     parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
     parser.set_defaults(action="apply")
@@ -101,7 +100,7 @@ def add_push_options(parser: argparse.ArgumentParser, *, default: str) -> None:
 
 
 def push_options(args: argparse.Namespace) -> "_EveryPush":
-    """What `add_push_options` has parsed, as the client takes it."""
+    """The options of `add_push_options` as keyword arguments of the client."""
     return {
         **apply_options(args),
         "action": args.action,
@@ -111,7 +110,7 @@ def push_options(args: argparse.Namespace) -> "_EveryPush":
 
 
 def version_of(args: argparse.Namespace, client: "Client") -> int:
-    """The version that was asked for, or the one after the served one."""
+    """The version from --version, or the one after the served one."""
     asked: int | None = args.version
     return client.status().state.weight_version + 1 if asked is None else asked
 
@@ -187,6 +186,6 @@ def print_outcome(result: "PushResult") -> None:
     if applied.paused_s > 0:
         kept, ended = applied.requests_kept, applied.requests_aborted
         print(f"paused for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
-    # How long requests wait and the discard takes is known only later.
+    # longest_wait and discard are known later: GetPush returns them.
     print(f"tokens to recompute: {'unknown' if applied.recomputed_tokens is None else applied.recomputed_tokens}")
     print(f"weights {applied.previous_version} -> {applied.active_version}")

@@ -20,7 +20,7 @@ _ACTIONS = {
     "add": "add a daemon; it gets requests when it serves the version of the fleet",
     "drain": "remove a replica when its requests have ended",
     "remove": "remove a replica at once; its requests are cut off",
-    "wait": "wait until so many replicas get requests",
+    "wait": "wait until this many replicas get requests",
 }
 
 
@@ -47,7 +47,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument(
                 "--force",
                 action="store_true",
-                help="also if nobody else has the version of the fleet, which is then lost",
+                help="even if no other replica has the version of the fleet, which is then lost",
             )
         add_connection_options(one, of="the router", target=DEFAULT_ROUTER)
     parser.set_defaults(run=run)
@@ -82,7 +82,7 @@ def _naming_daemons() -> Iterator[None]:
     try:
         yield
     except UnsupportedError as error:
-        raise UnsupportedError(f"this is not a router, whose address --target has to be: {error.message}") from None
+        raise UnsupportedError(f"--target is not the address of a router: {error.message}") from None
 
 
 def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> None:
@@ -90,8 +90,8 @@ def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> 
         client.drain_replica(address, force=force, timeout_s=timeout_s)
     except DeadlineError:
         raise DeadlineError(
-            f"{address} still has requests after {timeout_s:g} s, or nobody else has the version of the fleet: it goes "
-            "on draining, unless it is added again"
+            f"{address} still has requests after {timeout_s:g} s, or no other replica has the version of the fleet: it "
+            "continues to drain unless it is added again"
         ) from None
 
 
@@ -115,7 +115,7 @@ def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
 
 
 def replica_table(replicas: "Replicas") -> str:
-    """The version of the fleet, one line per replica, and who has decided."""
+    """The version of the fleet, one line per replica, and how many requests each policy has placed."""
     rows = [["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "INFLIGHT", "TOKENS/S", ""]]
     rows += [_row(each) for each in replicas.replicas]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -131,13 +131,13 @@ def replica_table(replicas: "Replicas") -> str:
 def _row(replica: "FleetReplica") -> list[str]:
     version = "-" if replica.engine is None else str(replica.engine.weight_version)
     load = replica.load
-    told = ("-", "-") if load is None else (str(load.running), str(load.waiting))
+    counts = ("-", "-") if load is None else (str(load.running), str(load.waiting))
     tokens_per_s = "-" if load is None else f"{load.tokens_per_second:.0f}"
-    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, remark(replica)]
+    return [replica.address, replica.state, version, *counts, str(replica.inflight), tokens_per_s, remark(replica)]
 
 
 def version_row(replicas: "Replicas") -> str:
-    """The version of the fleet, and whether anybody serves it."""
+    """The version of the fleet, and a remark if no replica serves it."""
     version = replicas.weight_version
     serving = [each.engine for each in replicas.replicas if each.engine is not None and each.engine.startup is None]
     if not replicas.replicas or any(engine.weight_version == version for engine in serving):
@@ -146,7 +146,7 @@ def version_row(replicas: "Replicas") -> str:
 
 
 def remark(replica: "FleetReplica") -> str:
-    """Why it is not ready; of one that is, why it generates nothing all the same."""
+    """Why a replica is not ready, or why a ready one generates nothing."""
     engine = replica.engine
     if engine is not None and engine.startup is not None and engine.startup.step:
         return f"its engine is starting: {engine.startup.described(datetime.now(UTC))}"

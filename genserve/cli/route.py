@@ -15,14 +15,14 @@ from genserve.security.access import environment_lists_callers
 from genserve.settings.flags import add_flags, seconds, switches_of, values_of
 from genserve.settings.listen_config import ListenConfig
 
-CONFIG_HELP = "a YAML file with flags under their names; those of the command line are stronger"
+CONFIG_HELP = "a YAML file with flags under their names; flags on the command line take precedence"
 SWITCHES = switches_of(RouteConfig)
 REPEATED = ("--replica", "--dns")
-"""Those that are given once for each value."""
+"""Flags that are given once for each value."""
 
 
 class RayMissingError(Exception):
-    """Another package has to be installed for these flags."""
+    """The package that these flags need is not installed."""
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -61,7 +61,9 @@ def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
         help=f"{what}; this host is a node of it (default of ADDRESS: $RAY_ADDRESS, or the cluster of this host)",
     )
     group.add_argument(
-        "--ray-name", metavar="NAME", help=f"tells several fleets on one cluster apart (default: {DEFAULT_NAME})"
+        "--ray-name",
+        metavar="NAME",
+        help=f"name of the fleet, if the cluster has several (default: {DEFAULT_NAME})",
     )
     group.add_argument(
         "--ray-timeout",
@@ -73,7 +75,7 @@ def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
 
 
 def ray_config(args: argparse.Namespace) -> RayConfig | None:
-    """What these flags say; None: nothing. Raises ValueError."""
+    """The settings from these flags; None without --ray. Raises ValueError, and RayMissingError."""
     if args.ray is None:
         for flag, value in (("--ray-name", args.ray_name), ("--ray-timeout", args.ray_timeout)):
             if value is not None:
@@ -123,17 +125,17 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="replicas that have to take a push; the others fetch it later. 0 = all (default: %(default)s)",
     )
-    _add_time(parser, "--silence", fleet.silence_s, "a replica that says nothing for so long is taken to be dead")
+    _add_time(parser, "--silence", fleet.silence_s, "time without a message after which a replica counts as dead")
     _add_time(parser, "--wait-ready", fleet.wait_ready_s, "how long a request waits for a replica that may serve it")
     _add_time(
         parser, "--settle", fleet.settle_s,
-        "how long to wait, from the first answer on, for all replicas, before the version of the fleet is told from "
-        "those that have answered",
+        "how long to wait for all replicas after the first answer, before those that have answered decide the version "
+        "of the fleet",
     )  # fmt: skip
-    _add_time(parser, "--drain-timeout", default.drain_timeout_s, "limit of a shutdown")
+    _add_time(parser, "--drain-timeout", default.drain_timeout_s, "time limit of a shutdown")
     _add_time(
         parser, "--write-timeout", default.write_timeout_s,
-        "time that a client may take to read a message of tokens, after which its stream ends; 0s = any",
+        "time that a client may take to read a message of tokens before its stream ends; 0s = no limit",
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _OF_THE_DAEMON: Final = {
     "openaiPort": "openai_port",
     "modelRunner": "model_runner",
 }
-"""What GetServerInfo tells, under its names in JSON, and their names in ServerInfo."""
+"""What GetServerInfo returns, under its names in JSON, and their names in ServerInfo."""
 _NO_FAILURES: Final[Mapping[str, str]] = {}
 
 
@@ -191,7 +191,7 @@ def _push_row(push: "PushInFlight", now: datetime) -> str:
 
 
 def why_waiting(status: "Status") -> str:
-    """Who or what keeps all requests waiting now, and for how long; "" if tokens are generated."""
+    """The reason why all requests wait now, and for how long; "" if tokens are generated."""
     state = status.state
     now = datetime.now(UTC) if status.time is None else status.time
     if state.startup is not None:

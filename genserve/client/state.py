@@ -155,8 +155,8 @@ class PushInFlight:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State, load, and the pushes in flight. `time` (UTC) is the clock of who answers, which the times of leases and
-    pushes are by; None if it does not tell."""
+    """State, load, and the pushes in flight. `time`: the server's clock (UTC), to which the times of leases and
+    pushes refer; None if the server does not send it."""
 
     state: EngineState
     load: Load

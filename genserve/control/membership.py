@@ -49,7 +49,7 @@ _MAX_AHEAD_S = 24 * 3600
 
 
 class Membership:
-    """Who looks after this daemon, and the last record of its fleet. `tell`: is called at each change. `clock`: in
+    """The router of this daemon, and the last record of its fleet. Calls `tell` at each change. `clock`: in
     seconds; `wall_clock`: since 1970."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Membership:
         self._router: RouterRun | None = None
         self._watches: Counter[str] = Counter()
         self.is_let_go = False
-        """The router has told that nothing is lost with this daemon."""
+        """The router has reported that nothing is lost with this daemon."""
         self.record = NO_RECORD
 
     @property
@@ -82,7 +82,7 @@ class Membership:
         return self._clock() < self._called_at_s + CALL_S
 
     def let_go(self, router_id: str) -> None:
-        """The router that looks after this daemon has told that nothing is lost with it. Raises FleetHeldError."""
+        """The router of this daemon has reported that nothing is lost with it. Raises FleetHeldError."""
         self.check(router_id)
         self.is_let_go = True
         self._tell()

@@ -74,7 +74,7 @@ class Hold:
 
     @property
     def recomputed_tokens(self) -> int | None:
-        """Tokens to be computed again because of it; None while not all clients have told."""
+        """Tokens to be computed again because of it; None until all clients have reported their part."""
         if not self.drops:
             return 0
         return None if self.interruption is None else self.interruption.num_computed_tokens

@@ -1,4 +1,5 @@
-"""What the daemon tells systemd, or what else has set $NOTIFY_SOCKET: one datagram of NAME=VALUE lines at a time.
+"""Messages of the daemon to systemd, or to another supervisor that sets $NOTIFY_SOCKET: one datagram of NAME=VALUE
+lines at a time.
 
 The protocol is that of sd_notify(3), which needs no library. Nobody may read what is sent: it is lost then.
 """
@@ -53,7 +54,7 @@ class ServiceManager:
                     await board.wait_change()
 
     def message(self, board: StateBoard) -> str:
-        """What there is to tell now."""
+        """The lines to send now."""
         lines = [f"STATUS={status_of(board)}"]
         self._was_ready = self._was_ready or board.daemon_condition is DaemonCondition.SERVING
         if self._was_ready:

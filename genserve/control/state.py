@@ -130,7 +130,7 @@ class StateBoard:
 
     @property
     def startup(self) -> Startup | None:
-        """What the daemon does before it serves; None afterwards, and before it has told anything."""
+        """What the daemon does before it serves; None afterwards, and before its first step."""
         return self._startup if self.phase is Phase.STARTING else None
 
     def state(self) -> EngineState:

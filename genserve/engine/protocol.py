@@ -168,7 +168,7 @@ class Interruption(Protocol):
 
     @property
     def num_computed_tokens(self) -> int | None:
-        """Tokens that they had keys and values of; None until every client has told."""
+        """Tokens that they had keys and values of; None until every client has reported its part."""
 
     async def told(self) -> None:
         """Returns when every client has."""

@@ -31,7 +31,7 @@ class Version:
 
     @classmethod
     def of(cls, message: types_pb2.EngineState | types_pb2.FleetState) -> Self:
-        """As a replica, or the record of a fleet, tells it."""
+        """As a replica, or the record of a fleet, reports it."""
         return cls(message.weight_version, message.push_id, message.content_digest, message.base_digest)
 
     @property
@@ -40,7 +40,7 @@ class Version:
         return self.number == 0 and not self.push_id
 
     def is_same(self, other: "Version") -> bool:
-        """Whether both have the same number and the same bytes, as far as anybody can tell."""
+        """Whether both have the same number and the same bytes, as far as is known."""
         if self.number != other.number:
             return False
         if self.is_checkpoint and other.is_checkpoint and self.base_digest and other.base_digest:

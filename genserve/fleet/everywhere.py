@@ -1,4 +1,4 @@
-"""One call to many replicas at once, and the record of the fleet, which all of them are told."""
+"""One call to many replicas at once, and the record of the fleet, which all of them get."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -83,7 +83,7 @@ def leaves(upstream: Upstream, outcome: object) -> bool:
 
 
 def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
-    """Whether a replica that serves the version of the fleet is to be told what the fleet should be. The others are
+    """Whether a replica that serves the version of the fleet is to get the record of the fleet. The others are
     told when they serve it: so a record says what its replica was brought to."""
     member, committed = upstream.member, fleet.committed
     if committed is None or member.version is None or not member.version.is_same(committed):

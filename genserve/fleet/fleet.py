@@ -119,13 +119,13 @@ class Fleet(Destinations[Upstream]):
         self.refresh()
 
     def begin_commit(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
-        """Replicas are told to commit a push, and to keep this record of the fleet with it. The first one of `deciding`
-        that turns out to serve it decides, also if all answers are lost."""
+        """Replicas are asked to commit a push, and to keep this record of the fleet with it. The first one of
+        `deciding` that turns out to serve it decides, also if all answers are lost."""
         self._undecided = record
         self._deciding = frozenset(upstream.address for upstream in deciding)
 
     def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
-        """A replica has told what it serves. `beside`: the replicas that answered when it was asked."""
+        """A replica has reported what it serves. `beside`: the replicas that answered when it was asked."""
         upstream.member.serves(version, frozenset(each.address for each in (*beside, *self.answering)))
         undecided = self._undecided
         if undecided is None or upstream.address not in self._deciding:
@@ -153,7 +153,7 @@ class Fleet(Destinations[Upstream]):
             await changed.wait()
 
     def changed(self) -> None:
-        """Leases, sleep or adapters of the fleet have changed: replicas are to be told."""
+        """Leases, sleep or adapters of the fleet have changed: replicas are to get the new record."""
         if self.committed is not None:
             self.desired.change()
         self.refresh()
@@ -176,7 +176,7 @@ class Fleet(Destinations[Upstream]):
             self.changed()
 
     def found(self, upstream: Upstream, record: types_pb2.FleetState) -> None:
-        """A replica has told what it keeps of its fleet. What is newer is believed while this router has changed
+        """A replica has reported its record of the fleet. What is newer is believed while this router has changed
         nothing, unless the replica joins: it was away when this router started. Otherwise it is believed only where
         this router has written before: another one has come after it, and gone."""
         upstream.member.record = record
@@ -201,7 +201,8 @@ class Fleet(Destinations[Upstream]):
         self.refresh()
 
     def doubt(self, upstream: Upstream) -> None:
-        """A replica serves older weights than it was known for. It is out of rotation until it has told its version."""
+        """A replica serves older weights than it was known for. It is out of rotation until it has reported its
+        version."""
         upstream.member.doubt()
         self.refresh(upstream)
 

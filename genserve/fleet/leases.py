@@ -112,7 +112,7 @@ class Grant:
 
 
 class Leases:
-    """The leases of the fleet, as the replicas tell them."""
+    """The leases of the fleet, as the replicas report them."""
 
     def __init__(self) -> None:
         self._leases: dict[str, FleetLease] = {}
@@ -223,7 +223,7 @@ class Leases:
                 lease.given_up.difference_update(grant.own_ids)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
-        """A replica has a lease; its status tells it too. If somebody has ended it meanwhile, it stays ended."""
+        """A replica has a lease; its status shows it too. If somebody has ended it meanwhile, it stays ended."""
         known = self._note(lease_id, holder, address, lease)
         if known.renewed_on is not None:
             known.renewed_on.add(address)

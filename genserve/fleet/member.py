@@ -43,7 +43,7 @@ class ReplicaClock:
 _PUSHED = "push "
 """How the source of an adapter begins that was pushed."""
 _MAX_NUM_SEQS = 1 << 30
-"""Of a replica that has not told it yet."""
+"""Of a replica that has not reported it yet."""
 _NOT_TOLD = "\uffff"
 """After all ids of runs."""
 
@@ -58,7 +58,7 @@ class Kind:
 
     @classmethod
     def of(cls, info: control_pb2.GetServerInfoResponse) -> Self:
-        """As a replica tells it."""
+        """As a replica reports it."""
         return cls(info.architecture, info.vocab_size, info.dtype)
 
     def __str__(self) -> str:
@@ -187,7 +187,7 @@ class Member:
         self._changed()
 
     def keeps(self, record: types_pb2.FleetState) -> None:
-        """It was told what the fleet should be, and keeps it."""
+        """It has the record of the fleet, and keeps it."""
         self.is_written = True
         self.is_forgetful = False
         if self.record is None or self.record.epoch <= record.epoch:
@@ -223,14 +223,14 @@ class Member:
         self._changed()
 
     def lacks_lora_of(self, lora_name: str, path: str) -> bool:
-        """Whether it has told that it does not have the adapter of a directory, but none or another one."""
+        """Whether it has reported that it does not have the adapter of a directory, but none or another one."""
         if self.lora_names is None:
             return False
         source = self.lora_sources.get(lora_name)
         return lora_name not in self.lora_names or (source is not None and source != str(PurePosixPath(path)))
 
     def unloaded_lora(self, lora_name: str) -> None:
-        """It has unloaded this adapter, and tells that a while later."""
+        """It has unloaded this adapter, and reports that a while later."""
         if self.lora_names is not None:
             pushed = {name: push_id for name, push_id in self.pushed_loras.items() if name != lora_name}
             self.has_loras(self.lora_names - {lora_name}, pushed)

@@ -104,7 +104,7 @@ class Router:
         return startup
 
     def _reads_versions(self) -> bool:
-        """Whether replicas have just told another version than before, as all do when a push is committed."""
+        """Whether replicas have just reported another version than before, as all do when a push is committed."""
         syncing = self.fleet.in_state(ReplicaState.SYNCING)
         return self.fleet.committed is not None and any(each.member.version is None for each in syncing)
 
@@ -121,7 +121,7 @@ class Router:
         )
 
     def pushes(self) -> list[weights_pb2.PushInFlight]:
-        """The pushes in flight on any replica, in the order in which replicas tell them: each as it is on the first
+        """The pushes in flight on any replica, in the order in which replicas report them: each as it is on the first
         replica of those that have received most of it."""
         furthest: dict[str, weights_pb2.PushInFlight] = {}
         for member in self.fleet.members:
@@ -220,9 +220,9 @@ class Router:
         return not self._has_to_stay(member)
 
     async def settle(self) -> None:
-        """Waits until all replicas have told what they serve, or from the first one on for as long as the settings say,
-        and tells the version of the fleet from it. The time before the first answer does not count: a router that has
-        stood by gets one replica after the other."""
+        """Waits until all replicas have reported what they serve, or from the first one on for as long as the settings
+        say, and tells the version of the fleet from it. The time before the first answer does not count: a router that
+        has stood by gets one replica after the other."""
         fleet = self.fleet
         while fleet.committed is None:
             await self._until_known(any, for_ever=True)

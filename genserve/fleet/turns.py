@@ -1,4 +1,4 @@
-"""Whose turn it is to change a lease or an adapter of the fleet on the replicas."""
+"""Locks for changes of the fleet on its replicas: one change at a time for each lease and each adapter."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -29,7 +29,7 @@ _GENERATE_TAG: Final = b"\x0a"  # of GenerateManyRequest
 
 
 class Forwarded:
-    """A request as it is sent. `message` is not changed by who sends it."""
+    """A request as it is sent. Senders do not change `message`."""
 
     __slots__ = ("message", "num_prompt_tokens", "num_sequences", "request", "request_id", "resumption", "was_minted")
 
@@ -104,7 +104,8 @@ class Loss:
     error: GenserveError
 
     def with_cause(self, error: GenserveError) -> GenserveError:
-        """What is told if the request cannot go on, because of this error; unless the caller itself has ended it."""
+        """The failure to report if the request cannot go on, because of this error; unless the caller itself has ended
+        it."""
         if isinstance(error, (DeadlineError, ClientClosedError)):
             return error
         return replica_lost(self.upstream, self.num_tokens, self.error, error)

@@ -215,7 +215,7 @@ class GenerateMany(Generic[UpstreamT]):
         return is_changed
 
     def _failed(self, running: Running[UpstreamT], leg: Leg[UpstreamT], item: _Item) -> _End | None:
-        """What the caller is told instead of an error, None if the request goes on elsewhere."""
+        """The item for the caller instead of an error, None if the request goes on elsewhere."""
         error = error_of_status(item.error, leg.upstream.address)
         if running.num_here and not is_lost(error):
             self._end(running)

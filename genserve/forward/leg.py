@@ -104,7 +104,7 @@ class Leg(Generic[UpstreamT]):
         self._has_unsent.set()
 
     async def send_all(self, has_room: Callable[[], None]) -> None:
-        """Until it is cancelled, or the call ends: its reader tells that. Calls `has_room` when it is not full any
+        """Until it is cancelled, or the call ends: its reader reports that. Calls `has_room` when it is not full any
         more."""
         try:
             await self._send_next(has_room, is_first=True)
@@ -164,7 +164,7 @@ class Leg(Generic[UpstreamT]):
 
 
 def has_only_columns(frame: bytes) -> bool:
-    """Whether a GenerateManyResponse has no items: it tells of no request that begins or ends."""
+    """Whether a GenerateManyResponse has no items: it reports no request that begins or ends."""
     position, end = 0, len(frame)
     try:
         while position < end:

@@ -1,7 +1,7 @@
 """A request that goes on elsewhere when its replica is lost: from its prompt and the tokens that were delivered.
 
-What comes from the second replica is told as if it came from the first: where tokens and versions lie in the sequence,
-how many there are, and what was known of the prompt.
+The answers of the second replica are changed to look as if they came from the first: the places of tokens and versions
+in the sequence, their number, and the facts about the prompt.
 """
 
 import hashlib
@@ -168,7 +168,7 @@ class Resumption:
         return response
 
     def _continue(self, response: generation_pb2.GenerateResponse) -> None:
-        """What a second replica says, told as if the first one did."""
+        """The answer of a second replica, changed into one of the first."""
         offset = self._offset
         if self._has_begun:
             response.ClearField("request_id")

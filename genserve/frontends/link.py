@@ -187,7 +187,7 @@ class Link:
 
 
 def _drop(head: Mapping[str, Any], data: bytes) -> None:
-    """Answers what was only told."""
+    """The answer to a message that asks nothing."""
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes] | None:

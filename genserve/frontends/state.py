@@ -33,7 +33,7 @@ class StateWriter:
 
     def _write(self) -> None:
         words, board = self._words, self._board
-        # First the version: who is admitted under a phase finds the version that was served then, or a later one.
+        # The version first: a request that is admitted under a phase finds the version of that time, or a later one.
         words[_VERSION] = board.weight_version
         words[_ANSWERS] = board.is_serving
         words[_OVER] = board.is_over
@@ -98,7 +98,7 @@ class SharedState:
         return bool(self._words[_OVER])
 
     def notify(self) -> None:
-        """Wakes everyone who waits for a change. Call when the daemon says that there was one."""
+        """Wakes every task that waits for a change. Call it when the daemon has announced one."""
         self._changed.notify()
 
     async def wait_change(self) -> None:

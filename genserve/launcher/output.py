@@ -67,7 +67,7 @@ class LogFile:
         self.path = path
         self.hint = f" (log: {path})"
         path.open("wb").close()
-        self._file = path.open("ab", buffering=0)  # the daemon and who reads its stdout both append to it
+        self._file = path.open("ab", buffering=0)  # the daemon and the thread that reads its stdout append to it
 
     @property
     def stderr(self) -> int:

@@ -13,7 +13,7 @@ MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
 NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads from the cache
 NAME_PREFIX: Final = "genserve-push"
-"""How the names of all memory begin that the daemon opens."""
+"""Prefix of the name of each memory that the daemon opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Piece:
 
 
 class SharedRing:
-    """A little memory that only its descriptor leads to, and a pipe on which the daemon acknowledges each piece that it
-    has copied. For one stream at a time."""
+    """Anonymous memory, and a pipe on which the daemon acknowledges each piece that it has copied. For one stream at a
+    time."""
 
     def __init__(self) -> None:
-        """Raises OSError if the kernel refuses. Only Linux has what it takes."""
-        import fcntl  # which Windows does not have
+        """Needs Linux. Raises OSError if the kernel refuses."""
+        import fcntl  # Windows lacks it, and the client imports this module there, too
 
         fd = os.memfd_create(NAME_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
@@ -92,7 +92,7 @@ class SpareRings:
 
 
 async def _readable(fd: int) -> None:
-    """Returns when there is something to read."""
+    """Waits until the descriptor is readable."""
     loop = asyncio.get_running_loop()
     seen = asyncio.Event()
     loop.add_reader(fd, seen.set)

@@ -17,7 +17,7 @@ _NO_PUSHES = {(kind, outcome): 0 for kind in PushKind for outcome in ("APPLIED",
 
 
 class MeasuredEngine(Protocol):
-    """What an engine tells beside its protocol."""
+    """Figures that an engine reports beside its protocol."""
 
     @property
     def heartbeat_age_s(self) -> float | None:

@@ -133,7 +133,7 @@ Authorize = Callable[[str | None], bool]
 
 @dataclass(frozen=True, slots=True)
 class ScrapeAccess:
-    """Who may scrape: everybody who connects, without `authorize`; `tls`: None = plain HTTP."""
+    """The access to the scrapes. `authorize`: checks a scraper; None = all may scrape. `tls`: None = plain HTTP."""
 
     authorize: Authorize | None = None
     tls: ssl.SSLContext | None = None

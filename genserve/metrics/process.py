@@ -65,7 +65,7 @@ class ProcessMetrics:
 
     @classmethod
     def of_frontend(cls, directory: str, name: str) -> "ProcessMetrics | None":
-        """Of a front end that the daemon shows; `name` tells it from the others. None if the daemon shows nothing."""
+        """Of a front end that the daemon shows; `name` identifies it. None if the daemon shows nothing."""
         if not directory:
             return None
         count_into(directory, name)
@@ -143,7 +143,7 @@ class CallSeries:
         self._of_status = of_status
 
     def begun(self, method: Method, context: "Context | None") -> Callable[[str], None]:
-        """Counts a call, and its end when that is told."""
+        """Counts a call, and its end when that is reported."""
         started, seconds = self._of(method)
         started.inc()
         began_s = time.monotonic()

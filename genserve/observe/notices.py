@@ -13,8 +13,8 @@ _STARTING: Final = re.compile(rf"{PREFIX}starting the engine for .*; (\S+) tells
 
 
 def say(line: str) -> None:
-    """Writes one line. Who read stderr may be gone: that must not keep a process from what it tells about, which may be
-    its end."""
+    """Writes one line. The reader of stderr may be gone: that must not keep a process from what it reports, which may
+    be its end."""
     written = _as_json(line) if is_json() else f"{PREFIX}{line}"
     with suppress(OSError):
         print(f"{erased()}{written}", file=sys.stderr, flush=True)

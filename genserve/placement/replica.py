@@ -231,7 +231,7 @@ class LocalReplica(Replica[DaemonProcess]):
             raise
 
     def _listens(self, output: PrefixedOutput, address: str) -> None:
-        """A daemon has no engine yet, and tells how far it is."""
+        """The progress of a daemon that has no engine yet."""
         process = self._process
         if output is self._output and process is not None and not process.ended.done() and not self._address:
             self._join(address)

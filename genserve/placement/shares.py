@@ -36,8 +36,8 @@ class CoreShare:
 
 
 def core_shares(cores: Collection[Core], num_replicas: int, memory_nodes: Collection[int]) -> list[CoreShare] | None:
-    """Whole cores for each replica, on one of the memory nodes. None: a core for each is not there, so that all of them
-    are better left to the system."""
+    """Whole cores for each replica, on one of the memory nodes. None if some replica would get
+    none: the system then places all of them."""
     by_node: dict[int, list[Core]] = {node: [] for node in sorted(memory_nodes)}
     for core in sorted(cores, key=lambda core: core.cpus):
         if core.node not in by_node:

@@ -29,10 +29,10 @@ class Callers(Protocol):
         """Whether certificates are listed."""
 
     def of_token(self, token: str) -> Principal | None:
-        """Who has this token."""
+        """The caller with this token."""
 
     def of_certificate(self, sans: Iterable[str]) -> Principal | None:
-        """Who has a certificate with these subject alternative names."""
+        """The caller with a certificate for these subject alternative names."""
 
 
 def certificate_sans(context: Context) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return handler
 
     def _known(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
-        """Who calls what needs no role, if a token says so."""
+        """The caller of a method that needs no role, if the call has a valid token."""
         try:
             return self._of_token(bearer_token(metadata))
         except UnauthenticatedError:
@@ -169,7 +169,7 @@ def _is_set(request: Any, field: str) -> bool:
 def _who_calls() -> Principal:
     caller = calling()
     if caller is None or caller.principal is None:
-        raise UnauthenticatedError("it is not known who calls")
+        raise UnauthenticatedError("the call has no known caller")
     return caller.principal
 
 

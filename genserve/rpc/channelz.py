@@ -7,5 +7,5 @@ SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_na
 
 
 def add_channelz(server: grpc.aio.Server) -> None:
-    """Registers grpc.channelz.v1. It tells every caller the addresses of all others."""
+    """Registers grpc.channelz.v1. It shows every caller the addresses of all others."""
     channelz.add_channelz_servicer(server)

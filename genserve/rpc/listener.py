@@ -32,7 +32,7 @@ SERVER_OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     # Calls that have arrived, and that Python has not read yet. By default gRPC cancels them at random from 1,000 on,
-    # and says nothing: who is admitted is for us to say, and QUEUE_FULL says when to come again.
+    # without a reason: genserve decides which calls are admitted, and QUEUE_FULL says when to retry.
     ("grpc.server.max_pending_requests", _MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     # Connections that say nothing hold a place among those that --max-connections allows; gRPC's own limit is 120 s.

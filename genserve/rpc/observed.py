@@ -40,7 +40,7 @@ RELAYED = {
 
 
 class CallObserver(Protocol):
-    """Is told of each call."""
+    """Gets each call when it begins."""
 
     def begun(self, method: Method, context: "Context | None") -> Callable[[str], None]:
         """A call begins, in the task of its handler. What is returned is called with the name of its status when it
@@ -107,7 +107,7 @@ def _observed_generator(behavior: Any, method: Method, observers: Sequence[CallO
 
 @contextmanager
 def _told(method: Method, context: Context, observers: Sequence[CallObserver]) -> Iterator[None]:
-    """The block is a call, of whose beginning and end the observers are told."""
+    """Reports the beginning and the end of a call, which is the block, to the observers."""
     ends = [each.begun(method, context) for each in observers]
     code = "UNKNOWN"
     try:

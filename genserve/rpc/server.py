@@ -111,8 +111,8 @@ class DaemonServer:
         callers: Callers | None = None,
         observers: Sequence[CallObserver] = (),
     ) -> Self:
-        """Starts listening. Until `serve` it tells how far the daemon is. Raises OSError naming an address that cannot
-        be used, and CertificateError."""
+        """Starts listening. Until `serve` it answers with the progress of the start. Raises OSError naming an address
+        that cannot be used, and CertificateError."""
         table = ServiceTable(board.membership)
         early = add_starting(table, SERVICES, board)
         add_grpc_services(table.as_server, SERVICE_NAMES, board, with_channelz=config.channelz)

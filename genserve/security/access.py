@@ -63,7 +63,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. `name` is for logs."""
+    """A caller. `name` is for logs."""
 
     name: str
     roles: frozenset[Role]
@@ -102,7 +102,7 @@ class Access:
     certificates: tuple[CertificateEntry, ...] = ()
 
     def of_token(self, token: str, now_s: float) -> Principal | None:
-        """Who has this token. `now_s`: seconds since the epoch. How long it takes does not depend on the token."""
+        """The caller with this token. `now_s`: seconds since the epoch. Takes the same time for every token."""
         digest = token_digest(token)
         found: TokenEntry | None = None
         for entry in self.tokens:
@@ -113,7 +113,7 @@ class Access:
         return found.principal
 
     def of_certificate(self, sans: Iterable[str]) -> Principal | None:
-        """Who has a certificate with these subject alternative names; the first entry that matches one of them."""
+        """The caller of the first entry that matches one of these subject alternative names of a certificate."""
         names = tuple(sans)
         for entry in self.certificates:
             if any(entry.matches(name) for name in names):
@@ -255,7 +255,7 @@ def _checked(tokens: Sequence[TokenEntry], certificates: Sequence[CertificateEnt
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Who calls, where callers are listed. `principal` is None for a call that needs no role, and has none."""
+    """The caller of a call, where callers are listed. `principal` is None for an anonymous call that needs no role."""
 
     principal: Principal | None
 
@@ -264,7 +264,7 @@ _calling: Final[ContextVar[Calling | None]] = ContextVar("calling", default=None
 
 
 def calling() -> Calling | None:
-    """Who makes the running call; None where no callers are listed, so that everybody may do everything."""
+    """The caller of the running call; None where no callers are listed, and every call is allowed."""
     return _calling.get()
 
 

@@ -43,11 +43,11 @@ class AccessList:
         self._listed = WatchedContent([source.path], lambda: _read(source), "The callers that it listed before stay")
 
     def of_token(self, token: str) -> Principal | None:
-        """Who has this token."""
+        """The caller with this token."""
         return self._current().of_token(token, time.time())
 
     def of_certificate(self, sans: Iterable[str]) -> Principal | None:
-        """Who has a certificate with these subject alternative names."""
+        """The caller with a certificate for these subject alternative names."""
         return self._current().of_certificate(sans)
 
     @property

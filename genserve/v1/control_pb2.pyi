@@ -307,7 +307,7 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
+        """The server's clock, to which the times of leases and pushes refer: with it, a countdown is right on a host whose
         clock differs.
         """
 
@@ -388,7 +388,7 @@ class WatchStatusResponse(_message.Message):
 
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
-        """As in GetStatusResponse. A watcher is told at once when a push has another state, and of new bytes as of a changed
+        """As in GetStatusResponse. A watcher hears at once when a push changes its state, and of new bytes as of a changed
         load.
         """
 
@@ -464,7 +464,7 @@ class Limits(_message.Message):
     max_metadata_bytes: _builtins.int
     """Most bytes of metadata of one call."""
     max_active_requests: _builtins.int
-    """Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router tells the sum of its
+    """Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router reports the sum of its
     replicas.
     """
     max_n: _builtins.int

@@ -91,15 +91,15 @@ class Replica(_message.Message):
     """Digest of the contents of its weights, as in PushHeader, if it is known."""
     @_builtins.property
     def engine(self) -> _types_pb2.EngineState:
-        """The state of its engine, as it was last told; unset before it has answered."""
+        """The state of its engine, as last reported; unset before it has answered."""
 
     @_builtins.property
     def load(self) -> _control_pb2.Load:
-        """Its load, as it was last told."""
+        """Its load, as last reported."""
 
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
-        """Its pushes in flight, as it last told: see GetStatusResponse."""
+        """Its pushes in flight, as last reported: see GetStatusResponse."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class _GenerateManyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Gene
     """
 
 class GenerateManyForm(_GenerateManyForm, metaclass=_GenerateManyFormEnumTypeWrapper):
-    """How the answers of a stream tell the new output of a request."""
+    """The form in which the answers of a stream carry the new output of a request."""
 
 GENERATE_MANY_FORM_UNSPECIFIED: GenerateManyForm.ValueType  # 0
 """Same as ITEMS."""
@@ -871,7 +871,7 @@ class GenerateManyRequest(_message.Message):
     it may have ended meanwhile.
     """
     form: Global___GenerateManyForm.ValueType
-    """The form in which the output of the request that this message begins is told. A daemon that does not know columns
+    """The form of the output of the request that this message begins. A daemon that does not know columns
     answers with items.
     """
     @_builtins.property
@@ -961,7 +961,7 @@ class TokenColumns(_message.Message):
     """As in WeightSpan, for all tokens of these rows."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The sequence of each row, as told by the first item of its request."""
+        """The sequence of each row, as the first item of its request says."""
 
     @_builtins.property
     def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

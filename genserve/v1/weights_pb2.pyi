@@ -664,7 +664,7 @@ Global___Push: _TypeAlias = Push  # noqa: Y015
 
 @_typing.final
 class PushInFlight(_message.Message):
-    """How far a push in flight has come: for people and dashboards, which do not know its id. GetPush tells more."""
+    """How far a push in flight has come: for people and dashboards, which do not know its id. GetPush reports more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -778,7 +778,7 @@ class Applied(_message.Message):
     sequence of any client, its prompt and its output but the last token. 0 for REUSE, an adapter, and if an earlier
     pause has thrown them away. Counted for each sequence, also where sequences share a prefix that is computed once. A
     prompt without output yet counts as 0, though a part may have been computed; a sequence that vLLM preempted for
-    want of memory counts in full. Unset in the answer if a front end has not told its part by then: GetPush does.
+    want of memory counts in full. Unset in the answer if a front end has not reported its part by then: GetPush has it.
     """
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTiming]:
@@ -792,7 +792,7 @@ class Applied(_message.Message):
     def longest_wait(self) -> _duration_pb2.Duration:
         """The longest time that a running sequence of any client was without output because of this update: from its last
         output before the pause to its next one, which with RECOMPUTE comes when its tokens are computed again. It is known
-        only after the answer, and unset there: GetPush tells it when every sequence that ran has another output, or after
+        only after the answer, and unset there: GetPush has it when every sequence that ran has another output, or after
         five minutes or at the next update; one that still waits then counts with its wait until then. Also unset if no
         sequence ran, if generation stays paused, for an adapter, and for an update through vLLM's engine.
         """
@@ -800,7 +800,7 @@ class Applied(_message.Message):
     @_builtins.property
     def discard(self) -> _duration_pb2.Duration:
         """How long it took to free the previous version, which the next push waits for. It is known only after the answer,
-        and unset there: GetPush tells it. Also unset for an adapter, and for an update through vLLM's engine, which writes
+        and unset there: GetPush has it. Also unset for an adapter, and for an update through vLLM's engine, which writes
         over the previous version.
         """
 

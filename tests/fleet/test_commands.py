@@ -82,8 +82,8 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
         for timeout_s in (0.1, 5, 25):  # a busy machine may take longer to bring it there
             _, _, errors = await genserve("replicas", "drain", address, "--timeout", f"{timeout_s}s")
             assert errors == (
-                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or nobody else has "
-                "the version of the fleet: it goes on draining, unless it is added again\n"
+                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or no other "
+                "replica has the version of the fleet: it continues to drain unless it is added again\n"
             )
             if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
                 break
@@ -116,7 +116,7 @@ async def test_a_daemon_is_named_as_what_it_is(fleet: RoutedFleet, genserve: Com
     """Who forgets --target calls a daemon, where both are on one host."""
     status, _, errors = await genserve("replicas", "list", target=fleet.daemons[0].address)
     assert status == 1
-    assert errors.startswith("genserve: UNSUPPORTED: this is not a router, whose address --target has to be: ")
+    assert errors.startswith("genserve: UNSUPPORTED: --target is not the address of a router: ")
 
 
 def test_the_commands_look_for_the_router_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_the_commands_look_for_the_router_where_it_listens(monkeypatch: pytest.M
     assert make_parser().parse_args(["replicas", "list"]).default_target == DEFAULT_ROUTER
 
 
-async def test_drain_shuts_down_who_is_asked_and_says_what_runs(fleet: RoutedFleet, genserve: Command) -> None:
+async def test_drain_shuts_down_its_target_and_says_what_runs(fleet: RoutedFleet, genserve: Command) -> None:
     """A daemon of the fleet, which gets no more requests, and then the router."""
     leaving, staying = fleet.daemons
     assert await genserve("drain", target=leaving.address) == (0, "draining: 3 running, 2 waiting\n", "")

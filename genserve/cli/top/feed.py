@@ -1,4 +1,4 @@
-"""Asks the daemon or the router, and tells the screen: watches that call again, and the commands of the user.
+"""Asks the daemon or the router, and updates the screen: watches that call again, and the commands of the user.
 
 Everything has a deadline, and nothing waits for anything else: a daemon that is lost, silent or refuses is shown so.
 """

@@ -24,7 +24,7 @@ class Part:
 
 
 def frame(screen: Screen, width: int, height: int | None, now_s: float, *, keys: bool = True) -> list[Line]:
-    """At most `height` lines of at most `width` cells; None = as many as there are. The last one tells the keys."""
+    """At most `height` lines of at most `width` cells; None = as many as there are. The last one shows the keys."""
     top = [*sections.header(screen, width, now_s), *sections.load(screen, width)]
     bottom = sections.keys(screen)[-height if height is not None else None :] if keys else []
     parts = [
@@ -66,7 +66,7 @@ def shared(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
 
 
 def window(part: Part, count: int) -> list[Line]:
-    """So many of the rows of a part, around its focus; the last one tells how many are missing."""
+    """So many of the rows of a part, around its focus; the last one says how many are missing."""
     if len(part.rows) <= count:
         return list(part.rows)
     if count <= part.num_fixed:
@@ -88,5 +88,5 @@ def _stacked(parts: Sequence[Part], width: int, room: int) -> list[Line]:
 
 
 def _faded(lines: Sequence[Line]) -> list[Line]:
-    """Of what was told before it was lost."""
+    """The last report before the daemon was lost."""
     return [tuple(Span(span.text, Tone.DIM) for span in each) for each in lines]

@@ -1,4 +1,4 @@
-"""What the screen knows: what was told last, its history, how fast pushes in flight arrive, and what became of the
+"""What the screen shows: the last report, its history, how fast pushes in flight arrive, and what became of the
 user's commands.
 
 Pure: times are given by the caller, in seconds of a clock that never goes back, and nothing here asks anybody.
@@ -34,7 +34,7 @@ class Transfer:
     mean: float | None = None
 
     def told(self, push: "PushInFlight", now_s: float) -> int:
-        """How many bytes have arrived since it was told last."""
+        """Bytes that have arrived since the last report."""
         before = self.points[-1][1] if self.points else 0
         if push.received_bytes < before:  # a new attempt
             self.points.clear()
@@ -58,14 +58,14 @@ class Transfer:
 
 
 class Transfers:
-    """The pushes that were told last, at most `MAX_SHOWN`. `arrived_bytes`: of all pushes since the beginning."""
+    """The pushes of the last report, at most `MAX_SHOWN`. `arrived_bytes`: of all pushes since the beginning."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Transfer] = {}
         self.arrived_bytes = 0
 
     def told(self, pushes: Sequence["PushInFlight"], means: Iterable[float | None], now_s: float) -> list[Transfer]:
-        """Takes what was told, with the mean rate of each, and returns those that are not listed any more."""
+        """Takes a report, with the mean rate of each push, and returns those that are not listed any more."""
         shown = list(pushes)[:MAX_SHOWN]
         gone = [self._by_id.pop(push_id) for push_id in self._by_id.keys() - {push.push_id for push in shown}]
         for push, mean in zip(shown, means, strict=False):
@@ -89,7 +89,7 @@ class Transfers:
 
     @property
     def shown(self) -> list[Transfer]:
-        """In the order in which they were told."""
+        """In the order of the report."""
         return list(self._by_id.values())
 
 
@@ -165,8 +165,8 @@ class EndedPush:
 
 
 class Screen:
-    """The state of the screen. `target` and `now_s`: who is shown, and the time now. `pause_ttl_s`: how long a pause
-    lasts that the user asks for."""
+    """The state of the screen. `target`: the address that is shown. `now_s`: the time now. `pause_ttl_s`: the length
+    of a pause that the user takes."""
 
     def __init__(self, target: str, now_s: float, pause_ttl_s: float = 60.0) -> None:
         self.target = target
@@ -196,8 +196,8 @@ class Screen:
     # --- what was told
 
     def took_status(self, status: "Status", now_s: float, here: datetime) -> list[Transfer]:
-        """Takes a status; `here` is the time of this machine, which counts if the daemon does not tell its own. Returns
-        the pushes that are not in flight any more."""
+        """Takes a status; `here` is the time of this machine, which is used if the daemon does not send its own.
+        Returns the pushes that are not in flight any more."""
         before = self.status
         if before is None or before.state.instance_id != status.state.instance_id:
             if before is not None:
@@ -218,7 +218,7 @@ class Screen:
         self.is_router, self.replicas, self.replicas_problem = True, replicas, ""
 
     def took_info(self, info: "ServerInfo | None") -> None:
-        """Takes what is served; None if it was not told."""
+        """Takes what is served; None if it is unknown."""
         self.info = info
 
     @property
@@ -264,7 +264,7 @@ class Screen:
     # --- what follows from it
 
     def daemon_time(self, now_s: float) -> datetime | None:
-        """The clock of who answers; None before it has answered, or when it tells the end of time."""
+        """The server's clock; None before the first answer, and if the time is out of range."""
         if self._told_time is None:
             return None
         try:

@@ -33,7 +33,7 @@ _REPLICAS: Final = {"ready": Tone.GOOD, "unhealthy": Tone.BAD}
 
 
 def header(screen: Screen, width: int, now_s: float) -> list[Line]:
-    """Who is shown, whether it answers, its phase and version."""
+    """The target, whether it answers, its phase and version."""
     info = screen.info
     served = "" if info is None else f"  {_model(info.model)}, {info.device}"
     who = line(Span("genserve top ", Tone.DIM), Span(screen.target, Tone.STRONG), Span(served, Tone.DIM))

@@ -82,7 +82,7 @@ class Pipe(Generic[T]):
 
 
 class Answer:
-    """What a replica says, as bytes, and the failures that no replica tells. It is the Caller of who forwards it."""
+    """The answer of a replica, as bytes, or the failure of a call that no replica answered: the Caller of a forward."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -101,7 +101,7 @@ class Answer:
         await self.messages.write(data)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        """Tells of requests that have failed."""
+        """Reports requests that have failed."""
         for failure in failures:
             await self.messages.write(failure)
 
@@ -189,7 +189,7 @@ class DirectGenerate(DirectCall):
 
 
 class DirectGenerateMany(DirectCall):
-    """A call of GenerateMany. `read` returns a Failure where no replica tells of the error of a request."""
+    """A call of GenerateMany. `read` returns a Failure for a request that no replica answered."""
 
     def __init__(self, replicas: DirectReplicas, waiting: Waiting, timeout_s: float | None) -> None:
         answer = Answer(timeout_s)
@@ -218,7 +218,7 @@ class DirectGenerateMany(DirectCall):
         self._requests.end()
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Calls nothing: unlike gRPC's call, this one tells its readers and writers why it has ended."""
+        """Calls nothing: unlike gRPC's call, this one gives its readers and writers the reason of its end."""
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests of this call, also after `done_writing`."""

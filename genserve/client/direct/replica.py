@@ -1,4 +1,4 @@
-"""A replica as a client knows it: what the router has told, whether the client reaches it, and its connection."""
+"""A replica as a client knows it: what the router has reported, whether the client reaches it, and its connection."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -70,7 +70,7 @@ class KnownReplica:
         return ReplicaState.READY, ""
 
     def tell(self, told: fleet_pb2.Replica, fleet_version: int) -> None:
-        """The router has told of it."""
+        """The router has reported it."""
         if told.load != self.told.load:  # otherwise it is the report that is known
             self._inflight_at_report = self.inflight
         if told.engine.instance_id != self.instance_id:
@@ -144,7 +144,7 @@ class DirectUpstream(TokenUpstream):
 
     @property
     def least_version(self) -> int | None:
-        """The version that it was told to serve: it may have restarted since with another one."""
+        """The version that it serves according to the router: it may have restarted since with another one."""
         return self.known.weight_version
 
     def check_open(self) -> None:

@@ -25,14 +25,14 @@ TOKENIZE_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
 _REASONS: Final = 3
-"""How many replicas an error tells of that this client cannot call."""
+"""The number of replicas that an error names as unreachable."""
 
 Told = fleet_pb2.WatchReplicasResponse
 
 
 class DirectReplicas(Destinations[DirectUpstream]):
-    """The table of replicas. Who watches the router calls `tell` and `miss`; `asks` is set when somebody needs an
-    answer of the router that is newer.
+    """The table of replicas. The task that watches the router calls `tell` and `miss`; `asks` is set when somebody
+    needs an answer of the router that is newer.
 
     A replica is READY here if it is so for the router, and the same run of the daemon has answered this client.
     """
@@ -65,7 +65,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
         return self._num_begun
 
     def tell(self, told: Told, call: int) -> None:
-        """The router has told of its replicas: all of them."""
+        """The router has reported its replicas: all of them."""
         before = self._states()
         self._version = told.weight_version
         self.newest_version = max(self.newest_version, self._version)
@@ -166,12 +166,12 @@ class DirectReplicas(Destinations[DirectUpstream]):
 
     @property
     def is_known(self) -> bool:
-        """Whether the router has told of its replicas, not too long ago."""
+        """Whether the router has reported its replicas, not too long ago."""
         return self._heard_at_s is not None and time.monotonic() - self._heard_at_s <= self._settings.keep_s
 
     @property
     def committed_version(self) -> int | None:
-        """The version of the fleet as it was told last, None if that was too long ago."""
+        """The version of the fleet as last reported, None if that was too long ago."""
         return self._version if self.is_known else None
 
     async def known_for(self, request: Request) -> None:

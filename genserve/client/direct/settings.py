@@ -16,7 +16,7 @@ MAX_REPORT_INTERVAL_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What `AsyncClient(router, direct=Direct(...))` may be told. Times are in seconds.
+    """The settings of `AsyncClient(router, direct=Direct(...))`. Times are in seconds.
 
     `policies`: as `genserve route --policy`. `overload_threshold`: as `--overload-threshold`. `report_interval_s`: how
     often the router tells the loads of the replicas. `silence_s`: after so long without a word of the router it is

@@ -143,7 +143,7 @@ class DirectTokens:
         return [*unread, *self.waiting.abort(request_ids)]
 
     def stop(self) -> None:
-        """The connection is closed: ends everything. Who reads a call is told why by that."""
+        """The connection is closed: ends everything. Readers of a call get the reason."""
         if self._watching is not None:
             self._watching.cancel()
         for call in list(self._calls):

@@ -122,7 +122,7 @@ class RowsDelta(Delta):
 
 
 class _Sequence:
-    """Whose slot it is, and how many tokens the sequence has."""
+    """The sequence of a slot, and how many tokens it has."""
 
     __slots__ = ("index", "num_tokens", "request_id")
 

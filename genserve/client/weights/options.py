@@ -75,7 +75,7 @@ class PushOptions(ApplyOptions, SendOptions, total=False):
     """SHA-256 of the contents, as PushHeader in weights.proto defines it: the push fails with ChecksumMismatchError if
     its bytes have another one."""
     layout: ServedWeights | None
-    """What `get_weights` told one of several callers that each bring some of the tensors; the same for all."""
+    """The answer of `get_weights` to one of several callers that each bring some of the tensors; the same for all."""
     callers: int | None
     """How many make the push together; default: the number of ranks that the DTensors are spread over, else 1."""
     streams: int
@@ -100,7 +100,7 @@ class LoadOptions(ApplyOptions, total=False):
     prepared_ttl_s: float | None
     """Seconds for which a prepared push waits for its commit; default 60."""
     content_digest: str
-    """Refuse other contents: the digest that `Push.content_digest` and `get_weights` tell. Default: not compared."""
+    """Refuse other contents: the digest that `Push.content_digest` and `get_weights` report. Default: not compared."""
 
 
 @dataclass(frozen=True, slots=True)

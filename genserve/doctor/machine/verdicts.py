@@ -122,7 +122,7 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
 
 
 def device_memory(device: DeviceFacts, utilization: float) -> Verdict:
-    """vLLM does not start if other processes hold the memory that it was told to use."""
+    """vLLM does not start if other processes hold the memory that its flags ask for."""
     check, wanted = f"device {device.index} memory", utilization * device.total_bytes
     finding = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free"
     figures = {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}

@@ -53,7 +53,7 @@ def way_verdicts(
 
 
 def start(found: WayFound) -> Verdict:
-    """Whether the daemon served, and takes versions in the way that it was told."""
+    """Whether the daemon served, and takes versions in the way that its flags ask for."""
     if found.cold is None:
         advice = "Start it with `genserve serve` and VLLM_LOGGING_LEVEL=INFO to see its whole log."
         return fail("start", found.error or "the daemon printed nothing", advice)

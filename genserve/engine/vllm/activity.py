@@ -30,7 +30,7 @@ class Processes:
         self._steps = steps
 
     def any_stopped(self) -> bool:
-        """Whether one is stopped. A stop holds all threads of a process, so its first one tells: cheap."""
+        """Whether one is stopped. A stop holds all threads of a process, so looking at the first one is enough."""
         return any(fields[0] in _STOPPED for _, fields in self._all())
 
     def activity(self) -> Activity:

@@ -21,7 +21,7 @@ from genserve.process.signals import ending
 T = TypeVar("T")
 
 _CAUSE_WITHIN_S = 5.0
-"""vLLM refuses calls a moment before it tells that the engine has died."""
+"""vLLM refuses calls a moment before it reports that the engine has died."""
 UNTOLD = "EngineCore reported an error: see the log above"
 
 log = logging.getLogger(__name__)

@@ -107,7 +107,7 @@ class LiveWeights:
         )
 
     async def unused_tensors(self, tensors: Sequence[TensorSpec], timeout_s: float) -> frozenset[str]:
-        """The names of those tensors that no rank loads; none if a rank cannot tell."""
+        """The names of those tensors that no rank loads; none if a rank does not know."""
         request = Described([(each.name, each.dtype, each.shape) for each in tensors])
         try:
             answers = await self._workers.acks(Unused, "genserve_unused", request.to_wire(), timeout_s=timeout_s)

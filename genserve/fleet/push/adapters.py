@@ -79,7 +79,7 @@ class FleetLoras:
             task.exception()  # if nobody waits for it
 
     async def _load(self, request: control_pb2.LoadLoraRequest, turn: asyncio.Lock) -> control_pb2.Lora:
-        """The same for who has the turn, which ends with it."""
+        """As `load`, for the caller that holds `turn`; releases it."""
         fleet, name, limit_s = self._fleet, request.lora_name, load_lora_s(request)
         desired = fleet.desired
         had: list[Upstream] = []

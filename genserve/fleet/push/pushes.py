@@ -30,7 +30,7 @@ class FleetPushes:
         self._fleet = fleet
         self._live: dict[str, FleetPush] = {}
         self.outcomes: Counter[str] = Counter()
-        """Of pushes that are over: what their trainers were told."""
+        """The answers of pushes that are over."""
         self._abandoned: FleetPush | None = None
         self._clearing: set[asyncio.Task[None]] = set()
         self._committing: dict[str, asyncio.Task[weights_pb2.CommitPushResponse]] = {}

@@ -102,7 +102,7 @@ class FleetReplicas(FleetServiceServicer):
         return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
 
     def _watched(self, changed: asyncio.Event) -> fleet_pb2.WatchReplicasResponse:
-        """What watchers are told now: made once for all of them. `changed`: set by the next change."""
+        """The message for watchers now: made once for all of them. `changed`: set by the next change."""
         now_s = time.monotonic()
         if self._change_before is not changed or now_s > self._made_at_s + _TOLD_S:
             self._change_before, self._made_at_s = changed, now_s

@@ -22,7 +22,7 @@ _STDERR: Final = 2
 
 
 async def main(task: Task, serving: ServingAddresses) -> int:
-    """Connects and does the task, until it is told to end. Returns the exit status."""
+    """Connects and does the task, until it is asked to end. Returns the exit status."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
@@ -42,7 +42,7 @@ async def main(task: Task, serving: ServingAddresses) -> int:
 
 
 async def _connected(config: RayConfig, stopped: asyncio.Event) -> bool:
-    """False: it was told to end before."""
+    """False if it was asked to end before."""
     connecting, waiting = asyncio.create_task(connect(config)), asyncio.create_task(stopped.wait())
     await asyncio.wait({connecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

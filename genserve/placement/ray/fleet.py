@@ -36,7 +36,7 @@ async def run_fleet(config: RayConfig, fleet: RayFleet, serving: ServingAddresse
 
 
 async def _reserved(config: RayConfig, fleet: RayFleet, stopped: asyncio.Event) -> Placement | None:
-    """None: it was told to end before."""
+    """None if it was asked to end before."""
     reserving = asyncio.create_task(Placement.reserve(config, fleet, carried(os.environ)))
     waiting = asyncio.create_task(stopped.wait())
     try:
@@ -75,7 +75,7 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
 
 
 async def find_fleet(serving: ServingAddresses, stopped: asyncio.Event) -> int:
-    """Tells the addresses whenever they change, until this process is told to end. Returns the exit status. Raises
+    """Writes the addresses whenever they change, until this process is asked to end. Returns the exit status. Raises
     RayFailedError if the cluster does not answer."""
     told: set[str] | None = None
     while not stopped.is_set():

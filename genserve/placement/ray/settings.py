@@ -20,7 +20,8 @@ _PREFIX: Final = "replica-"
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """`name`: tells the fleets of one cluster apart. `timeout_s`: for Ray to answer and to place all replicas."""
+    """`name`: of the fleet, to distinguish those of one cluster. `timeout_s`: for Ray to answer and to place all
+    replicas."""
 
     address: str = AUTO
     name: str = DEFAULT_NAME

@@ -123,7 +123,7 @@ def to_load(load: Load) -> control_pb2.Load:
 
 
 def to_status(kind: type[StatusT], state: EngineState, pushes: Iterable[PushInFlight], now_s: float) -> StatusT:
-    """The status, as GetStatus and WatchStatus tell it at `now_s`, in Unix seconds."""
+    """The status, as GetStatus and WatchStatus return it at `now_s`, in Unix seconds."""
     return kind(
         state=to_state(state), load=to_load(state.load), pushes=map(to_push_in_flight, pushes), time=to_timestamp(now_s)
     )

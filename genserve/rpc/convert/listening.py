@@ -1,4 +1,4 @@
-"""What a daemon or a router tells of its ports: who may call, and how much."""
+"""Facts about the ports of a daemon or a router for clients: protection and limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -77,7 +77,7 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
-    """The state of one push. `changes` are notified of each event."""
+    """The state of one push. Each event wakes the waiters of `changes`."""
 
     def __init__(self, *changes: Change) -> None:
         self.state = State.RECEIVING

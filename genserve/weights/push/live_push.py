@@ -298,7 +298,7 @@ class LivePush:
             self.issues = (PushIssue("", str(error)),)
 
     def break_off(self) -> None:
-        """Whoever carries it out was cancelled; so are the streams."""
+        """Cancels the streams after the task of the push was cancelled."""
         self.lifecycle.go("failed")
         self.attempt.result.cancel()
 
@@ -317,7 +317,7 @@ class LivePush:
             self.staging.close()
 
     def in_progress(self) -> ApplyInProgressError:
-        """The error for other callers who want to change the weights while this push is in progress."""
+        """The error for other changes of the weights while this push is in progress."""
         return ApplyInProgressError(
             f"push {self.push_id!r} is in progress ({self.lifecycle.push_state.value})",
             metadata={"push_id": self.push_id},

@@ -25,7 +25,7 @@ class PulledPush:
 
     @property
     def origin(self) -> str:
-        """Whose bytes it brings."""
+        """The memory that took the bytes first, as in `PushHeader.origin`."""
         return self._origin
 
     @property

@@ -93,8 +93,8 @@ class Staging:
         self._arrival: Arrival | None = None
 
     def tell_arrival(self, arrival: Arrival | None) -> None:
-        """From now on, tells `arrival` the number of bytes that are there, from the first one on without a gap. These
-        bytes do not change any more, whatever attempt has brought them."""
+        """From now on, reports to `arrival` the number of bytes that are there, from the first one on without a gap.
+        These bytes do not change any more, whatever attempt has brought them."""
         self._arrival = arrival
         if arrival is not None:
             arrival.tell(self.there.prefix)

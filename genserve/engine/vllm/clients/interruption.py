@@ -115,7 +115,7 @@ class Watch:
 
 
 class Interruptions:
-    """The latest one of a client. vLLM's stat loggers tell it of each step."""
+    """The latest one of a client. vLLM's stat loggers call it for each step."""
 
     def __init__(self) -> None:
         self._latest: Watch | None = None
@@ -148,7 +148,7 @@ class EngineInterruption:
 
     @property
     def num_computed_tokens(self) -> int | None:
-        """Tokens that the sequences of all clients have keys and values of; None until all have told."""
+        """Tokens that the sequences of all clients have keys and values of; None until all have reported."""
         if not all(each.done() for each in self._telling):
             return None
         return self._own.num_computed_tokens + sum(each.result() for each in self._telling)

@@ -1,4 +1,4 @@
-"""What each client of the engine tells the others, in shared words: how much it does, and what vLLM told it.
+"""Figures that each client of the engine shares with the others: its load, and what vLLM reported to it.
 
 vLLM sends the statistics of a step to one client only, that whose requests come first. So each client writes what it
 gets to its own row, and the daemon reads all rows.

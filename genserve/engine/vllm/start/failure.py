@@ -28,7 +28,7 @@ FATAL = "EngineCore encountered a fatal error."
 RAISED = "WorkerProc hit an exception."
 """A worker lives on; EngineCore may end because of it, with its text."""
 DIED = "died unexpectedly"
-"""A worker. There is no exception to tell."""
+"""A worker. There is no exception to report."""
 _POINTS_ELSEWHERE = ("root cause", "Executor failed.")
 _OF_WORKER = re.compile("Worker failed with error '(.*?)(?:', please check|$)")
 _MAX_LENGTH = 2000
@@ -105,7 +105,7 @@ class Report:
         return next(filter(None, (_root_of(line, survived) for line in ends)), "")
 
     def explained(self, found: str) -> str:
-        """Why the engine is dead, for somebody who has `found` so."""
+        """The cause of the engine's death; `found` is the error that showed it."""
         return self.cause() or _root_of(found, self._read()[1]) or found
 
     def _read(self) -> tuple[list[str], list[str]]:

@@ -130,7 +130,7 @@ export interface GetStatusResponse {
    */
   pushes: PushInFlight[];
   /**
-   * The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
+   * The server's clock, to which the times of leases and pushes refer: with it, a countdown is right on a host whose
    * clock differs.
    */
   time?: Date | undefined;
@@ -168,7 +168,7 @@ export interface WatchStatusResponse {
     | Load
     | undefined;
   /**
-   * As in GetStatusResponse. A watcher is told at once when a push has another state, and of new bytes as of a changed
+   * As in GetStatusResponse. A watcher hears at once when a push changes its state, and of new bytes as of a changed
    * load.
    */
   pushes: PushInFlight[];
@@ -201,7 +201,7 @@ export interface Limits {
   /** Most calls per second of all callers of a role together; a role that is not named has no such limit. */
   requestRates: RequestRate[];
   /**
-   * Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router tells the sum of its
+   * Most running and waiting sequences; a request above it is refused with QUEUE_FULL. A router reports the sum of its
    * replicas.
    */
   maxActiveRequests: number;

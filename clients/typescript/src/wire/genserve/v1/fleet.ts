@@ -48,11 +48,11 @@ export interface Replica {
   state: ReplicaState;
   /** Why it is not READY: a sentence for people. */
   reason: string;
-  /** The state of its engine, as it was last told; unset before it has answered. */
+  /** The state of its engine, as last reported; unset before it has answered. */
   engine?:
     | EngineState
     | undefined;
-  /** Its load, as it was last told. */
+  /** Its load, as last reported. */
   load?:
     | Load
     | undefined;
@@ -64,7 +64,7 @@ export interface Replica {
   pushId: string;
   /** Digest of the contents of its weights, as in PushHeader, if it is known. */
   contentDigest: string;
-  /** Its pushes in flight, as it last told: see GetStatusResponse. */
+  /** Its pushes in flight, as last reported: see GetStatusResponse. */
   pushes: PushInFlight[];
 }
 

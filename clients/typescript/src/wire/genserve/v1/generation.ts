@@ -48,7 +48,7 @@ export enum FinishReason {
   REPETITION = 8,
 }
 
-/** How the answers of a stream tell the new output of a request. */
+/** The form in which the answers of a stream carry the new output of a request. */
 export enum GenerateManyForm {
   /** UNSPECIFIED - Same as ITEMS. */
   UNSPECIFIED = 0,
@@ -392,7 +392,7 @@ export interface GenerateManyRequest {
     { $case: "abort"; value: string }
     | undefined;
   /**
-   * The form in which the output of the request that this message begins is told. A daemon that does not know columns
+   * The form of the output of the request that this message begins. A daemon that does not know columns
    * answers with items.
    */
   form: GenerateManyForm;
@@ -424,7 +424,7 @@ export interface GenerateManyItem {
  * a request's sequences stand side by side.
  */
 export interface TokenColumns {
-  /** The sequence of each row, as told by the first item of its request. */
+  /** The sequence of each row, as the first item of its request says. */
   slots: number[];
   /** The weights that sampled all tokens of these rows. The tokens of a row follow those that the sequence had before. */
   weightVersion: number;

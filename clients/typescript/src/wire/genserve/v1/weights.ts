@@ -322,7 +322,7 @@ export interface Push {
   contentDigest: string;
 }
 
-/** How far a push in flight has come: for people and dashboards, which do not know its id. GetPush tells more. */
+/** How far a push in flight has come: for people and dashboards, which do not know its id. GetPush reports more. */
 export interface PushInFlight {
   /** Its id. */
   pushId: string;
@@ -378,7 +378,7 @@ export interface Applied {
    * sequence of any client, its prompt and its output but the last token. 0 for REUSE, an adapter, and if an earlier
    * pause has thrown them away. Counted for each sequence, also where sequences share a prefix that is computed once. A
    * prompt without output yet counts as 0, though a part may have been computed; a sequence that vLLM preempted for
-   * want of memory counts in full. Unset in the answer if a front end has not told its part by then: GetPush does.
+   * want of memory counts in full. Unset in the answer if a front end has not reported its part by then: GetPush has it.
    */
   recomputedTokens?:
     | number
@@ -386,7 +386,7 @@ export interface Applied {
   /**
    * The longest time that a running sequence of any client was without output because of this update: from its last
    * output before the pause to its next one, which with RECOMPUTE comes when its tokens are computed again. It is known
-   * only after the answer, and unset there: GetPush tells it when every sequence that ran has another output, or after
+   * only after the answer, and unset there: GetPush has it when every sequence that ran has another output, or after
    * five minutes or at the next update; one that still waits then counts with its wait until then. Also unset if no
    * sequence ran, if generation stays paused, for an adapter, and for an update through vLLM's engine.
    */
@@ -395,7 +395,7 @@ export interface Applied {
     | undefined;
   /**
    * How long it took to free the previous version, which the next push waits for. It is known only after the answer,
-   * and unset there: GetPush tells it. Also unset for an adapter, and for an update through vLLM's engine, which writes
+   * and unset there: GetPush has it. Also unset for an adapter, and for an update through vLLM's engine, which writes
    * over the previous version.
    */
   discard?: Duration | undefined;
