@@ -28,7 +28,7 @@ def cells(table: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
-def test_the_first_is_whoever_has_the_better_median() -> None:
+def test_better_median_comes_first() -> None:
     """With the number of rounds in which it was ahead; what nobody serves with does not take part."""
     by_peer = {
         "in_process": rates(900, 900, 900),

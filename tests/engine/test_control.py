@@ -68,7 +68,7 @@ async def test_wait_lets_running_requests_finish_and_holds_back_new_ones(client:
     assert len((await asyncio.wait_for(held, 60)).token_ids) == 1
 
 
-async def test_who_waits_for_a_paused_engine_learns_who_has_paused_it(client: AsyncClient) -> None:
+async def test_error_of_a_request_to_a_paused_engine_names_the_holder(client: AsyncClient) -> None:
     """A request that ran, and one that came later: before their own deadline. The engine has neither any more."""
     async with client.stream(PROMPTS[0], timeout_s=PAUSED_S, **LONG) as stream:
         await anext(stream)

@@ -149,9 +149,7 @@ async def test_a_pause_holds_for_the_requests_of_all(
             assert await reasons(tasks) == [reason] * len(everywhere)
 
 
-async def test_every_port_says_who_has_paused_the_engine(
-    client: AsyncClient, everywhere: Sequence[AsyncClient]
-) -> None:
+async def test_every_port_names_the_holder_of_a_pause(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
     """To a request whose time is over: the daemon alone has the leases."""
     async with client.paused(holder="alice@host", ttl_s=600):
         waiting = [each.generate([1], max_tokens=1, timeout_s=3.0 * SCALE) for each in everywhere]

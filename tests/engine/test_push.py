@@ -265,7 +265,7 @@ async def test_a_chunk_before_the_header_is_refused(client: AsyncClient, raw_pus
     assert raised.value.reason == "INVALID_FIELD"
 
 
-async def test_a_second_push_is_refused_at_once_and_told_who_is_at_work(
+async def test_second_push_is_refused_at_once_and_names_the_first(
     client: AsyncClient, daemon: DaemonProcess, raw_push: RawPush, checkpoints: dict[str, Path]
 ) -> None:
     """ABORTED / APPLY_IN_PROGRESS names the push that holds the place; when its stream is gone the place is free."""

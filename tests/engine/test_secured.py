@@ -92,7 +92,7 @@ async def test_each_role_does_its_own(secured: Secured, checkpoints: dict[str, P
             await operator.generate([1], max_tokens=1)
 
 
-async def test_tokens_are_for_who_has_no_listed_certificate(secured: Secured) -> None:
+async def test_caller_without_a_listed_certificate_needs_a_token(secured: Secured) -> None:
     async with secured.client("unlisted") as nobody:
         with pytest.raises(UnauthenticatedError):
             await nobody.status()

@@ -154,7 +154,7 @@ async def test_a_signal_ends_a_start_at_once(starting: DaemonProcess, number: si
     assert alive == []
 
 
-async def test_a_start_that_fails_is_told_to_who_watches_it(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+async def test_watcher_of_a_start_gets_its_failure(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """The last state is DEAD, then the watch ends."""
     flags = ["--model", str(checkpoints["a"]), "--kv-cache-memory-bytes", "1000"]
     process = DaemonProcess(flags, tmp_path / "stderr")

@@ -9,7 +9,7 @@ READS = Fault("digests", "slow", seconds=0.01, times=-1)
 """Tells how often the workers were asked to read."""
 
 
-async def test_the_weights_are_read_once_for_all_who_ask_about_a_version(subject: Subject) -> None:
+async def test_concurrent_callers_share_one_reading_of_the_weights(subject: Subject) -> None:
     """At the same time and later. After a push they are read again: those of the version before would be wrong."""
     subject.order(READS)
     known = []

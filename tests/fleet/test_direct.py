@@ -275,7 +275,7 @@ async def test_a_client_that_is_closed_says_so() -> None:
             await many.submit([1])
 
 
-async def test_a_client_that_is_closed_says_so_to_who_waits() -> None:
+async def test_closing_a_client_raises_in_calls_that_wait() -> None:
     """For a replica, or for the router: no call to any of them runs."""
     async with direct_fleet(1) as fleet:
         fleet.links[0].kill()

@@ -108,7 +108,7 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
         await fleet.client.unload_lora(NAME)
 
 
-async def test_an_adapter_from_a_directory_is_loaded_on_who_joins(fleet: RoutedFleet, tmp_path: Path) -> None:
+async def test_joining_replica_loads_adapters_from_directories(fleet: RoutedFleet, tmp_path: Path) -> None:
     """Until another one is pushed under its name, which is brought instead."""
     save_file(TENSORS, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))

@@ -56,7 +56,7 @@ async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held
         assert all(hold(2, daemon) for daemon in fleet.daemons)
 
 
-async def test_a_push_that_fails_when_its_trainer_is_gone_is_no_error_of_the_router() -> None:
+async def test_failed_push_of_a_gone_trainer_logs_no_error_in_the_router() -> None:
     """The log of a router tells nobody that an exception was never retrieved."""
     told: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()

@@ -58,7 +58,7 @@ def members(fleet: RoutedFleet) -> list[Member]:
     return fleet.running.router.fleet.members
 
 
-async def test_a_pushed_adapter_is_brought_to_who_joins() -> None:
+async def test_joining_replica_gets_pushed_adapters() -> None:
     """From a replica that has it: its tensors, its configuration and its version."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
@@ -152,7 +152,7 @@ async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:
             assert [lora.push_id for lora in after.loras] == ["second"]
 
 
-async def test_a_router_that_starts_brings_pushed_adapters_to_who_joins() -> None:
+async def test_new_router_gives_pushed_adapters_to_joining_replicas() -> None:
     """It reads in the record which there are; one that was unloaded is not among them."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]

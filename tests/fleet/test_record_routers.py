@@ -74,7 +74,7 @@ async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
 
 
 @pytest.mark.parametrize("tags", [["scheduling"], ["kv_cache"]])
-async def test_no_more_falls_asleep_on_who_joins_than_in_the_fleet(tags: list[SleepTag]) -> None:
+async def test_joining_replica_sleeps_no_deeper_than_the_fleet(tags: list[SleepTag]) -> None:
     """To release weights and bring them back takes long, and they may be lost."""
     async with routed(1) as fleet, replica() as late:
         await fleet.client.sleep(tags=tags)

@@ -44,7 +44,7 @@ def genserve(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-async def test_a_request_to_a_paused_fleet_learns_who_has_paused_it() -> None:
+async def test_error_of_a_request_to_a_paused_fleet_names_the_holder() -> None:
     """Through the router: the lease is the fleet's, and no replica's."""
     async with routed(2) as fleet:
         lease = (await fleet.client.pause(holder="alice@host", ttl_s=600)).lease

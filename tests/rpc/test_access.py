@@ -86,7 +86,7 @@ async def test_without_a_valid_token_nothing_of_ours_can_be_called(served: Guard
             assert await code_of(served.daemon.channel, method, token) == "UNAUTHENTICATED"
 
 
-async def test_a_refusal_says_who_needs_what(served: Guarded) -> None:
+async def test_refusal_names_the_caller_and_the_roles_it_needs(served: Guarded) -> None:
     async with served.client("generate") as client:
         with pytest.raises(PermissionDeniedError, match="trainer or operator") as raised:
             await client.pause(ttl_s=60.0)
@@ -94,7 +94,7 @@ async def test_a_refusal_says_who_needs_what(served: Guarded) -> None:
     assert served.callers.tokens["generate"] not in repr(raised.value)
 
 
-async def test_digests_are_for_those_who_push_or_operate(served: Guarded) -> None:
+async def test_digests_need_the_role_trainer_or_operator(served: Guarded) -> None:
     """Every live byte is read for them; the weights' version and manifest are for all. The refusal says so."""
     for role in ROLE_NAMES:
         async with served.client(role) as client:

@@ -122,7 +122,7 @@ async def test_nothing_is_kept_of_requests_that_have_ended(daemon: Daemon, clien
         assert len(kept(sequences)) == nothing
 
 
-async def test_a_stream_that_failed_says_why_to_who_submits(daemon: Daemon) -> None:
+async def test_submit_to_a_failed_stream_raises_its_error(daemon: Daemon) -> None:
     """Not only to who reads."""
     async with AsyncClient("127.0.0.1:1") as nowhere, nowhere.stream_many() as many:
         with pytest.raises(UnavailableError):

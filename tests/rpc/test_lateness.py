@@ -17,7 +17,7 @@ TIMEOUT_S = 3.0 * SCALE
 SHORT_S = 0.3
 
 
-async def test_who_waits_for_a_paused_engine_learns_who_has_paused_it(daemon: Daemon) -> None:
+async def test_error_of_a_request_to_a_paused_engine_names_the_holder(daemon: Daemon) -> None:
     """With one request, and with many on one stream; and whether or not it had tokens before."""
     async with AsyncClient(daemon.address) as client:
         begun = asyncio.create_task(client.generate("begun", timeout_s=TIMEOUT_S, stream_interval=1))

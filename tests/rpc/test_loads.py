@@ -206,7 +206,7 @@ async def test_a_push_passes_through_daemons_while_it_arrives(daemons: Start) ->
     assert [daemon.engine.live for daemon, _ in chain] == [content(1)] * 2
 
 
-async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daemons: Start) -> None:
+async def test_peers_do_not_apply_a_push_that_never_ends(daemons: Start) -> None:
     """Its trainer is gone after the last byte: no peer says that it is complete."""
     first, client = await daemons()
     late_daemon, late = await daemons()

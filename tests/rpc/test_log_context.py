@@ -1,4 +1,4 @@
-"""What is logged during a call says what the call is about."""
+"""Lines that are logged during a call name its method and its ids."""
 
 import logging
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.support.scripted_daemon import Daemon
 
 
 class Noting(logging.Handler):
-    """Keeps what each record is about."""
+    """Keeps the context of each record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Noting(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, str]]]:
-    """Of genserve's modules."""
+    """The contexts of the lines that genserve's modules log."""
     handler, logger = Noting(), logging.getLogger("genserve")
     logger.addHandler(handler)
     yield handler.noted
@@ -33,7 +33,7 @@ def lines() -> Iterator[list[dict[str, str]]]:
 
 
 def request(request_id: str) -> generation_pb2.GenerateRequest:
-    """It will be refused."""
+    """A request that the engine refuses."""
     return generation_pb2.GenerateRequest(request_id=request_id, text="hi")
 
 

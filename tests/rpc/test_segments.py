@@ -227,7 +227,7 @@ async def test_a_pipe_that_is_full_ends_the_stream(daemon: Daemon) -> None:
     assert (await push(daemon, [first, chunk(0, 32), END])).applied.active_version == 1, "it can be sent otherwise"
 
 
-async def test_a_failure_is_told_to_those_who_wait_for_memory(daemon: Daemon) -> None:
+async def test_failure_reaches_a_sender_that_waits_for_its_memory(daemon: Daemon) -> None:
     """One piece is wrong: the rest is told to be taken, so that its owner sends on, and gets the error."""
     first = await header(daemon)
     with memory() as (path, _), pipe() as (taken_path, reading):

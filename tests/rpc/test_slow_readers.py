@@ -100,7 +100,7 @@ async def test_a_slow_reader_that_goes_on_is_let_finish(daemon: Daemon) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_who_reads_is_served_beside_those_who_do_not(daemon: Daemon) -> None:
+async def test_stream_that_nobody_reads_delays_no_other_on_its_connection(daemon: Daemon) -> None:
     """On one connection: flow control is of each stream."""
     stuck = METHODS["GenerateMany"](daemon.generation)
     stream = await daemon.stream()

@@ -214,7 +214,7 @@ async def with_ingest(config: ServeConfig) -> AsyncIterator[int]:
 
 
 @pytest.mark.slow
-async def test_receiving_processes_ask_who_may_push(authority: Authority, tmp_path: Path) -> None:
+async def test_receiving_processes_check_the_caller_of_a_push(authority: Authority, tmp_path: Path) -> None:
     """They have the certificate, too, and pass on whose certificate the client has. Nobody else can say it."""
     callers = list_callers(tmp_path, {"trainer.example": ["trainer"], "worker.example": ["generate"]}, t=["trainer"])
     config = tls(authority.issue("127.0.0.1"), ssl_ca_certs=authority.ca_file, auth_file=callers.auth_file)

@@ -1,4 +1,4 @@
-"""What a scraper gets: samples by their names and labels."""
+"""Answers of a metrics port as samples by name and labels."""
 
 import asyncio
 import urllib.request
@@ -46,13 +46,13 @@ def parsed(text: str) -> Scrape:
 
 
 def scrape(url: str) -> Scrape:
-    """What is there now, or was a moment ago."""
+    """One scrape. The answer may be up to a second old."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return parsed(answer.read().decode())
 
 
 async def scraped_until(url: str, holds: Callable[[Scrape], bool]) -> Scrape:
-    """Scrapes until something holds: a text may be a second old, and a call counts when its last byte is sent."""
+    """Scrapes until `holds` is true: an answer may be a second old, and a call counts when its last byte is sent."""
     async with asyncio.timeout(_WAIT_S):
         while not holds(found := await asyncio.to_thread(scrape, url)):
             await asyncio.sleep(0.1)

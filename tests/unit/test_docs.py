@@ -102,7 +102,7 @@ def test_the_benchmarks_page_names_every_measurement() -> None:
     assert line.split(", ") == list(MEASUREMENTS)
 
 
-def test_the_benchmarks_page_says_who_is_first_in_every_training_run() -> None:
+def test_benchmarks_page_names_the_first_in_every_training_run() -> None:
     """Also where it is not genserve: in each number of streams and interval that was measured."""
     asked = [row[0] for row in rows(section(BENCHMARKS / "README.md", "Who is first"))]
     for key in Result.load(BENCHMARKS, "cycle").medians:

@@ -100,7 +100,7 @@ def _is_about(remaining_s: float | None, expected_s: float | None) -> bool:
 
 
 @pytest.mark.parametrize("timeout_s", [UNSET, GIVEN_S, None])
-async def test_the_daemon_is_told_the_deadline_of_every_call_and_who_calls(timeout_s: Timeout) -> None:
+async def test_every_call_sends_its_deadline_token_and_metadata(timeout_s: Timeout) -> None:
     """The default of the call, or what is given, and the slack of those that the daemon ends itself. Token and metadata
     come with each."""
     names = public_calls(AsyncClient) - {"close"}

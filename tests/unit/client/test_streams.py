@@ -246,7 +246,7 @@ async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task() -> Non
     assert call.is_cancelled
 
 
-async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+async def test_closing_a_stream_ends_its_reader(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """The reader is at the end; it was not cancelled."""
     daemon.hangs_after = 0
     stream = client.stream("x")

@@ -140,7 +140,7 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
     ]
 
 
-async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain: Drain) -> None:
+async def test_drain_reports_an_engine_that_has_died(rig: Rig, drain: Drain) -> None:
     """Nothing is left to wait for, and it was no end in order."""
     enter_phase(rig.board, Phase.DEAD)
     with pytest.raises(EngineDeadError):

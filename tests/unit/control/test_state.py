@@ -69,7 +69,7 @@ def test_a_version_that_is_applied_takes_the_place_of_lost_weights() -> None:
         lambda board: board.notify(),
     ],
 )
-async def test_every_change_wakes_all_who_wait_and_no_later_ones(change: object) -> None:
+async def test_change_wakes_present_waiters_and_no_later_ones(change: object) -> None:
     """Watchers tell what they see; one that comes afterwards waits for the next."""
     board = new_board()
     waiting = [asyncio.create_task(board.wait_change()) for _ in range(2)]

@@ -107,7 +107,7 @@ time.sleep(600)
 """
 
 
-async def test_the_memory_that_those_share_who_are_killed_is_removed() -> None:
+async def test_shared_memory_of_a_killed_child_is_removed() -> None:
     """Python's resource tracker does that, if it is left the time."""
     with Children() as children:
         process = await children.start(

@@ -158,7 +158,7 @@ def test_a_version_has_to_be_read_again_when_a_report_differs(version: Version, 
     assert member.sync_failure == ("" if instance_id == "j" else "no room")
 
 
-def test_what_was_written_down_last_counts_in_whatever_order_the_answers_come() -> None:
+def test_newest_record_counts_in_whatever_order_answers_come() -> None:
     """Or the replica would be taken to serve what somebody has pushed to it alone."""
     member = serving(Version(2, "q"))
     member.keeps(types_pb2.FleetState(epoch=2, weight_version=2, push_id="q"))

@@ -37,7 +37,7 @@ async def linked(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Link, L
         await asyncio.wait_for(asyncio.gather(*tasks), STEP_S)
 
 
-async def test_answers_come_to_those_who_asked_in_any_order() -> None:
+async def test_answers_reach_their_callers_in_any_order() -> None:
     """A slow answer does not delay another one. Values and bytes cross unchanged."""
     release = asyncio.Event()
 

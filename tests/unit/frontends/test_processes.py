@@ -139,7 +139,7 @@ async def test_one_that_does_not_answer_is_killed_and_started_again(template: Te
                     await asyncio.sleep(0.01)
 
 
-async def test_a_question_that_is_too_large_is_the_fault_of_who_asks(
+async def test_oversized_question_fails_the_caller_and_kills_no_frontend(
     template: Template, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """A client may abort any number of ids: no front end is killed for that."""
@@ -207,7 +207,7 @@ async def test_what_a_push_costs_is_that_of_all(template: Template) -> None:
         assert await all_of_them.longest_wait_s() is None
 
 
-async def test_one_that_dies_meanwhile_has_nobody_who_waits(template: Template) -> None:
+async def test_frontend_that_dies_has_no_longest_wait(template: Template) -> None:
     """Its streams have ended; the others tell theirs."""
     dying, other = Seat(dies_in="longest wait"), Seat(longest_wait_s=1.5)
     async with started(template, dying, other) as (all_of_them, _):

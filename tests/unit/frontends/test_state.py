@@ -39,7 +39,7 @@ async def test_a_change_can_be_read_before_anybody_is_told() -> None:
     assert (seen.phase, seen.is_over) == (Phase.DEAD, True)
 
 
-def test_front_ends_know_who_pauses_the_engine_and_until_when() -> None:
+def test_front_ends_know_the_holder_and_the_end_of_a_pause() -> None:
     """They serve the calls that wait for it. A name may be longer than there is room for."""
     leases: list[PauseLease] = []
     engine: Any = SimpleNamespace(weights=SimpleNamespace(version=0), cause_of_death="")

@@ -1,4 +1,4 @@
-"""Who counts as a process whose memory can be reached."""
+"""Which processes can share memory with this one."""
 
 import os
 import subprocess
@@ -11,16 +11,16 @@ from genserve.memory import host
 from genserve.memory.host import ProcessIdentity, can_share, host_id
 
 
-def test_memory_is_shared_with_the_daemon_that_says_it_is_here() -> None:
-    """The address alone does not tell: a tunnel ends on this host as well."""
+def test_memory_is_shared_only_with_a_daemon_of_this_host_id() -> None:
+    """The address alone proves nothing: a tunnel ends on this host, too."""
     assert can_share("127.0.0.1:50051", host_id())
     assert not can_share("10.0.0.1:50051", host_id())
     assert not can_share("127.0.0.1:50051", "")
     assert not can_share("127.0.0.1:50051", "another host")
 
 
-def test_a_process_is_where_it_is() -> None:
-    """This one, and its child for as long as that lives."""
+def test_process_is_here_only_while_it_lives() -> None:
+    """This process, and its child."""
     assert ProcessIdentity.own().is_here
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     identity = ProcessIdentity.of(child.pid)
@@ -30,7 +30,7 @@ def test_a_process_is_where_it_is() -> None:
 
 
 def test_a_pid_that_happens_to_exist_is_another_process() -> None:
-    """Of another host, another PID namespace or user, or one that has the PID again."""
+    """One of another host, PID namespace or user, or a later one with the same PID."""
     own = ProcessIdentity.own()
     assert not replace(own, start_time=own.start_time - 1).is_here
     assert not replace(own, pid=1).is_here or os.getpid() == 1
@@ -45,7 +45,7 @@ def test_a_pid_that_happens_to_exist_is_another_process() -> None:
 
 
 def test_a_name_with_parentheses_does_not_move_the_start_time() -> None:
-    """The kernel writes a command's name as it is."""
+    """The kernel does not escape the name of a command in /proc/PID/stat."""
     name = "a) 1 2 (b"
     code = f"import ctypes; ctypes.CDLL(None).prctl(15, {name.encode()!r}); print(flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -56,8 +56,8 @@ def test_a_name_with_parentheses_does_not_move_the_start_time() -> None:
     child.communicate(b"\n")
 
 
-def test_a_kernel_that_tells_nothing_shares_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """Then bytes are sent."""
+def test_host_without_a_boot_id_shares_no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """The client sends the bytes instead."""
     monkeypatch.setattr(host, "_BOOT_ID", host.Path(f"{tmp_path}/none"))
     assert host_id() == ""
     assert not ProcessIdentity.own().is_here

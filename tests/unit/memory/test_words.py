@@ -22,7 +22,7 @@ def test_a_child_reads_what_the_parent_writes_and_the_other_way_round() -> None:
     assert words.ints[2] == 2**63 - 1
 
 
-def test_the_words_stay_for_who_has_a_view_of_them() -> None:
+def test_words_stay_usable_through_a_view_after_close() -> None:
     """Closing frees the descriptor only: what still counts at the end may be counted."""
     words = SharedWords.create(2, "test")
     ints, fd = words.ints, words.fd

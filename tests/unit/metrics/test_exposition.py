@@ -175,7 +175,7 @@ async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -
         assert (await server.ask("GET /metrics HTTP/1.1\r\n\r\n"))[0] == 200
 
 
-async def test_a_server_with_tls_answers_only_who_speaks_it() -> None:
+async def test_server_with_tls_answers_only_tls() -> None:
     """The context is the caller's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     async with scraped(ScrapeAccess(tls=context)) as server:

@@ -30,7 +30,7 @@ def test_target_is_from_the_caller_then_environment_then_file(tmp_path: Path) ->
     assert target_of(None, {}, default="other:1") == "other:1"
 
 
-def test_the_token_is_that_of_the_first_who_has_one(tmp_path: Path) -> None:
+def test_first_source_of_a_token_wins(tmp_path: Path) -> None:
     (tmp_path / "mine.token").write_text("of-a-file\n")
     (tmp_path / "genserve").mkdir()
     (tmp_path / "genserve" / "beside.token").write_text("of-the-configuration\r\n")

@@ -35,7 +35,7 @@ async def reading(rig: Rig, digests: LiveDigests) -> "asyncio.Task[object]":
     return task
 
 
-async def test_all_who_ask_at_the_same_time_get_one_reading(rig: Rig, digests: LiveDigests) -> None:
+async def test_simultaneous_callers_get_one_reading(rig: Rig, digests: LiveDigests) -> None:
     """Also who comes when it has begun; who asks later begins another one."""
     rig.engine.num_unread_parts = 3
     asking = [await reading(rig, digests), *(asyncio.create_task(digests.read()) for _ in range(8))]
@@ -48,7 +48,7 @@ async def test_all_who_ask_at_the_same_time_get_one_reading(rig: Rig, digests: L
     assert num_parts(rig) == 5
 
 
-async def test_a_reading_ends_with_the_last_who_waits_for_it(rig: Rig, digests: LiveDigests) -> None:
+async def test_reading_ends_with_its_last_waiter(rig: Rig, digests: LiveDigests) -> None:
     """Others get it when one goes away. The engine is free as soon as its part has ended."""
     rig.engine.num_unread_parts = MANY
     first = await reading(rig, digests)

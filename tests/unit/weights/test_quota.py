@@ -73,7 +73,7 @@ def test_machine_is_not_asked_for_memory_that_waits(required: list[tuple[int, in
 
 
 @pytest.mark.parametrize(("kind", "freed_bytes"), [("partial", 30), ("lora", 0)])
-def test_machine_is_asked_for_memory_for_what_does_not_get_the_arena_that_waits(
+def test_memory_is_checked_for_pushes_that_cannot_use_the_spare_arena(
     required: list[tuple[int, int]], kind: str, freed_bytes: int
 ) -> None:
     """The bytes of a part have another size before it is completed, and adapters leave that arena to versions."""

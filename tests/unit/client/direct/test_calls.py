@@ -1,4 +1,4 @@
-"""What waits between a writer and a reader."""
+"""The pipe between a writer and a reader: its order, its bound and its end."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from genserve.client.direct.calls import READ_AHEAD, Pipe, PipeEndedError
 
 
 async def test_messages_come_in_order_and_then_the_end() -> None:
-    """As often as it is read."""
+    """Every read after the last message returns None."""
     pipe: Pipe[int] = Pipe()
     for number in range(3):
         await pipe.write(number)
@@ -17,7 +17,7 @@ async def test_messages_come_in_order_and_then_the_end() -> None:
 
 
 async def test_the_error_of_the_end_comes_after_the_messages() -> None:
-    """The first end counts."""
+    """A second call of `end` changes nothing."""
     pipe: Pipe[int] = Pipe()
     await pipe.write(1)
     pipe.end(ValueError("x"))
@@ -29,7 +29,7 @@ async def test_the_error_of_the_end_comes_after_the_messages() -> None:
 
 
 async def test_a_writer_waits_for_the_reader_and_a_reader_for_the_writer() -> None:
-    """No more than the bound is kept."""
+    """The pipe holds READ_AHEAD messages at most."""
     pipe: Pipe[int] = Pipe()
     reading = asyncio.create_task(pipe.read())
     await asyncio.sleep(0)
@@ -47,8 +47,8 @@ async def test_a_writer_waits_for_the_reader_and_a_reader_for_the_writer() -> No
 
 
 @pytest.mark.parametrize("count", [0, READ_AHEAD])
-async def test_nobody_writes_after_the_end(count: int) -> None:
-    """Not who waits for room either."""
+async def test_writing_after_the_end_raises(count: int) -> None:
+    """Also in a writer that waited for room."""
     pipe: Pipe[int] = Pipe()
     for number in range(count):
         await pipe.write(number)
@@ -62,8 +62,8 @@ async def test_nobody_writes_after_the_end(count: int) -> None:
         await pipe.write(2)
 
 
-async def test_a_reader_and_a_writer_that_wait_are_woken_by_the_end() -> None:
-    """With the error, if there is one."""
+async def test_end_wakes_a_waiting_reader() -> None:
+    """The reader gets the error."""
     pipe: Pipe[int] = Pipe()
     reading = asyncio.create_task(pipe.read())
     await asyncio.sleep(0)

@@ -33,7 +33,7 @@ class BreakingCall:
         self.broken.set()
 
 
-async def test_a_call_that_breaks_when_nobody_needs_it_any_more_is_no_error_of_the_loop() -> None:
+async def test_call_that_breaks_unawaited_logs_no_error_of_the_loop() -> None:
     """Somebody has asked for news in the same moment, which the next call brings."""
     calls: list[BreakingCall] = []
     told: list[dict[str, Any]] = []

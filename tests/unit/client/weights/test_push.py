@@ -126,9 +126,7 @@ async def test_a_push_that_stays_truncated_is_given_up(daemon: ScriptedDaemon, c
     assert len(daemon.streams) == 0
 
 
-async def test_a_push_that_is_forgotten_after_a_resume_is_sent_from_its_beginning(
-    daemon: ScriptedDaemon, client: AsyncClient
-) -> None:
+async def test_push_that_is_forgotten_after_a_resume_is_sent_anew(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """Not only what was missing before: the daemon has been started again."""
     daemon.cut_after_bytes, daemon.forgets_at_lookup = [1000, 2000], 2
     assert (await client.push_weights(WEIGHTS, version=1, chunk_bytes=100)).push.state == "applied"
@@ -136,7 +134,7 @@ async def test_a_push_that_is_forgotten_after_a_resume_is_sent_from_its_beginnin
     assert len(daemon.streams) == 3
 
 
-async def test_a_push_survives_an_outage_in_which_only_new_connections_are_refused(daemon: ScriptedDaemon) -> None:
+async def test_push_survives_an_outage_that_refuses_only_new_connections(daemon: ScriptedDaemon) -> None:
     """The connection that asks what is missing lives on, so the question is answered at once, each time; and a refused
     connection fails within milliseconds."""
     daemon.cut_after_bytes = [1000]

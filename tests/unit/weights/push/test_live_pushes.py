@@ -41,7 +41,7 @@ async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
     push.staging.close()
 
 
-async def test_each_chunk_wakes_those_who_wait_for_bytes() -> None:
+async def test_each_chunk_wakes_readers_that_wait_for_bytes() -> None:
     """Those who wait already, and those who looked at what is there before they waited."""
     push = LivePush(header(), MANIFEST.digest, new_staging(), MANIFEST.total_bytes)
     stream = stream_to(push)

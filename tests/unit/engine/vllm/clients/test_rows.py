@@ -97,7 +97,7 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     assert meter.load().tokens_per_second == 0.0
 
 
-def test_the_load_counts_the_sequences_that_the_other_clients_have_admitted() -> None:
+def test_load_counts_the_sequences_of_other_clients() -> None:
     """The caller knows its own ones itself, from vLLM."""
     rows = ClientRows.create(3, 1)
     for index, num_sequences in enumerate((7, 2, 3)):

@@ -69,7 +69,7 @@ def test_the_doctor_knows_vllms_default_of_the_share_of_a_device() -> None:
         ({"tensor_parallel_size": 4, "nnodes": 2}, 2),
     ],
 )
-def test_every_replica_of_a_dense_model_knows_who_shares_its_hosts_memory(
+def test_replica_of_a_dense_model_knows_how_many_ranks_share_its_host(
     tmp_path: Path, flags: dict[str, int], num_ranks: int
 ) -> None:
     """vLLM makes it an engine of its own, whose configuration does not say that there are others. The arguments say it
