@@ -98,7 +98,7 @@ def add_apply_options(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_options(args: argparse.Namespace) -> "ApplyOptions":
-    """What `add_apply_options` has parsed, as the client takes it."""
+    """The options of `add_apply_options` as keyword arguments of the client."""
     return {
         "expected_version": args.expected_version,
         "pause_mode": args.pause_mode,

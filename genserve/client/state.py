@@ -239,7 +239,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What protects the ports. Without `roles` everybody who connects may do everything."""
+    """The protection of the ports. Without `roles` every connection may make every call."""
 
     tls: bool
     client_certificates_required: bool

@@ -1,4 +1,4 @@
-"""What a start does now, on stderr: a line that is rewritten on a terminal, elsewhere a line for each step."""
+"""The progress of a start, on stderr: a line that is rewritten on a terminal, elsewhere a line for each step."""
 
 import asyncio
 import sys

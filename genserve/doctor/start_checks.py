@@ -37,7 +37,8 @@ _MOST_KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is to be started. `flags`: all of them, of which `config` has the daemon's; `model`: what --model says."""
+    """The daemon that is to be started. `flags`: all of them, of which `config` has the daemon's; `model`: what --model
+    says."""
 
     config: ServeConfig
     flags: tuple[str, ...]

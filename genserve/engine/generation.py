@@ -193,7 +193,7 @@ class SequenceDelta:
 
 @dataclass(slots=True)
 class PromptInfo:
-    """What is known of the prompt. `logprobs` has num_tokens - 1 rows, because the first token has none."""
+    """Facts about the prompt. `logprobs` has num_tokens - 1 rows, because the first token has none."""
 
     num_tokens: int
     num_cached_tokens: int

@@ -182,7 +182,7 @@ class Desired:
         self.change()
 
     def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
-        """What replicas keep."""
+        """The record for the replicas."""
         loras = [types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())]
         pushed = sorted(self.pushed_loras.items())
         loras += [types_pb2.FleetLora(lora_name=name, push_id=push_id) for name, push_id in pushed]

@@ -134,7 +134,7 @@ class Fleet(Destinations[Upstream]):
             self.commit(version, undecided.epoch)
 
     def record(self) -> types_pb2.FleetState | None:
-        """What replicas are to keep; None while the version is not known."""
+        """The record for the replicas; None while the version is not known."""
         if self.committed is None:
             return None
         return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write())
@@ -315,7 +315,7 @@ class Fleet(Destinations[Upstream]):
         return self._upstreams[address]
 
     def replicas(self) -> list[Replica]:
-        """What policies know of the replicas."""
+        """The replicas as policies see them."""
         where = self._where
         return [upstream.member.as_replica(where[address][0]) for address, upstream in self._upstreams.items()]
 

@@ -1,4 +1,4 @@
-"""What the router knows of one replica, its clock included, and what follows from it. Pure."""
+"""The router's knowledge of one replica, its clock included, and conclusions from it. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ _NOT_TOLD = "\uffff"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What all replicas of a fleet have in common."""
+    """Facts that are the same for all replicas of a fleet."""
 
     architecture: str
     vocab_size: int
@@ -206,7 +206,7 @@ class Member:
         return self.changed_by_others and self.version is not None and self.version.number > committed.number
 
     def doubt(self) -> None:
-        """What it serves has to be asked."""
+        """The router has to ask what the replica serves."""
         self.version = None
         self._changed()
 
@@ -315,7 +315,7 @@ class Member:
         return ReplicaState.READY, ""
 
     def as_replica(self, state: ReplicaState) -> Replica:
-        """What policies know of it. Made anew only if something has changed."""
+        """The replica as policies see it. Made anew only after a change."""
         if self._routed is None or self._routed_state is not state:
             load = self.load
             self._routed = Replica(

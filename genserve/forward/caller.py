@@ -112,7 +112,7 @@ class Loss:
 
 
 def routed(message: generation_pb2.GenerateRequest) -> Request:
-    """What policies know of a request. Raises InvalidFieldError for its session and its id. The rest of it is for the
+    """The request as policies see it. Raises InvalidFieldError for its session and its id. The rest of it is for the
     replica to check."""
     check_text(message.session_id, "session_id")
     check_text(message.request_id, "request_id")

@@ -42,7 +42,7 @@ class Destinations(Generic[UpstreamT]):
         raise NotImplementedError
 
     def replicas(self) -> list[Replica]:
-        """What policies know of the replicas."""
+        """The replicas as policies see them."""
         raise NotImplementedError
 
     def instance_ids(self) -> set[str]:

@@ -64,7 +64,7 @@ class TokenUpstream:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """The metadata of every call."""
         return ()
 
     @property

@@ -21,7 +21,7 @@ _BYTES_PER_TOKEN: Final = BYTES_PER_BLOCK // TOKENS_PER_BLOCK
 
 
 class Fleet(Protocol):
-    """What a balancer chooses from."""
+    """The fleet that a balancer chooses from."""
 
     def replicas(self) -> Replicas:
         """The replicas as they are now."""

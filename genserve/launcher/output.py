@@ -1,4 +1,4 @@
-"""What a daemon says: where it serves, why it has ended, and where all of it goes."""
+"""The output of a daemon: its address, the reason of its end, and the sink for all lines."""
 
 import os
 from concurrent.futures import Future

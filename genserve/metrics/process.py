@@ -1,4 +1,4 @@
-"""What one process counts, and the server that shows it, together with what the processes beside it count.
+"""Counters of one process, and the server that shows them together with those of the processes beside it.
 
 Calls are counted by method and status, as other gRPC servers do: `grpc_server_*`. One increment when a call begins, and
 two when it ends; messages are not counted, because there is one for each token.

@@ -31,7 +31,7 @@ def _num_columns() -> int:
 
 
 def erased() -> str:
-    """What erases that line, for whoever writes to stderr next; "" if there is none."""
+    """The control sequence that erases that line before the next output on stderr; "" if there is no line."""
     is_open, _LastLine.is_open = _LastLine.is_open, False
     return _ERASE if is_open else ""
 

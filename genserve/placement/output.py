@@ -1,4 +1,4 @@
-"""What a replica says, on stderr, each line with the number of the replica."""
+"""The output of replicas, on stderr, each line with the number of its replica."""
 
 import os
 import sys

@@ -88,7 +88,7 @@ class Replica(Supervised, Generic[DaemonT]):
 
     @property
     def _last_line(self) -> str:
-        """What it last said, as far as that is known here."""
+        """Its last line of output, if this process has read one."""
         return ""
 
     async def start(self) -> None:

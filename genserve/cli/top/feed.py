@@ -222,14 +222,14 @@ class Feed:
         task.add_done_callback(self._asking.discard)
 
     async def _ask_info(self) -> None:
-        """What is served. A refusal is none of the user's concern: the status goes on."""
+        """Asks what is served. A refusal is not shown: the status is enough."""
         try:
             self._screen.took_info(await self._client.server_info(timeout_s=_ASK_S))
         except GenserveError:
             self._screen.took_info(None)
 
     async def _ask_outcome(self, transfer: "Transfer") -> None:
-        """What became of a push that is not in flight any more."""
+        """Asks for the outcome of a push that is no longer in flight."""
         result = None
         with suppress(GenserveError):
             result = await self._client.get_push(transfer.push.push_id, timeout_s=_ASK_S)

@@ -1,4 +1,4 @@
-"""What a key does: it asks, answers a question, or chooses a replica. Pure."""
+"""The action of a key: a question, an answer to one, or the choice of a replica. Pure."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ _MAX_NAMED: Final = 3
 
 
 def pressed(screen: Screen, key: str, now_s: float) -> Action | None:
-    """What is to be done after this key; None = nothing."""
+    """The action after this key; None = nothing."""
     if screen.question is not None:
         question, screen.question = screen.question, None
         return next((choice.action for choice in question.choices if choice.key == key), None)

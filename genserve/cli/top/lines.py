@@ -14,7 +14,7 @@ _ASCII: Final = str.maketrans("▁▂▃▄▅▆▇█░─…·●↑↓", "_
 
 
 class Tone(Enum):
-    """What a text means to the reader; the screen gives it a color."""
+    """The meaning of a text for the reader; the screen gives it a color."""
 
     PLAIN = "plain"
     DIM = "dim"

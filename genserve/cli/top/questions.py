@@ -1,4 +1,4 @@
-"""What the user can do, and what is asked before it is done. Pure."""
+"""The actions of the user, and the question before each. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -149,7 +149,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened, for the user."""
+    """An event, for the user."""
 
     text: str
     tone: Tone
@@ -236,7 +236,7 @@ class Screen:
         self.link = Link(LinkState.LOST, since_s, reason)
 
     def push_ended(self, transfer: Transfer, result: "PushResult | None") -> None:
-        """What became of a push that is not in flight any more."""
+        """The outcome of a push that is no longer in flight."""
         if result is not None and result.applied is not None:
             self.transfers.ended(transfer)
         self.ended.appendleft(EndedPush(transfer, result))

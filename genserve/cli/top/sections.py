@@ -70,7 +70,7 @@ def _state(screen: Screen, width: int, now_s: float) -> Line:
 
 
 def load(screen: Screen, width: int) -> list[Line]:
-    """What was measured last, and its history."""
+    """The last measurement, and its history."""
     now = None if screen.status is None else screen.status.load
     known = now is not None and screen.link.state is LinkState.LIVE
     rates = [transfer.rate for transfer in screen.transfers.shown if transfer.push.state == "receiving"]
@@ -216,7 +216,7 @@ def _replica(replica: "FleetReplica", newest: int, selected: str) -> list[Span]:
 
 
 def notes(screen: Screen, now_s: float) -> list[Line]:
-    """What happened, the newest first; and what is not answered yet."""
+    """The events, the newest first, and calls without an answer yet."""
     waits = [line(Span(f"{label} ...", Tone.WARN)) for label in screen.pending]
     told = [
         line(Span(f"{age_text(now_s - note.at_s)} ago: ", Tone.DIM), Span(note.text, note.tone))

@@ -98,7 +98,7 @@ class KnownReplica:
         self._routed = None
 
     def as_replica(self) -> Replica:
-        """What policies know of it. Made anew only if something has changed."""
+        """The replica as policies see it. Made anew only after a change."""
         if self._routed is None:
             told = self.told.load
             load = Load(told.running, told.waiting, told.kv_usage, told.tokens_per_second, self._inflight_at_report)

@@ -203,7 +203,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
             await changed.wait()
 
     def replicas(self) -> list[Replica]:
-        """What policies know of the replicas."""
+        """The replicas as policies see them."""
         return [upstream.known.as_replica() for upstream in self._upstreams.values()]
 
     def instance_ids(self) -> set[str]:

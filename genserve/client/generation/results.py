@@ -73,7 +73,7 @@ class WeightSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of the prompt. Token ids and log-probabilities are there if requested.
+    """Facts about the prompt. Token ids and log-probabilities are there if requested.
 
     The first token has no log-probability, so there are `num_tokens - 1` of them.
     """

@@ -22,9 +22,9 @@ class ApplyOptions(TypedDict, total=False):
     expected_version: int | None
     """Refuse the push unless this version is served."""
     pause_mode: PauseMode | None
-    """What the pause does to requests; default keep."""
+    """What happens to requests in the pause; default keep."""
     kv_policy: KvPolicy | None
-    """What becomes of the KV cache; default recompute."""
+    """What happens to the KV cache; default recompute."""
     pause_lease_id: str
     """Apply under this lease, and leave the engine paused."""
     apply_timeout_s: float | None

@@ -1,4 +1,4 @@
-"""What the engine's processes do, from /proc: whether they work, stand still, or were stopped."""
+"""The activity of the engine's processes, from /proc: they work, stand still, or were stopped."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Processes:
         return any(fields[0] in _STOPPED for _, fields in self._all())
 
     def activity(self) -> Activity:
-        """What they do. Reads every thread, of which there may be hundreds: for when an engine is judged."""
+        """The activity now. Reads every thread, of which there may be hundreds, so call it only to judge an engine."""
         cpu_s, stopped, states = 0.0, False, set[str]()
         for pid, fields in self._all():
             # Its own CPU time, and that of children that have ended, such as compilers.

@@ -59,7 +59,7 @@ class Observed(Protocol):
         """Whether a signal or a debugger has stopped one. Asked after each ping."""
 
     def activity(self) -> Activity:
-        """What they do. Asked only while an answer is late."""
+        """The activity of the processes. Called only while an answer is late."""
 
 
 class Heartbeat:

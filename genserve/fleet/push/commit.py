@@ -67,7 +67,7 @@ async def _commit_lora(
 
 
 class _Outcomes:
-    """What came of a commit on each replica."""
+    """The outcome of a commit on each replica."""
 
     def __init__(self) -> None:
         self.answers: dict[Upstream, weights_pb2.CommitPushResponse] = {}

@@ -170,7 +170,7 @@ class FleetPush:
 
     @property
     def _first_action(self) -> "weights_pb2.PushAction.ValueType":
-        """What replicas do with it before all of them have it."""
+        """The action on replicas until all of them have the push."""
         if self._asked != weights_pb2.PUSH_ACTION_APPLY:
             return self._asked
         return weights_pb2.PUSH_ACTION_STAGE if self.is_lora else weights_pb2.PUSH_ACTION_PREPARE

@@ -57,7 +57,7 @@ class _Feed:
             await self._queue.put(frame)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """What is put, in order."""
+        """The items in the order of `put`."""
         while (frame := await self._queue.get()) is not None:
             yield frame
 

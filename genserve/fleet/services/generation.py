@@ -97,7 +97,7 @@ class FleetGeneration:
     async def _ask_any(
         self, method: Callable[[Upstream], Callable[..., Awaitable[T]]], message: Message, limit_s: float | None
     ) -> T:
-        """What a replica answers: the next one in turn, and another one if that is lost."""
+        """The answer of the next replica in turn, or of another one if that is lost."""
         until_s = time.monotonic() + _least(limit_s)
         ready = self._fleet.ready
         self._turn += 1

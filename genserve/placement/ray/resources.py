@@ -73,7 +73,7 @@ def _amount(cpus: float, gpus: float) -> str:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is true on each node. All else is as the node has it."""
+    """Environment variables that are the same on each node; others are those of the node."""
     return {
         name: value
         for name, value in environ.items()

@@ -63,7 +63,7 @@ class RayFleet:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the process that talks to Ray is to do. `fleet` None: find the replicas of a fleet that runs."""
+    """The task of the process that talks to Ray. `fleet` None: find the replicas of a fleet that runs."""
 
     ray: RayConfig
     fleet: RayFleet | None = None

@@ -210,7 +210,7 @@ async def _status(
 
 
 def fleet_of(config: UpConfig) -> RayFleet:
-    """What it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
+    """The resources that it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
     if importlib.util.find_spec("vllm") is None:  # imports nothing
         if config.gpus_each is None:
             raise ValueError("no engine is installed here that tells whether it needs GPUs: say --gpus-per-replica")

@@ -42,7 +42,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """What the row of one client says of the load. `num_sequences`: admitted and unfinished; `num_queries` and
+    """The load in the row of one client. `num_sequences`: admitted and unfinished; `num_queries` and
     `num_hits`: tokens looked up in the prefix cache, and those found; `num_recent_tokens`: output tokens within the
     last seconds of RATE_WINDOW_S; `engines`: the statistics of each data-parallel engine."""
 
@@ -99,7 +99,7 @@ class ClientRow:
         return list(self._ints[first : first + len(CLASSES)])
 
     def stats(self) -> RowStats:
-        """What it says now."""
+        """The load now."""
         ints, floats, start = self._ints, self._floats, self._start
         oldest = int((self._clock() - RATE_WINDOW_S) / _QUARTER_S)
         quarters = range(start + _FIRST_QUARTER, start + _FIRST_QUARTER + 2 * _NUM_QUARTERS, 2)

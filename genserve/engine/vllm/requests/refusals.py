@@ -64,8 +64,8 @@ def request_field(parameter: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What rows know of an engine. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU; `splits_prompts`: may
-    compute a prompt in pieces; `vocab_size`: of the logits, which a tokenizer may exceed."""
+    """The facts about an engine that rows need. `runner`: v1 or v2; `is_cpu`: its workers compute on a CPU;
+    `splits_prompts`: may compute a prompt in pieces; `vocab_size`: of the logits, which a tokenizer may exceed."""
 
     runner: str
     is_cpu: bool = False
@@ -110,7 +110,7 @@ class Row:
 
     @property
     def message(self) -> str:
-        """What a client reads after the field's name."""
+        """The text after the field's name in the error."""
         return f"{self.problem}, because {self.reason}"
 
 

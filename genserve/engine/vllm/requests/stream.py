@@ -241,7 +241,7 @@ class VllmStream:
         raise GenserveError(f"the engine ended request {self.request_id} with {str(vllm_reason)!r}")
 
     def _end(self, gained: "list[StreamedSequence]", num_new: int) -> Usage | None:
-        """What the end of some sequences means for the request: its usage, if these were the last ones."""
+        """The usage of the request if its last sequences have ended, else None."""
         if any(each.finish is not None and each.finish[0] is VllmFinishReason.ERROR for each in gained):
             # Produced tokens are delivered first; the next read raises the error.
             failure = self._engine_failure()
