@@ -29,7 +29,7 @@ from genserve.cli import (
     versions,
 )
 from genserve.cli.config_file import with_config_file
-from genserve.cli.options import unrecognized
+from genserve.cli.options import to_the_same, unrecognized
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.errors import GenserveError
 
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except GenserveError as error:
-        _print_error(error.metadata.get("reason", error.reason), _with_flags(error))
+        _print_error(error.metadata.get("reason", error.reason), to_the_same(_with_flags(error), args))
         for violation in error.violations:
             if violation.field not in error.message:
                 print(f"  {_printable(violation.field)}: {_printable(violation.description)}", file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from genserve.cli.options import Subparsers, add_connection_options, add_timeout, open_client
+from genserve.cli.options import Subparsers, add_connection_options, add_timeout, open_client, to_the_same
 from genserve.cli.streams import print_json, read_input
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.observe.notices import say
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         open_client(args) as client,
         _ending_the_line(generation, is_printed=not args.json and args.n in (None, 1)),
-        telling_why(client) as begun,
+        telling_why(client, args) as begun,
     ):
         for delta in client.stream(prompt, timeout_s=args.timeout, **options):
             begun.set()
@@ -178,14 +178,14 @@ def _print_stats(generation: "Generation", elapsed_s: float, first_token_s: floa
 
 
 @contextmanager
-def telling_why(client: "Client") -> "Iterator[threading.Event]":
+def telling_why(client: "Client", args: argparse.Namespace) -> "Iterator[threading.Event]":
     """Says on a terminal's stderr, while the block runs and the event is not set, what keeps the daemon from
     generating: after a second, and again when it is something else."""
     begun = threading.Event()
     if not sys.stderr.isatty():
         yield begun
         return
-    telling = threading.Thread(target=_tell, args=(client, begun), name="genserve-waiting", daemon=True)
+    telling = threading.Thread(target=_tell, args=(client, begun, args), name="genserve-waiting", daemon=True)
     telling.start()
     try:
         yield begun
@@ -193,7 +193,7 @@ def telling_why(client: "Client") -> "Iterator[threading.Event]":
         begun.set()
 
 
-def _tell(client: "Client", begun: threading.Event) -> None:
+def _tell(client: "Client", begun: threading.Event, args: argparse.Namespace) -> None:
     from genserve.cli.status import why_waiting
 
     said, wait_s = "", _WHY_FIRST_S
@@ -205,6 +205,7 @@ def _tell(client: "Client", begun: threading.Event) -> None:
             continue
         if why and not begun.is_set() and _subject(why) != said:
             said = _subject(why)
+            why = to_the_same(why, args)
             say("waiting: " + "".join(each if each.isprintable() else "?" for each in why))  # others give the names
 
 

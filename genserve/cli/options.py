@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import re
+import shlex
 import socket
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -24,6 +25,9 @@ PREPARE_MODES: Final = get_args(PrepareMode)
 
 _MAX_COUNT: Final = 1_000_000
 _LIKENESS: Final = 0.7
+_ACCESS: Final = ("tls", "ca_file", "cert_file", "key_file", "server_name", "token_file", "allow_insecure")
+_NEXT: Final = re.compile(r".*: genserve (?:resume|wake-up)(?: \S+)?", re.DOTALL)
+"""What ends with a command that helps."""
 
 
 def add_connection_options(
@@ -152,6 +156,17 @@ def default_holder() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
+def to_the_same(text: str, args: argparse.Namespace) -> str:
+    """A text that ends with a command for the daemon, which has no other address: with the flags by which this command
+    has found it, as the next one does not find it without them."""
+    if _NEXT.fullmatch(text) is None:
+        return text
+    for name in ("target", "uds", *_ACCESS):
+        if (value := getattr(args, name, None)) is not None:
+            text += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(value)}")
+    return text
+
+
 def shown_target(args: argparse.Namespace) -> str:
     from genserve.transport.settings import target_of
 
@@ -160,6 +175,5 @@ def shown_target(args: argparse.Namespace) -> str:
 
 
 def _access(args: argparse.Namespace) -> "ConnectionSettings":
-    names = ("tls", "ca_file", "cert_file", "key_file", "server_name", "token_file", "allow_insecure")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given = {name: value for name in _ACCESS if (value := getattr(args, name)) is not None}
     return cast("ConnectionSettings", given)

@@ -18,6 +18,7 @@ from genserve.cli.options import (
     add_timeout,
     default_holder,
     open_client,
+    to_the_same,
 )
 from genserve.cli.status import state_line
 from genserve.settings.flags import seconds
@@ -84,7 +85,7 @@ def _pause(args: argparse.Namespace) -> int:
         )
     print(f"paused: lease {paused.lease.lease_id}, {_end_of(paused.lease)}")
     print(f"requests kept: {paused.requests_kept}, ended: {paused.requests_aborted}")
-    print(f"resume with: genserve resume {paused.lease.lease_id}")
+    print(to_the_same(f"resume with: genserve resume {paused.lease.lease_id}", args))
     return 0
 
 

@@ -213,7 +213,7 @@ async def test_pause_prints_the_lease_and_how_to_resume(daemon: ScriptedDaemon, 
     """The holder is user@host unless given."""
     status, output, _ = await genserve("pause", "--mode", "abort", "--ttl", "2m")
     assert status == 0
-    assert "genserve resume lease-1" in output
+    assert f"\nresume with: genserve resume lease-1 --target {daemon.target}\n" in output
     assert "@" in daemon.leases["lease-1"].holder
     status, output, _ = await genserve("resume", "lease-1")
     assert (status, output, daemon.leases) == (0, "running\n", {})

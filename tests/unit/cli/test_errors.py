@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 
-from genserve.cli import main
+from genserve.cli import main, make_parser
+from genserve.cli.options import to_the_same
 from tests.support.scripted_services import ScriptedDaemon, refuse
 from tests.unit.cli.commands import Command, start
 
@@ -79,6 +80,23 @@ def test_a_setting_that_an_error_names_is_told_as_a_flag(capsys: pytest.CaptureF
         thread.join()
         closing.close()
     assert capsys.readouterr().err.endswith("it may need TLS (--tls or --ca-file)\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "appended"),
+    [
+        ([], ""),
+        (["--target", "a:1", "--ca-file", "our ca.crt"], " --target a:1 --ca-file 'our ca.crt'"),
+        (["--uds", "/run/x", "--allow-insecure"], " --uds /run/x --allow-insecure"),
+    ],
+)
+def test_a_command_that_helps_has_the_flags_of_the_connection(flags: list[str], appended: str) -> None:
+    """Without --target, that of a router's pause would go to one of its replicas. One with an address stays."""
+    args = make_parser().parse_args(["status", *flags])
+    for text in ("or end the pause: genserve resume l1", "wake it up: genserve wake-up"):
+        assert to_the_same(text, args) == text + appended
+    for text in ("ends it: genserve resume --force --target b:2", "genserve resume l1 ended it", "no: genserve"):
+        assert to_the_same(text, args) == text
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ async def test_who_waits_for_the_first_token_is_told_why_on_a_terminal(daemon: S
         os.close(stderr)
     assert (process.returncode, output) == (0, b"Once upon a time\n")
     assert said.decode().startswith("genserve: waiting: paused by alice@host, ")
-    assert "s left; to end the pause: genserve resume lease-1" in said.decode()
+    assert f"s left; to end the pause: genserve resume lease-1 --target {daemon.target}\r\n" in said.decode()
 
 
 @pytest.mark.slow
