@@ -13,6 +13,7 @@ from genserve.security.certificates import check_own, read_pem
 from genserve.security.files import PLAINTEXT, CallerFiles, WatchedContent, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
+_ASK_FOR_TLS: Final = ("tls", "ca_file", "cert_file")
 
 Options = Sequence[tuple[str, str | int]]
 
@@ -90,6 +91,12 @@ class Caller:
     def uses_tls(self) -> bool:
         """Whether connections to hosts are encrypted."""
         return self._credentials is not None or self._files.uses_tls
+
+    @property
+    def ask_for_tls(self) -> tuple[str, ...]:
+        """The settings of a client without which connections were not encrypted."""
+        asking = {"credentials": self._credentials, **{name: getattr(self._files, name) for name in _ASK_FOR_TLS}}
+        return tuple(name for name, value in asking.items() if value)
 
     @property
     def has_certificate(self) -> bool:

@@ -11,7 +11,6 @@ _REFUSED: Final = re.compile(
 )
 """How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
 _CAUSES: Final[tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...]] = (
-    (re.compile(".*WRONG_VERSION_NUMBER.*"), "it has no TLS, or is no daemon", ("tls", "ca_file", "cert_file")),
     (re.compile(".*Hostname Verification Check failed.*"), "its certificate is for another name", ("server_name",)),
     (re.compile(".*CERTIFICATE_VERIFY_FAILED: certificate has expired.*"), "its certificate has expired", ()),
     (re.compile(".*CERTIFICATE_VERIFY_FAILED: certificate is not yet.*"), "its certificate is not valid yet", ()),
@@ -21,6 +20,7 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...]] = (
 )
 """What gRPC says, what it means, and the client's settings that it is about."""
 _CLOSED: Final = "Socket closed"
+_PLAINTEXT: Final = "WRONG_VERSION_NUMBER"
 
 
 def why_unconnected(details: str, caller: Caller | None) -> tuple[str, Sequence[str]]:
@@ -29,12 +29,21 @@ def why_unconnected(details: str, caller: Caller | None) -> tuple[str, Sequence[
     said = _REFUSED.sub("", details)
     if said == _CLOSED:
         words, settings = _why_closed(caller)
+    elif _PLAINTEXT in said:
+        words, settings = _why_plaintext(caller)
     else:
         found = ((words, settings) for pattern, words, settings in _CAUSES if pattern.fullmatch(said))
         words, settings = next(found, (said, ()))
     if caller is None:
         settings = ()
     return f"{words}{named(settings)}", settings
+
+
+def _why_plaintext(caller: Caller | None) -> tuple[str, tuple[str, ...]]:
+    words = "it has no TLS, or is no daemon"
+    if caller is None:
+        return words, ()
+    return f"{words}: leave out what asks for it", caller.ask_for_tls
 
 
 def named(settings: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ async def test_without_a_daemon_the_error_names_the_address() -> None:
     ("answer", "access", "says"),
     [
         (b"", {}, "it may need TLS"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", {"tls": True}, "it has no TLS"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", {"tls": True}, "or is no daemon: leave out what asks for it (tls)"),
     ],
 )
 async def test_a_client_with_tls_on_one_side_alone_is_told_so(
