@@ -105,8 +105,15 @@ def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[
     except TokenError as error:
         raise InvalidFieldError.of("token", str(error)) from None
     except CertificateError as error:
-        raise InvalidFieldError.of("credentials", str(error)) from None
+        raise InvalidFieldError.of(_named_by(str(error), tls), str(error)) from None
     return Reach(where, caller)
+
+
+def _named_by(message: str, tls: Mapping[str, Any]) -> str:
+    """The setting whose file alone a message about certificates is about."""
+    files = {name: tls[name] for name in ("ca_file", "cert_file", "key_file") if name in tls}
+    about = (name for name, path in files.items() if message.startswith((f"{path}: ", f"{path} is ")))
+    return next(about, "credentials")
 
 
 def _first_with(names: Sequence[str], *sources: Mapping[str, Any]) -> Mapping[str, Any]:

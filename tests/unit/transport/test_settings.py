@@ -69,9 +69,9 @@ def test_on_this_host_it_may(target: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"ca_file": "missing.pem"}, "credentials"),
-        ({"cert_file": "missing.pem"}, "credentials"),
-        ({"key_file": "missing.pem"}, "credentials"),
+        ({"ca_file": "missing.pem"}, "ca_file"),
+        ({"cert_file": "missing.pem"}, "cert_file"),
+        ({"key_file": "missing.pem"}, "key_file"),
         ({"token_file": "missing"}, "token"),
         ({"ca_file": 1}, "ca_file"),
         ({"tls": "yes"}, "tls"),
