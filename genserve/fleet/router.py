@@ -30,6 +30,8 @@ _READING_S: Final = 1.0
 _ASK_AGAIN_S: Final = 0.5
 _MAX_PUSHES: Final = 16
 """As of a daemon."""
+_MAX_NAMED: Final = 8
+"""Replicas in an error, each by its address."""
 _ORDER = (
     types_pb2.PHASE_RUNNING,
     types_pb2.PHASE_APPLYING,
@@ -145,7 +147,10 @@ class Router:
         """A replica by its address. Raises ReplicaNotFoundError."""
         upstream = self.fleet.upstreams.get(address)
         if upstream is None:
-            raise ReplicaNotFoundError(f"no replica {address!r} belongs to the fleet")
+            known = sorted(self.fleet.upstreams)
+            more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+            has = f"{', '.join(known[:_MAX_NAMED]) or 'none'}{more}"
+            raise ReplicaNotFoundError(f"no replica {address!r} belongs to the fleet, which has {has}")
         return upstream
 
     def connect(self, member: Member) -> Upstream:

@@ -101,10 +101,20 @@ async def test_what_is_no_address_is_refused(address: str) -> None:
         assert reason_of(caught.value) == "INVALID_FIELD"
 
 
-async def test_a_replica_that_is_not_there_is_not_found() -> None:
-    """For whoever removes or drains it."""
+@pytest.mark.parametrize(
+    ("replicas", "names"),
+    [
+        ([], "none"),
+        (["b:1", "b:2"], "b:1, b:2"),
+        ([f"b:{port}" for port in range(1, 10)], "b:1, b:2, b:3, b:4, b:5, b:6, b:7, b:8 and 1 more"),
+    ],
+)
+async def test_a_replica_that_is_not_there_is_not_found(replicas: list[str], names: str) -> None:
+    """For whoever removes or drains it; those that are there are named."""
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         stub = FleetServiceStub(channel)
+        for address in replicas:
+            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=address), timeout=30)
         for call in (
             stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address="a:1"), timeout=30),
             stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address="a:1"), timeout=30),
@@ -113,6 +123,7 @@ async def test_a_replica_that_is_not_there_is_not_found() -> None:
                 await call
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
             assert reason_of(caught.value) == "REPLICA_NOT_FOUND"
+            assert caught.value.details() == f"no replica 'a:1' belongs to the fleet, which has {names}"
 
 
 async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers() -> None:
