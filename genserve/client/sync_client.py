@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 from genserve.client.async_client import AsyncClient
 from genserve.client.direct.settings import Direct
 from genserve.transport.connection import Connection
+from genserve.transport.fields import meant_by
 from genserve.transport.loop_thread import LoopThread, Mailbox
 from genserve.transport.settings import ConnectionSettings
 from genserve.transport.streams import Closing
@@ -46,12 +47,19 @@ class _Limit:
 
     def __init__(self, method: Callable[..., Any], default: Default, slack: Slack | None) -> None:
         self._signature = inspect.signature(method)
+        self._name = method.__name__
         self._default = default
         self._slack = slack
 
     def seconds(self, client: "Client", args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
         """The limit of a call with these arguments, in seconds. Raises TypeError where the method would."""
-        arguments = self._signature.bind(client._client, *args, **kwargs)
+        try:
+            arguments = self._signature.bind(client._client, *args, **kwargs)
+        except TypeError as error:
+            known = self._signature.parameters
+            takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+            unknown = [] if takes_any else sorted(kwargs.keys() - known)
+            raise TypeError(f"{self._name}() {error}{meant_by(unknown, known)}") from None
         arguments.apply_defaults()
         timeouts = client._timeouts
         timeout_s = Connection.grpc_timeout_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))

@@ -3,7 +3,7 @@ An invalid value raises an InvalidFieldError that names the field and option."""
 
 import difflib
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import isnan
@@ -85,9 +85,15 @@ def refuse_unknown(options: Mapping[str, object], kind: type) -> None:
     known = kind.__annotations__
     unknown = sorted(options.keys() - known.keys())
     if unknown:
-        similar = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
-        meant = f"; is {', '.join(dict.fromkeys(similar))} meant?" if similar else ""
-        raise TypeError(f"unknown option {', '.join(unknown)}{meant}")
+        raise TypeError(f"unknown option {', '.join(unknown)}{meant_by(unknown, known)}")
+
+
+def meant_by(unknown: Iterable[str], known: Collection[str]) -> str:
+    """How an error about unknown names ends: with those that each begins, or else with a similar one. "" = none."""
+    similar: list[str] = []
+    for name in unknown:
+        similar += [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+    return f"; is {' or '.join(dict.fromkeys(similar))} meant?" if similar else ""
 
 
 def check_count(value: object, option: str) -> None:

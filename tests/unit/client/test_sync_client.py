@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -88,6 +88,20 @@ def test_a_closed_client_says_so() -> None:
     client.close()
     with pytest.raises(ClientClosedError):
         client.status()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: client.pause(ttl="30s"), r"pause\(\) got .* 'ttl'; is ttl_s meant\?"),
+        (lambda client: client.push_weights({}, max_tokens=1), r"push_weights\(\) missing .* 'version'"),
+    ],
+)
+def test_wrong_arguments_are_told_with_the_method(call: Callable[[Client], object], says: str) -> None:
+    """With the keyword that is meant, if one is unknown."""
+    with Client("127.0.0.1:1") as client, pytest.raises(TypeError) as raised:
+        call(client)
+    assert re.fullmatch(says, str(raised.value))
 
 
 def test_every_call_of_the_async_client_is_there_with_its_documentation() -> None:

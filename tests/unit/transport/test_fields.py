@@ -79,7 +79,7 @@ def test_unknown_options_are_named_in_order() -> None:
 
 
 def test_an_option_that_is_misspelt_is_told_with_the_one_that_is_meant() -> None:
-    """Each once."""
+    """Each once. One that it begins is meant, however long that is."""
 
     class Options(TypedDict, total=False):
         logprobs: int
@@ -87,6 +87,8 @@ def test_an_option_that_is_misspelt_is_told_with_the_one_that_is_meant() -> None
 
     with pytest.raises(TypeError, match=r"\blogprob; .*\blogprobs\b"):
         refuse_unknown({"logprob": 0}, Options)
+    with pytest.raises(TypeError, match=r"\bmax; .*\bmax_tokens\b"):
+        refuse_unknown({"max": 1}, Options)
     with pytest.raises(TypeError, match=r"\blog_probs, logprob, x; .*\blogprobs\b"):
         refuse_unknown({"logprob": 0, "log_probs": 0, "x": 0}, Options)
 
