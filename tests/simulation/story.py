@@ -155,10 +155,10 @@ class _Story:
         await self._rest("after the last push")
         for wrong in lacking(self.events.adapters, self.replicas):
             self.events.violation(wrong)
-        watching.cancel()
-        for each in running:
+        for each in (*running, watching):
             if each.done() and not each.cancelled() and (error := each.exception()) is not None:
                 raise error
+        watching.cancel()
         found = [*self.network.faults, *self.errors, *violations(self.events)]
         for replica in self.replicas:
             if hasattr(replica, "engine"):

@@ -12,6 +12,7 @@ from itertools import count, islice
 import pytest
 
 from tests.simulation.ablations import ABLATIONS, is_about, without
+from tests.simulation.sight import Sight
 from tests.simulation.story import Outcome, simulate
 
 FIRST = int(os.environ.get("GENSERVE_SIMULATION_SEED", "1"))
@@ -50,6 +51,18 @@ def test_a_seed_tells_one_history() -> None:
         for seed in ("1", "2")
     ]
     assert {each.stdout.strip() for each in told} == {str(digests())}
+
+
+@pytest.mark.slow
+def test_a_simulation_that_cannot_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not seen is no proof."""
+
+    def broken(sight: Sight) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Sight, "_note_lost", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        simulate(FIRST)
 
 
 def digests() -> list[str]:
