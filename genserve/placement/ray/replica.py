@@ -74,6 +74,7 @@ class RayDaemon:
             waited_for = [future for future in (self.serving, self.ended) if not future.done()]
             if not waited_for:
                 raise
+            self._ending = Ending(f"it could not be followed: {error!r}")
             for future in waited_for:
                 future.set_exception(error)
 

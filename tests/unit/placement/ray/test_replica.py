@@ -153,9 +153,11 @@ async def test_an_actor_that_does_not_tell_of_the_end_is_given_up(run: Runs) -> 
 
 
 async def test_a_bug_leaves_nobody_waiting(run: Runs) -> None:
-    """Who waits gets it."""
+    """Who waits gets it, and what has happened is known. There is nothing to end any more."""
     daemon = run(ScriptedPlacement(serving=Method(KeyError("a bug"))))
     async with asyncio.timeout(STEP_S):
         for future in (daemon.serving, daemon.ended):
             with pytest.raises(KeyError, match="a bug"):
                 await asyncio.wrap_future(cast("Any", future))
+    daemon.kill()
+    assert "a bug" in str(daemon.failure())
