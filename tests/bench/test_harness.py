@@ -53,7 +53,7 @@ def result(name: str = "push") -> Result:
     return Result(name, machine, settings, rounds, {"16": figures}, ratios, notes)
 
 
-async def test_a_closed_loop_has_as_many_requests_under_way_as_it_is_told() -> None:
+async def test_closed_loop_keeps_the_requested_number_of_requests() -> None:
     """And gives the traces in the order of the prompts, whichever ends first."""
     running = most = 0
 

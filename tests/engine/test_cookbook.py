@@ -57,7 +57,7 @@ async def test_the_watch_tells_the_status_again_and_again(shell: Shell) -> None:
     assert done.stdout.count('"phase": "PHASE_RUNNING"') > 1
 
 
-async def test_who_has_paused_is_found_and_resumed(shell: Shell, client: AsyncClient) -> None:
+async def test_holder_of_a_pause_is_found_and_resumed(shell: Shell, client: AsyncClient) -> None:
     """The others' leases stay."""
     theirs = (await client.pause(holder="somebody", ttl_s=300)).lease.lease_id
     ours = (await shell.asked(recipe("PAUSE_MODE_WAIT")))["lease"]["lease_id"]

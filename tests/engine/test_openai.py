@@ -166,7 +166,7 @@ async def test_the_server_may_have_thousands_of_connections(served: Served) -> N
     assert soft == (65_535 if hard == resource.RLIM_INFINITY else min(65_535, hard))
 
 
-async def test_the_port_is_told(served: Served) -> None:
+async def test_the_port_is_reported(served: Served) -> None:
     """Over gRPC too, as the daemon has picked it."""
     assert url_of(served.process).endswith(f":{(await served.grpc.server_info()).openai_port}")
 

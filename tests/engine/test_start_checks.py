@@ -23,7 +23,7 @@ def test_a_start_that_would_be_accepted_passes_every_check(checkpoints: dict[str
     assert all(line.startswith("ok ") for line in told.values())
 
 
-def test_all_that_is_wrong_is_told_at_once(checkpoints: dict[str, Path]) -> None:
+def test_all_that_is_wrong_is_reported_at_once(checkpoints: dict[str, Path]) -> None:
     """Status 1. vLLM's flags are checked with the model's configuration."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -205,7 +205,7 @@ async def test_an_update_under_a_lease_leaves_the_engine_paused(subject: Transfe
     [({"directory": "/nowhere/at/all"}, "no directory"), ({"unheard": 1}, "Invalid init_info")],
     ids=["nowhere", "unheard"],
 )
-async def test_what_vllm_says_of_a_wrong_init_is_told(
+async def test_what_vllm_says_of_a_wrong_init_is_reported(
     subject: TransferSubject, info: dict[str, Any], says: str
 ) -> None:
     """Nothing changes."""

@@ -61,7 +61,7 @@ def test_an_event_is_waited_for_alone() -> None:
     assert first(two) == 2
 
 
-def test_who_polls_sees_an_event_unfinished_once() -> None:
+def test_poll_sees_an_unfinished_event_once() -> None:
     event = torch.cuda.Event()
     pinned(0).copy_(on_device(1), non_blocking=True)
     event.record()

@@ -242,7 +242,7 @@ async def test_requests_are_ended_by_their_ids() -> None:
         assert (await waiting).sequences[0].finish_reason == "aborted"
 
 
-async def test_no_ready_replica_and_the_deadline_are_told() -> None:
+async def test_no_ready_replica_and_the_deadline_are_reported() -> None:
     """As by a router."""
     async with direct_fleet(1, replace(DIRECT, wait_ready_s=0.3)) as fleet:
         for timeout_s in (0.5, 5.0, 25.0):  # a busy machine may take longer to bring it there

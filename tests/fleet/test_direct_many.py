@@ -182,7 +182,7 @@ async def test_an_id_is_used_once_at_a_time() -> None:
 
 
 @pytest.mark.slow
-async def test_who_does_not_read_is_not_read_for() -> None:
+async def test_client_reads_ahead_only_a_few_messages() -> None:
     """The client keeps a few messages. The others wait in the network and in the replica, and none is lost."""
     async with direct_fleet(1, direct=QUIET) as fleet, fleet.client.stream_many() as many:
         await many.submit([1], request_id="a", stream_interval=1, max_tokens=100_000, text=False)

@@ -59,7 +59,7 @@ async def test_a_canary_whose_fleet_is_lost_is_not_followed() -> None:
         await fleet.until_ready(1)
 
 
-async def test_who_is_away_for_a_moment_is_waited_for() -> None:
+async def test_router_waits_for_a_replica_that_is_away_for_a_moment() -> None:
     """As by a router that starts: a canary that comes meanwhile is one."""
     async with one_may_be_away() as (fleet, daemons, link):
         members = fleet.running.router.fleet

@@ -136,7 +136,7 @@ async def test_a_replica_that_is_lost_before_the_first_message_is_replaced(route
     assert answer.request_id == request_id
 
 
-async def test_after_the_first_message_the_loss_is_told(router: ScriptedFleet) -> None:
+async def test_after_the_first_message_the_loss_is_reported(router: ScriptedFleet) -> None:
     """With the replica, and how much was delivered."""
     call = router.generation.Generate(asked(sampling={"n": 2}), timeout=20)
     first, stream = await router.running("a")

@@ -156,7 +156,7 @@ async def test_an_id_that_somebody_else_uses_there_is_waited_for(router: Scripte
 
 
 @MANY
-async def test_what_refuses_the_rest_to_the_end_is_told_with_the_loss(
+async def test_what_refuses_the_rest_to_the_end_is_reported_with_the_loss(
     impatient_router: ScriptedFleet, many: bool
 ) -> None:
     """And how much was delivered."""

@@ -32,7 +32,7 @@ async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:
 
 
 @pytest.mark.parametrize("step", ["pause", "sleep"])
-async def test_who_joins_while_all_others_are_asked_is_asked_too(step: str) -> None:
+async def test_replica_that_joins_during_a_call_to_all_is_called_too(step: str) -> None:
     """It has got requests meanwhile, and the whole fleet is paused, or sleeps, when the caller is told so."""
     async with routed(1) as fleet, replica() as late:
         gate = fleet.daemons[0].engine.gates[step] = Gate()

@@ -177,7 +177,7 @@ async def test_a_replica_that_joins_a_fleet_that_sleeps_is_put_to_sleep() -> Non
             await again.until_ready(4)
 
 
-async def test_who_joins_while_a_part_of_the_fleet_wakes_up_is_put_to_sleep() -> None:
+async def test_replica_that_joins_during_a_partial_wake_up_is_put_to_sleep() -> None:
     """It is awake, and would serve while the fleet sleeps: until the rest is woken, too, also if this part is not."""
     async with routed(1) as fleet, replica() as late:
         await fleet.client.sleep(level=1)

@@ -98,7 +98,7 @@ async def test_replica_with_another_adapter_of_that_name_gets_no_requests() -> N
             assert loaded(second) == ("push p", 5)
 
 
-async def test_an_adapter_that_no_replica_has_any_more_is_told() -> None:
+async def test_an_adapter_that_no_replica_has_any_more_is_reported() -> None:
     """Where operators look; nothing is routed to who lacks it."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]

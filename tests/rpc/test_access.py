@@ -180,7 +180,7 @@ async def test_the_header_is_read_strictly(served: Guarded, values: list[str]) -
     assert token not in str(raised.value.details())
 
 
-async def test_who_is_taken_off_the_list_can_make_no_new_calls(
+async def test_caller_removed_from_the_list_can_make_no_new_calls(
     served: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that runs goes on: it was admitted."""

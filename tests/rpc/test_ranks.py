@@ -87,7 +87,7 @@ async def test_what_cannot_be_sent_as_it_lies_is_refused_by_name(daemon: Daemon,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["other_version", "other_tensors"])
-async def test_ranks_that_disagree_are_told(daemon: Daemon, tmp_path: Path, scenario: str) -> None:
+async def test_ranks_that_disagree_are_reported(daemon: Daemon, tmp_path: Path, scenario: str) -> None:
     """The one that came second at once, the one that waits for it at its deadline. Nothing is applied."""
     errors = sorted(rank[0]["error"] for rank in await run(scenario, daemon, tmp_path))
     assert errors == ["DeadlineError", "PushConflictError"]

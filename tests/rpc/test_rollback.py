@@ -91,7 +91,7 @@ async def test_a_repeat_of_a_rollback_is_no_second_one(keeping: tuple[Daemon, As
         await kept(daemon)
 
 
-async def test_what_cannot_be_rolled_back_to_is_told(keeping: tuple[Daemon, AsyncClient], tmp_path: Path) -> None:
+async def test_what_cannot_be_rolled_back_to_is_reported(keeping: tuple[Daemon, AsyncClient], tmp_path: Path) -> None:
     """No version before, one that cannot be read, or another one; and its number is as that of any push."""
     daemon, client = keeping
     with refuses(NotResidentError, says="no version before"):

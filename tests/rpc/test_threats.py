@@ -45,7 +45,7 @@ async def listener_between(address: str) -> AsyncIterator[tuple[str, bytearray]]
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False])
-async def test_who_listens_on_the_network_sees_no_token_and_no_weights(tmp_path: Path, is_encrypted: bool) -> None:
+async def test_eavesdropper_sees_no_token_and_no_weights(tmp_path: Path, is_encrypted: bool) -> None:
     """Without TLS it sees both, which shows that it would."""
     authority, callers = Authority(tmp_path), one_each(tmp_path)
     pair = authority.issue("127.0.0.1")

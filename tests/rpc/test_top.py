@@ -148,7 +148,7 @@ class Refusing(ControlServiceServicer):
         return control_pb2.PauseResponse()
 
 
-async def test_what_is_refused_is_told_with_the_reason() -> None:
+async def test_what_is_refused_is_reported_with_the_reason() -> None:
     """A watcher asks again, because another token may be in force later; a key that is not allowed says so."""
     server, refusing = grpc.aio.server(), Refusing()
     add_ControlServiceServicer_to_server(refusing, server)
@@ -164,7 +164,7 @@ async def test_what_is_refused_is_told_with_the_reason() -> None:
     await server.stop(0)
 
 
-async def test_who_has_no_such_call_is_shown_so() -> None:
+async def test_server_without_the_call_is_shown_as_such() -> None:
     """The screen goes on: a daemon may take the place of another server."""
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -43,7 +43,7 @@ def test_a_checkout_that_is_not_installed_is_installed(monkeypatch: pytest.Monke
     assert pip_install("push") == f'pip install "genserve[push] @ {Path(__file__).parents[2].as_uri()}"'
 
 
-def test_the_engine_for_cpus_is_told_with_torchs_own_index() -> None:
+def test_the_engine_for_cpus_is_reported_with_torchs_own_index() -> None:
     """PyPI has no torch for it."""
     gpu, cpu = pip_install_engine().split(", or without a GPU ")
     assert gpu == pip_install("cuda")

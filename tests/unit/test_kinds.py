@@ -29,7 +29,7 @@ def test_refusals_say_what_the_matrix_expects(kind: Kind, way: str) -> None:
         place(way, facts)
 
 
-def test_who_sees_a_failure_is_told_what_to_send(tmp_path: Path) -> None:
+def test_failure_names_what_to_send_with_a_report(tmp_path: Path) -> None:
     """The versions, and the end of the daemon's log."""
     (tmp_path / "daemon").mkdir()
     (tmp_path / "daemon" / "stderr").write_text("first\n" * 100 + "the last words\n")

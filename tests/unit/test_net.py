@@ -35,7 +35,7 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize(("address", "local"), ADDRESSES.items())
-def test_who_is_on_this_host(address: str, local: bool) -> None:
+def test_addresses_of_this_host_are_local(address: str, local: bool) -> None:
     """By the address alone; whether the daemon there is on this host is told by its host id."""
     assert is_local(address) is local
 
@@ -45,7 +45,7 @@ def test_who_is_on_this_host(address: str, local: bool) -> None:
     [("localhost", True), ("127.0.0.1", True), ("::1", True), ("[::1]", True)]
     + [(host, False) for host in ("0.0.0.0", "::", "", "example.org", "127.0.0.1.example.org")],
 )
-def test_who_listens_for_this_host_alone(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_known(host: str, loopback: bool) -> None:
     """A name that begins as an address is a name."""
     assert is_loopback(host) is loopback
 

@@ -35,7 +35,7 @@ def nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--openai-port", "0", "--tool-call-parser", "x", "--enable-auto-tool-choice"], "invalid tool call parser: x"),
     ],
 )
-def test_a_refused_flag_is_told_before_a_model_is_looked_for(
+def test_a_refused_flag_is_reported_before_a_model_is_looked_for(
     nothing_is_looked_for: None, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, with the status of wrong usage: another start would end in the same way."""

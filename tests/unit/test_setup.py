@@ -142,7 +142,7 @@ def test_the_tests_of_what_an_engine_imports_are_not_compiled(checkout: Checkout
     assert skipped.search(f"{packages}/sympy/core/tests/test_basic.py")
 
 
-def test_who_asks_for_another_build_of_torch_gets_it(checkout: Checkout) -> None:
+def test_setup_uses_the_build_of_torch_that_uv_is_configured_for(checkout: Checkout) -> None:
     """uv's own variable."""
     checkout.env = {"UV_TORCH_BACKEND": "cu130"}
     assert checkout.setup().returncode == 0

@@ -85,7 +85,9 @@ def test_an_environment_that_is_named_runs_them_and_nothing_is_set_up(checkout: 
         ),
     ],
 )
-def test_an_environment_that_cannot_run_them_is_told(checkout: Path, environment: dict[str, str], says: str) -> None:
+def test_an_environment_that_cannot_run_them_is_reported(
+    checkout: Path, environment: dict[str, str], says: str
+) -> None:
     """In one line, which names the variable."""
     done = run(checkout, *CHOSEN, **environment)
     assert (done.returncode, done.stdout) == (1, "")

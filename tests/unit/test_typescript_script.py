@@ -133,7 +133,7 @@ def test_packages_are_installed_again_only_when_their_lock_changes(checkout: Pat
         assert (checkout / "calls").read_text().count("npm ci") == installations
 
 
-def test_who_packs_it_without_its_packages_is_told_to_install_them(tmp_path: Path) -> None:
+def test_pack_without_packages_says_how_to_install_them(tmp_path: Path) -> None:
     """`npm pack` builds it, also in a fresh checkout."""
     (tmp_path / "scripts").mkdir()
     build = shutil.copy(SCRIPT.parents[1] / "clients" / "typescript" / "scripts" / "build", tmp_path / "scripts")

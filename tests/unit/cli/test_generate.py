@@ -38,7 +38,7 @@ async def test_an_answer_that_others_have_ended_is_told_on_stderr(
 
 
 @pytest.mark.slow
-async def test_who_waits_for_the_first_token_is_told_why_on_a_terminal(daemon: ScriptedDaemon) -> None:
+async def test_terminal_says_why_the_first_token_is_late(daemon: ScriptedDaemon) -> None:
     """While it waits, once; the answer is not mixed with it."""
     daemon.hangs_after = 0
     pause = await start(daemon, "pause", "--ttl", "10m", "--holder", "alice@host")

@@ -43,7 +43,7 @@ def test_the_address_of_the_environment_is_checked_too(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["up", "route"])
-def test_missing_ray_is_told_with_what_installs_it(
+def test_missing_ray_is_reported_with_what_installs_it(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for the router."""

@@ -83,7 +83,7 @@ _BEGINS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--port", "--openai-port"])
-def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
+def test_a_port_in_use_is_reported_before_vllm_is_imported(flag: str) -> None:
     """But not to those who only ask for help, or serve nothing."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -149,7 +149,7 @@ def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
     ],
 )
 @pytest.mark.parametrize("check", [[], ["--check"]])
-def test_a_directory_that_is_no_model_is_told_before_vllm_is_imported(
+def test_a_directory_that_is_no_model_is_reported_before_vllm_is_imported(
     check: list[str], config: str | None, says: str, tmp_path: Path
 ) -> None:
     """vLLM finds it a minute later."""

@@ -53,7 +53,7 @@ async def test_nothing_is_kept_of_leases_that_have_ended(rig: Rig) -> None:
         await rig.pauses.resume(grant.lease_id)
 
 
-async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
+async def test_watcher_hears_of_every_lease(rig: Rig) -> None:
     """Beside another one, which keeps the engine paused: that it was granted, renewed or given back."""
     await rig.pause()
 
@@ -71,7 +71,7 @@ async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
     assert await told(lambda: rig.pauses.resume(grant.lease_id)) is False
 
 
-async def test_the_time_that_resuming_takes_is_told(rig: Rig) -> None:
+async def test_the_time_that_resuming_takes_is_reported(rig: Rig) -> None:
     """It is a part of the time that generation stood still."""
     gate = rig.engine.gates["resume"] = Gate()
 

@@ -51,7 +51,7 @@ def environment(end: socket.socket, watchdog_s: float = 0.0) -> dict[str, str]:
     return {"NOTIFY_SOCKET": end.getsockname(), **watchdog}
 
 
-async def test_each_state_of_a_daemon_is_told(board: StateBoard, manager: socket.socket) -> None:
+async def test_each_state_of_a_daemon_is_reported(board: StateBoard, manager: socket.socket) -> None:
     """From what it does before it serves to its end."""
     service = ServiceManager.from_environment(environment(manager, 600.0))
     assert service is not None
@@ -107,7 +107,7 @@ def test_the_variables_are_not_left_to_other_processes(manager: socket.socket) -
 
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1"])
-def test_without_a_manager_nothing_is_told(address: str) -> None:
+def test_without_a_manager_nothing_is_reported(address: str) -> None:
     """Nor to an address that is none of a Unix socket."""
     assert ServiceManager.from_environment({"NOTIFY_SOCKET": address}) is None
 

@@ -48,7 +48,7 @@ async def test_a_way_that_the_machine_does_not_have_is_refused(*, machine_only: 
         await checked("host", machine_only=machine_only)
 
 
-async def test_a_disk_that_is_full_is_told_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_disk_that_is_full_is_reported_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And everything that needs none of it."""
 
     def write(*_: object) -> Path:

@@ -132,7 +132,7 @@ def test_a_model_between_two_usual_sizes_lies_between_them() -> None:
     assert [each.kv_bytes_per_token for each in sizes] == sorted(each.kv_bytes_per_token for each in sizes)
 
 
-def test_every_usual_size_is_told_with_its_way() -> None:
+def test_every_usual_size_is_reported_with_its_way() -> None:
     """And the flags that the largest one was computed for."""
     verdicts = {each.check: each for each in room_verdicts(H100, flags("-tp 2 --gpu-memory-utilization 0.85"), None)}
     assert list(verdicts) == ["largest beside", *(f"{model.name} in bf16" for model in TYPICAL)]

@@ -86,7 +86,7 @@ def test_broken_files_of_a_model_are_named(tmp_path: Path) -> None:
         assert str(finding).startswith("failed  files ")
 
 
-def test_a_model_that_does_not_fit_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what doctor computes."""
     monkeypatch.setattr(start_checks, "nvidia_driver", lambda: "")
     monkeypatch.setattr(start_checks, "available_memory_bytes", lambda: 64 * GIB)
@@ -151,7 +151,7 @@ def test_where_versions_are_to_be_kept_can_be_written(model: Path, tmp_path: Pat
         assert f"{closed} is not writable" in kept(model, closed / "kept").text
 
 
-def test_a_disk_without_room_for_three_versions_is_told(
+def test_a_disk_without_room_for_three_versions_is_reported(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less is needed where some lie there already."""

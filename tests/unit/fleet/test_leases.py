@@ -204,7 +204,7 @@ def test_lease_that_expires_before_all_grants_is_given_up_by_nobody() -> None:
     assert held(leases, "a:1") == [L]
 
 
-def test_who_has_ended_a_lease_is_remembered() -> None:
+def test_lease_table_remembers_the_holders_that_ended_leases() -> None:
     """Its holder is told once more what he was told."""
     leases = Leases()
     for each in (L, M):

@@ -91,7 +91,7 @@ async def test_unanswered_question_ends_at_its_deadline_and_harms_no_later_one()
         assert (await asking.ask("next", timeout_s=60)).values == {"answer": "next"}
 
 
-async def test_whoever_waits_learns_that_the_other_end_is_gone() -> None:
+async def test_end_of_the_other_side_raises_in_waiting_calls() -> None:
     """Also who asks after that."""
     reached = asyncio.Event()
 

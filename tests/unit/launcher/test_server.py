@@ -198,7 +198,7 @@ async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.Mo
     assert ticked.is_set()
 
 
-def test_a_daemon_that_ends_in_the_block_is_told(fake: Env) -> None:
+def test_a_daemon_that_ends_in_the_block_is_reported(fake: Env) -> None:
     """As a warning, or as a note on the error that it has caused."""
     with (
         pytest.warns(RuntimeWarning, match=r"the engine has died"),

@@ -51,7 +51,7 @@ async def test_memory_is_written_anew_when_its_copy_is_acknowledged() -> None:
     ring.close()
 
 
-async def test_whoever_waits_for_memory_can_be_cancelled() -> None:
+async def test_wait_for_room_in_the_ring_can_be_cancelled() -> None:
     """And the ring goes on where it was."""
     ring = SharedRing()
     pieces = [await ring.put([b"y"]) for _ in range(NUM_PIECES)]

@@ -138,7 +138,7 @@ async def test_head_tells_the_length_without_the_series() -> None:
     ("header", "status"),
     [("", 401), ("Authorization: Bearer wrong\r\n", 401), ("AUTHORIZATION:  Bearer right \r\n", 200)],
 )
-async def test_who_may_not_scrape_gets_nothing(header: str, status: int) -> None:
+async def test_unauthorized_scraper_gets_nothing(header: str, status: int) -> None:
     """The header is given to whoever decides, as it came."""
     async with scraped(ScrapeAccess(lambda given: given == "Bearer right")) as server:
         assert (await server.ask(f"GET /metrics HTTP/1.1\r\n{header}\r\n"))[0] == status

@@ -74,7 +74,7 @@ async def test_a_state_of_the_standard_is_kept() -> None:
     assert await kept(("traceparent", PARENT), ("tracestate", state)) == {"traceparent": PARENT, "tracestate": state}
 
 
-def test_steps_are_told_with_the_error_that_ended_them(steps: list[str]) -> None:
+def test_steps_are_reported_with_the_error_that_ended_them(steps: list[str]) -> None:
     """One within another."""
 
     def work(fails: bool) -> None:

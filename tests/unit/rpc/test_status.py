@@ -139,7 +139,7 @@ def test_an_unforeseen_error_is_told_by_an_id_that_the_log_has(caplog: pytest.Lo
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 
 
-def test_the_first_of_too_many_violations_are_told() -> None:
+def test_the_first_of_too_many_violations_are_reported() -> None:
     """And how many there were."""
     error = errors.ManifestMismatchError("no", violations=[FieldViolation(str(i), "is missing") for i in range(21)])
     status = decoded(to_status(error))

@@ -124,7 +124,7 @@ def test_a_second_has_as_many_calls_as_the_rate_says() -> None:
     assert rate.take(10.5) > 0.0
 
 
-def test_who_waits_long_has_no_more_than_a_second_has() -> None:
+def test_rate_saves_up_at_most_one_second() -> None:
     rate = Rate(2.0)
     rate.take(0.0)
     assert [rate.take(100.0) == 0.0 for _ in range(3)] == [True, True, False]

@@ -19,7 +19,7 @@ def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
 
-def test_who_is_taken_off_the_list_is_unknown_from_then_on(tmp_path: Path) -> None:
+def test_caller_removed_from_the_list_is_unknown_from_then_on(tmp_path: Path) -> None:
     before = list_callers(tmp_path, first=["generate"])
     listed = AccessList(AccessSource(before.auth_file))
     assert listed.of_token(before.tokens["first"]) is not None

@@ -45,7 +45,7 @@ def test_only_a_trainer_changes_or_reads_weights() -> None:
     }  # fmt: skip
 
 
-def test_who_generates_neither_pauses_nor_pushes() -> None:
+def test_role_generate_neither_pauses_nor_pushes() -> None:
     may = {name.rpartition("/")[2] for name, roles in METHODS.items() if Role.GENERATE in roles}
     assert may.isdisjoint({"Pause", "Resume", "Sleep", "WakeUp", "PushWeights", "LoadLora", "DrainReplica"})
 

@@ -76,7 +76,7 @@ async def is_silent(reader: asyncio.StreamReader, wait_s: float = 0.2) -> bool:
     return False
 
 
-async def test_who_has_a_connection_cut_at_a_byte_is_told_of_each(server: Capitals) -> None:
+async def test_cut_at_a_byte_reports_each_connection(server: Capitals) -> None:
     """Of those that arrive, before the next ones do."""
     listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
     counted = 0

@@ -78,7 +78,7 @@ def test_unknown_options_are_named_in_order() -> None:
         refuse_unknown({"b": 1, "known": 2, "a": 3}, Options)
 
 
-def test_an_option_that_is_misspelt_is_told_with_the_one_that_is_meant() -> None:
+def test_an_option_that_is_misspelt_is_reported_with_the_one_that_is_meant() -> None:
     """Each once. One that it begins is meant, however long that is."""
 
     class Options(TypedDict, total=False):

@@ -99,7 +99,7 @@ async def test_an_answer_that_never_comes_is_not_waited_for(call: Call, status: 
             call.end(grpc.StatusCode.OK, "")
 
 
-async def test_another_error_is_told_at_once(status: FinalStatus) -> None:
+async def test_another_error_is_reported_at_once(status: FinalStatus) -> None:
     """It is the daemon's own, or the connection's."""
     with pytest.raises(grpc.aio.AioRpcError, match="reset"):  # what the step has raised
         await asyncio.wait_for(status.of(failing("reset", grpc.StatusCode.UNAVAILABLE)), STEP_S)

@@ -13,7 +13,7 @@ from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
 
 
-async def test_a_lease_that_is_lost_is_told_before_anything_is_prepared(rig: Rig) -> None:
+async def test_a_lease_that_is_lost_is_reported_before_anything_is_prepared(rig: Rig) -> None:
     """Which may take minutes."""
     with pytest.raises(PauseLeaseLostError):
         await rig.push(header(apply=ApplyOptions(pause_lease_id="lost")))

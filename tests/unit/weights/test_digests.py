@@ -98,9 +98,7 @@ async def test_steps_have_nine_tenths_of_the_time_while_they_run(
     assert num_parts(rig) == 2
 
 
-async def test_who_asks_in_a_loop_is_answered_ten_times_a_second_while_steps_run(
-    rig: Rig, digests: LiveDigests
-) -> None:
+async def test_loop_of_calls_is_answered_ten_times_a_second_while_steps_run(rig: Rig, digests: LiveDigests) -> None:
     """What is known costs the engine nothing, but the process in which tokens pass."""
     await digests.read()
     with advanced_clock() as clock:

@@ -174,7 +174,7 @@ async def test_a_push_that_was_cut_off_goes_on(rig: Rig) -> None:
     await assert_applied(rig, 1, stream)
 
 
-async def test_an_end_with_bytes_missing_is_told(rig: Rig) -> None:
+async def test_an_end_with_bytes_missing_is_reported(rig: Rig) -> None:
     """As without it."""
     stream = await rig.registry.open(header())
     await until_called(rig, "prepare_weights")

@@ -88,7 +88,7 @@ async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out
     await rig.transfers.finish("u1", None, 30.0)
 
 
-async def test_whoever_hears_of_a_version_finds_its_bytes(rig: Rig) -> None:
+async def test_announced_version_has_its_bytes(rig: Rig) -> None:
     """From the commit on, also before the engine runs again."""
     gate = rig.engine.gates["resume"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))

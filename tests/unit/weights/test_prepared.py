@@ -186,7 +186,7 @@ async def test_nothing_else_is_carried_out_while_the_place_is_made(rig: Rig, mon
         stream.detach()
 
 
-async def test_who_asks_again_is_told_again_without_work(rig: Rig) -> None:
+async def test_repeated_prepare_gets_the_same_answer_without_work(rig: Rig) -> None:
     """With or without the bytes, on several streams; the same id and attempt."""
     opened = preparing(num_streams=2)
     streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
@@ -304,7 +304,7 @@ async def test_a_part_that_is_still_prepared_is_not_completed_again(rig: Rig, mo
     assert rig.engine.calls.count("prepare_weights") == 1
 
 
-async def test_a_lease_that_is_lost_is_told(rig: Rig) -> None:
+async def test_a_lease_that_is_lost_is_reported(rig: Rig) -> None:
     """It fails as any commit does."""
     await rig.push(preparing())
     with pytest.raises(GenserveError):

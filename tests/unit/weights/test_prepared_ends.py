@@ -180,7 +180,7 @@ async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: 
     await rig.sleeps.wake_up()
 
 
-async def test_who_reads_a_part_never_reads_what_is_written_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_of_a_part_never_reads_overwritten_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers pull what workers have prepared; completed from another version it is another one."""
     await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
     push = rig.registry.live.find("part")

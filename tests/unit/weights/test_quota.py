@@ -106,7 +106,7 @@ def test_what_is_staged_gives_way_to_nothing() -> None:
         assert full.value.metadata == {"staged_bytes": "50", "max_staging_bytes": "100", "push_ids": "p1"}
 
 
-def test_who_has_the_memory_is_named_the_largest_first() -> None:
+def test_pushes_that_hold_the_memory_are_named_largest_first() -> None:
     """At most three, and how many more there are; nobody if it is not a push."""
     staged = [push(size_bytes, push_id=f"p{size_bytes}") for size_bytes in (2, 4, 1, 3)]
     with refuses(StagingFullError, says="'p4', 'p3', 'p2' and 1 more") as full:

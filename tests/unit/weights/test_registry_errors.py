@@ -100,7 +100,7 @@ async def test_another_push_under_the_same_id_is_told_which_version_has_it(rig: 
         await rig.push(header())
 
 
-async def test_whoever_meets_an_update_or_a_push_may_come_again(rig: Rig) -> None:
+async def test_caller_refused_for_an_update_or_a_push_may_retry(rig: Rig) -> None:
     """In a second: the error says what is in progress."""
     await rig.registry.reserve("u1")
     with pytest.raises(ApplyInProgressError) as update:

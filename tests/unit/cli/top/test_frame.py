@@ -173,7 +173,7 @@ def test_the_rate_of_all_pushes_is_that_of_those_that_are_received() -> None:
     assert rows(shown)[7].split()[2] == "0.20"
 
 
-def test_what_is_asleep_is_told() -> None:
+def test_what_is_asleep_is_reported() -> None:
     """Part by part; without a newer version nothing is behind."""
     told = status(phase=types_pb2.PHASE_SLEEPING)
     shown = screen(replace(told, state=replace(told.state, asleep_tags=["scheduling", "weights"])))

@@ -88,7 +88,7 @@ def test_all_arrived_bytes_are_counted_once() -> None:
     assert (gone.push.push_id, transfers.arrived_bytes) == ("p", 400 * MB)
 
 
-def test_pushes_stay_in_the_order_in_which_they_are_told() -> None:
+def test_pushes_stay_in_the_order_in_which_they_are_reported() -> None:
     """And those that are gone are told once."""
     transfers = Transfers()
     assert told(transfers, 0.0, in_flight(1, "a"), in_flight(1, "b")) == []

@@ -48,7 +48,7 @@ def test_a_resume_ends_the_own_lease_or_that_of_others_by_another_key() -> None:
     assert pressed(shown, "f", 1.0) == Action(Kind.RESUME)
 
 
-def test_who_holds_no_lease_can_only_end_those_of_all() -> None:
+def test_caller_without_a_lease_can_only_end_all_leases() -> None:
     """A lease that has ended is not one's own any more."""
     shown = screen(status(leases=tuple(lease(str(number), f"h{number}") for number in range(5))))
     shown.own_leases.append("mine")

@@ -245,7 +245,7 @@ async def test_the_deadline_ends_a_push(daemon: ScriptedDaemon, client: AsyncCli
 @pytest.mark.parametrize(
     ("names", "told"), [("abcd", "24 bytes of b, c, d"), ("abcdef", "40 bytes of b, c, d and 2 more")]
 )
-async def test_who_waits_for_others_in_vain_is_told_what_they_have_not_sent(
+async def test_deadline_error_of_a_rank_names_what_others_have_not_sent(
     daemon: ScriptedDaemon, client: AsyncClient, names: str, told: str
 ) -> None:
     """At its own deadline: the first few tensors, and how many more."""
@@ -323,7 +323,7 @@ async def test_a_push_that_is_only_checked_sends_a_header_on_one_stream(
 
 
 @pytest.mark.parametrize("knows", ["nothing", "that own bytes are missing", "that it was applied", "no bytes to miss"])
-async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
+async def test_deadline_error_for_another_reason_names_the_time_alone(
     daemon: ScriptedDaemon, client: AsyncClient, knows: str
 ) -> None:
     """What others have not sent is no explanation then."""

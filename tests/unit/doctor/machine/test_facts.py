@@ -56,7 +56,7 @@ async def test_this_machine_is_looked_at_whole() -> None:
 
 
 @pytest.mark.slow
-async def test_memory_that_a_child_cannot_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_that_a_child_cannot_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel's words."""
     real = Children.start
 
@@ -72,7 +72,7 @@ async def test_memory_that_a_child_cannot_read_is_told(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_bytes_than_were_written_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the one direction and in the other."""
     monkeypatch.setattr(shared_memory, "_PATTERN", bytes(1 << 16))
     with Children() as children:
@@ -82,7 +82,7 @@ async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-async def test_a_torch_that_hangs_or_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_torch_that_hangs_or_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may do that to it."""
     assert "within 0.5 s" in (await torch_facts("import time; time.sleep(600)", monkeypatch, 0.5)).error
     assert "no libcudart" in (await torch_facts("raise SystemExit('no libcudart')", monkeypatch)).error
@@ -111,7 +111,7 @@ def test_pinned_memory_that_does_not_work_is_told_and_not_raised() -> None:
     assert device.driver_cuda() == 0
 
 
-def test_pinned_memory_that_gives_other_bytes_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_that_gives_other_bytes_back_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies of a stand-in for CUDA, whose streams do nothing, are made by the CPU."""
 
     class Nothing:

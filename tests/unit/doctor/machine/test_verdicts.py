@@ -25,7 +25,7 @@ def test_a_machine_that_is_well_is_ok_in_everything() -> None:
 
 
 @pytest.mark.parametrize(("check", "facts", "flags", "level", "words"), BAD)
-def test_what_is_wrong_is_told_with_what_to_do(
+def test_what_is_wrong_is_reported_with_what_to_do(
     check: str, facts: MachineFacts, flags: str, level: Level, words: str
 ) -> None:
     """And nothing else is wrong then."""

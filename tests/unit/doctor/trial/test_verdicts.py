@@ -42,7 +42,7 @@ def test_the_model_runner_is_told_where_the_daemon_tells_it(cold: dict[str, Snap
 
 
 @pytest.mark.parametrize(("check", "found", "level", "words"), BAD)
-def test_what_is_wrong_is_told_with_what_to_do(
+def test_what_is_wrong_is_reported_with_what_to_do(
     cold: dict[str, Snapshot], check: str, found: WayFound, level: Level, words: str
 ) -> None:
     """And nothing else is wrong then."""

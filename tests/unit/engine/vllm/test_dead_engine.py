@@ -86,7 +86,7 @@ CALLS: dict[str, Callable[[Parts], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_call_that_a_dead_engine_refuses_is_told_with_the_cause(parts: Parts, call: str) -> None:
+async def test_a_call_that_a_dead_engine_refuses_is_reported_with_the_cause(parts: Parts, call: str) -> None:
     """vLLM refuses calls before it tells anybody that the engine has died. The cause comes another way, a moment
     later."""
     calling = asyncio.ensure_future(CALLS[call](parts))

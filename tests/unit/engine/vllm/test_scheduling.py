@@ -67,7 +67,7 @@ async def test_a_model_without_images_is_asked_for_keys_and_values_alone() -> No
     assert llm.calls == ["reset_prefix_cache (True, True)", "pause keep True"]
 
 
-async def test_an_engine_whose_connector_drops_nothing_is_told() -> None:
+async def test_an_engine_whose_connector_drops_nothing_is_reported() -> None:
     """Also when it is not the first one, whose answer is all that AsyncLLM gives."""
     llm = Recorder(multimodal=True, dropped=False)
     with refuses(GenserveError, says="connector"):

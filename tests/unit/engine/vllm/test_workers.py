@@ -88,7 +88,7 @@ async def test_ranks_elsewhere_are_asked_until_they_are_done(workers: Workers, c
     assert core.asked == ["genserve_prepare", *["genserve_prepared"] * 3]
 
 
-async def test_one_that_fails_elsewhere_is_told_at_once(workers: Workers, core: ScriptedCore) -> None:
+async def test_one_that_fails_elsewhere_is_reported_at_once(workers: Workers, core: ScriptedCore) -> None:
     """Nobody waits for the others, and nobody is asked any more."""
     core.done, core.failed = {ELSEWHERE}, {ELSEWHERE: "no such tensor"}
     with pytest.raises(WorkerError, match="tp1: no such tensor"):

@@ -201,7 +201,7 @@ async def test_a_process_that_says_nothing_is_given_up(
     assert capsys.readouterr().err.startswith("genserve: Ray at head:6379 does not answer")
 
 
-async def test_a_port_in_use_is_told_before_ray_places_anything(scripted: ScriptedProcess) -> None:
+async def test_a_port_in_use_is_reported_before_ray_places_anything(scripted: ScriptedProcess) -> None:
     """Which may take long, and would be in vain."""
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen()

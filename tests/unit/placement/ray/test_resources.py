@@ -37,7 +37,7 @@ def test_a_bundle_names_gpus_only_if_it_has_some() -> None:
     assert bundle(2, 1) == {"CPU": 2.0, "GPU": 1.0}
 
 
-def test_too_few_resources_are_told_with_what_is_there() -> None:
+def test_too_few_resources_are_reported_with_what_is_there() -> None:
     """GPUs of two nodes together do not help a replica."""
     told = not_placed(2, bundle(1, 6), NODES, {"CPU": 3.0})
     for each in (

@@ -10,7 +10,7 @@ from genserve.settings.config import ServeConfig
 from genserve.settings.listen_config import ListenConfig
 
 
-def test_the_limits_of_the_flags_are_told() -> None:
+def test_the_limits_of_the_flags_are_reported() -> None:
     """Each under its own name."""
     config = ServeConfig(
         max_connections=11,
@@ -37,7 +37,7 @@ def test_the_limits_of_the_flags_are_told() -> None:
         ({"environment_lists_callers": True}, (False, False, True)),
     ],
 )
-def test_what_protects_the_ports_is_told(
+def test_what_protects_the_ports_is_reported(
     kind: type[ListenConfig], settings: dict[str, Any], protection: tuple[bool, bool, bool]
 ) -> None:
     """TLS, whether clients need a certificate, and whether callers are listed."""

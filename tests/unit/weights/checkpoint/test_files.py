@@ -211,7 +211,7 @@ def fail(*_: object) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_disk_that_fails_is_told_with_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_reported_with_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether bytes are read from it, or which files there are."""
     opened = CheckpointFile(file)
     with monkeypatch.context() as patched:

@@ -101,7 +101,7 @@ def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says:
     assert str(path) in str(error.value)
 
 
-def test_directory_without_weights_is_told(tmp_path: Path) -> None:
+def test_directory_without_weights_is_reported(tmp_path: Path) -> None:
     """And so is an index that points out of its directory."""
     with pytest.raises(CheckpointFileError, match="no safetensors file"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
@@ -134,7 +134,7 @@ def test_what_the_engine_does_not_load_may_be_left_out() -> None:
     assert [name for name, _ in issues(a=(1,), b=(1, 1))] == ["b"]
 
 
-def test_tensors_that_do_not_fit_are_told_with_both_sides() -> None:
+def test_tensors_that_do_not_fit_are_reported_with_both_sides() -> None:
     """Unknown, of another shape, or of a type that a cast would change the meaning of."""
     index = CheckpointIndex({"a": CheckpointTensor("F8_E4M3", (2,), 2), "b": CheckpointTensor("F32", (2,), 8)})
 
@@ -171,7 +171,7 @@ def test_a_tensor_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
-def test_an_index_without_a_map_is_told(tmp_path: Path, content: dict[str, Any]) -> None:
+def test_an_index_without_a_map_is_reported(tmp_path: Path, content: dict[str, Any]) -> None:
     """By its name."""
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps(content))

@@ -200,7 +200,7 @@ def test_versions_on_another_disk_are_kept_by_links(tmp_path: Path) -> None:
     assert is_whole(KeptVersion(tmp_path / "elsewhere", KeptRecord.read(tmp_path / "elsewhere" / RECORD)))
 
 
-def test_a_link_to_a_disk_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_link_to_a_disk_that_is_not_there_is_reported(tmp_path: Path) -> None:
     """The version before it would be served in its place, and nobody would know."""
     directory = KeptDirectory(tmp_path)
     (tmp_path / "current").symlink_to(tmp_path / "not mounted")

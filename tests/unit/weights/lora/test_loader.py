@@ -310,7 +310,7 @@ async def test_the_engine_gets_what_is_left_of_the_time(rig: Rig, saved: Path) -
     assert 0.0 < rig.engine.timeouts_s["load_lora"] < 60.0
 
 
-async def test_who_has_the_engine_is_not_waited_for_once_the_time_is_over(rig: Rig, saved: Path) -> None:
+async def test_load_does_not_wait_for_the_engine_after_its_time(rig: Rig, saved: Path) -> None:
     """But for a millisecond, which tells whether somebody has it. The files are gone then."""
     rig.engine.max_loras, before = 1, num_arenas()
     async with rig.pauses.undisturbed(30.0):

@@ -61,7 +61,7 @@ def test_a_commit_goes_the_whole_way_again(state: State) -> None:
     assert lifecycle.state is State.APPLIED
 
 
-def test_every_event_and_nothing_else_is_told() -> None:
+def test_every_event_and_nothing_else_is_reported() -> None:
     """Whoever waits for a state sees each one."""
     told: list[str] = []
 

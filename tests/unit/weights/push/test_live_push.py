@@ -272,7 +272,7 @@ class Timers:
         return handle
 
 
-async def test_who_waits_is_answered_a_moment_after_the_time_is_over(
+async def test_waiting_streams_are_answered_a_moment_after_the_time(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarter of a second: a step that exceeds the time says more, and ends at about that time."""

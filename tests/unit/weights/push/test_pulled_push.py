@@ -30,7 +30,7 @@ async def test_bytes_that_another_attempt_has_left_are_not_read(rig: Rig) -> Non
     assert pulled.there(0, 32) == (0, 32)
 
 
-async def test_who_reads_one_origin_reads_nothing_of_another(rig: Rig) -> None:
+async def test_reader_of_one_origin_reads_nothing_of_another(rig: Rig) -> None:
     """He is told, and asks again."""
     await rig.stage_part(fetched("one"), 0, 16)
     pulled = PulledPush(rig.registry.live.find("p1"), rig.resident)

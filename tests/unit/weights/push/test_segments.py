@@ -345,7 +345,7 @@ async def test_nothing_is_copied_behind_a_piece_that_failed(
     pipe.close()
 
 
-async def test_the_first_of_two_errors_is_told(
+async def test_the_first_of_two_errors_is_reported(
     queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig
 ) -> None:
     """The one of the piece; what became of the push afterwards is told by whoever asks next."""
@@ -358,7 +358,7 @@ async def test_the_first_of_two_errors_is_told(
     await queue.wait_empty()
 
 
-async def test_a_push_that_is_gone_meanwhile_is_told(
+async def test_a_push_that_is_gone_meanwhile_is_reported(
     queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig
 ) -> None:
     """Its memory stays until the thread has written there."""

@@ -187,7 +187,7 @@ async def test_a_damaged_chunk_of_a_push_that_is_applied_is_refused(rig: Rig) ->
     again.detach()
 
 
-async def test_who_brings_bytes_that_somebody_writes_waits_for_the_end_of_that(rig: Rig) -> None:
+async def test_second_sender_of_claimed_bytes_waits_for_the_first(rig: Rig) -> None:
     """Whether they were written or not: then they are compared, or written."""
     stream = await rig.registry.open(header())
     for written in (False, True):

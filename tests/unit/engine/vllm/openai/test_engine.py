@@ -110,7 +110,7 @@ def test_more_sequences_than_any_request_may_have_are_never_admitted(num_elsewhe
         door((), num_elsewhere).check_room(MAX_N + 1)
 
 
-async def test_the_end_of_the_last_request_is_told() -> None:
+async def test_the_end_of_the_last_request_is_reported() -> None:
     """To the other clients, and to a drain that waits for it."""
     unfinished: list[str] = []
     tally = ScriptedTally(0)

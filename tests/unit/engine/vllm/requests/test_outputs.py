@@ -39,7 +39,7 @@ def request(n: int = 1, interval: int = 1, **wanted: Any) -> GenerationRequest:
     )
 
 
-async def test_who_is_called_is_called_once_until_it_reads(tokenizer: Any) -> None:
+async def test_listener_is_called_once_until_it_reads(tokenizer: Any) -> None:
     """Not for every token: then waking up would be all that a busy daemon does."""
     processing, calls = Processing(tokenizer, request(n=2), lean=True), []
     processing.stream.call_when_ready(lambda: calls.append(1))

@@ -32,7 +32,7 @@ async def test_a_loop_that_never_ends_is_ended_and_frees_its_thread() -> None:
     threads.close()
 
 
-async def test_who_finds_no_thread_in_time_is_told_and_their_work_is_never_done() -> None:
+async def test_work_that_gets_no_thread_in_time_raises_and_never_runs() -> None:
     """A call into C cannot be ended: it keeps its thread."""
     threads = TimedThreads("test", num_threads=1, limit_s=0.1)
     release, done = threading.Event(), []

@@ -259,9 +259,7 @@ def test_cause_of_death_is_the_exception_of_the_first_process_to_end(
         ([], "a worker failed in commit: see the root cause", "a worker failed in commit: see the root cause"),
     ],
 )
-def test_whoever_finds_an_engine_dead_learns_why(
-    logged: Sequence[tuple[str, Exception]], found: str, says: str
-) -> None:
+def test_error_of_a_dead_engine_names_its_cause(logged: Sequence[tuple[str, Exception]], found: str, says: str) -> None:
     """Or keeps what it has found."""
     with closing(Report()) as report:
         with explained(CONFIG, configure, "some/model", report):
