@@ -4,6 +4,7 @@ refused before anything is allocated or freed."""
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from genserve.errors import (
     FieldViolation,
@@ -15,7 +16,7 @@ from genserve.errors import (
 )
 from genserve.memory.available import require_memory
 from genserve.tensors.manifest import MAX_UNNAMED_ISSUES, Manifest, PushIssue, structural_issues
-from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
+from genserve.weights.checkpoint.index import MISSING, CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
@@ -27,6 +28,7 @@ MAX_STREAMS = 1024
 MAX_TENSORS = 1_000_000
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
+_PARTIAL: Final = "; to keep the served values of what is missing, set partial (--partial)"
 _MAX_NAMED = 3
 _MARGIN_BYTES = 256 << 20
 _BYTES_OF_UNKNOWN_MODEL = 64 << 30
@@ -134,7 +136,8 @@ def mismatch(issues: list[PushIssue]) -> ManifestMismatchError:
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
     num_issues = sum(issue.num_issues for issue in issues)
     return ManifestMismatchError(
-        f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}",
+        f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}"
+        f"{_PARTIAL if kinds.keys() == {MISSING} else ''}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
         # Without it, the violations are all issues.
         metadata={"num_violations": str(num_issues)} if num_issues > len(issues) else None,

@@ -19,6 +19,8 @@ from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
 
+MISSING: Final = "is missing"
+"""The issue of a tensor that a push lacks, and which is not partial."""
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -111,7 +113,7 @@ def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator
     names = {spec.name for spec in manifest.tensors}
     if not manifest.partial:
         for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys() - checkpoint.unused):
-            yield PushIssue(name, "is missing")
+            yield PushIssue(name, MISSING)
     for name in sorted(names & checkpoint.tied.keys()):
         # vLLM would skip it, and the push would silently change nothing.
         if checkpoint.tied[name] not in names:
