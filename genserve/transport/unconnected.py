@@ -19,7 +19,7 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...]] = (
     (re.compile(r"errors resolving .*\[.*address lookup failed for .*"), "its name has no address", ()),
 )
 """What gRPC says, what it means, and the client's settings that it is about."""
-_CLOSED: Final = "Socket closed"
+_CLOSED: Final = re.compile(r"Socket closed|(?:\w+: ?)?(?:Connection reset by peer|Broken pipe)(?: \(\d+\))?")
 _PLAINTEXT: Final = "WRONG_VERSION_NUMBER"
 
 
@@ -27,7 +27,7 @@ def why_unconnected(details: str, caller: Caller | None) -> tuple[str, Sequence[
     """The reason, and the names of ConnectionSettings that it is about, which it ends with. `caller`: how a client has
     made the call, None = it was made otherwise, by a router say, which has other names for them."""
     said = _REFUSED.sub("", details)
-    if said == _CLOSED:
+    if _CLOSED.fullmatch(said):
         words, settings = _why_closed(caller)
     elif _PLAINTEXT in said:
         words, settings = _why_plaintext(caller)

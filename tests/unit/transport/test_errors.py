@@ -28,6 +28,8 @@ from tests.support.patience import until
 from tests.support.refusals import refuses
 from tests.support.scripted_services import ScriptedDaemon, refuse
 
+UNCONNECTED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+
 
 async def test_a_reason_becomes_its_class_with_the_violations(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """BadRequest arrives as field paths, the status message as the message."""
@@ -178,6 +180,11 @@ async def test_a_connection_that_breaks_is_not_a_daemon_that_is_not_there() -> N
             "here:1 broke: Connection reset by peer",
         ),
         (code_pb2.UNAVAILABLE, "Stream removed (FD shutdown)", "here:1 broke: FD shutdown"),
+        (code_pb2.UNAVAILABLE, f"{UNCONNECTED}Socket closed", "here:1: it closed the connection: it may need TLS"),
+        (
+            *(code_pb2.UNAVAILABLE, f"{UNCONNECTED}recvmsg:Connection reset by peer (104)"),
+            "here:1: it closed the connection: it may need TLS",
+        ),
         (code_pb2.CANCELLED, "CANCELLED", "here:1 has ended the call"),
         (code_pb2.UNAVAILABLE, "no healthy upstream", "here:1: no healthy upstream"),
         (code_pb2.DEADLINE_EXCEEDED, "Deadline Exceeded", "here:1"),
