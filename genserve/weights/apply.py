@@ -274,7 +274,7 @@ class PushApplier:
     ) -> AsyncIterator[None]:
         """Nothing else is applied in the block, and nothing else than `push` is prepared. Raises as `check_weights` for
         a push."""
-        began_s = time.perf_counter()
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._lock.acquire()
@@ -284,7 +284,7 @@ class PushApplier:
             if self._preparation is not None and self._preparation.push is not push:
                 await self._end_preparation(min(timeout_s, _DISCARD_TIMEOUT_S))
             if push is not None:
-                push.wait_s += time.perf_counter() - began_s
+                push.wait_s += time.monotonic() - began_s
                 self._applied_id = push.push_id
                 check_weights(self._board)
             yield

@@ -97,8 +97,11 @@ def test_an_environment_that_cannot_run_them_is_reported(
 
 def test_quick_tests_are_those_without_an_engine(checkout: Path) -> None:
     """Options may follow, or paths instead of the leg's."""
-    quick = "tests/unit tests/rpc tests/fleet tests/simulation -m not slow"
-    assert f"{AT_A_TIME} {quick} -x offline" in run(checkout, "--quick", "-x").stdout
+    quick = "-m not slow --hypothesis-profile quick"
+    assert (
+        f"{AT_A_TIME} tests/unit tests/rpc tests/fleet tests/simulation {quick} -x offline"
+        in run(checkout, "--quick", "-x").stdout
+    )
     assert f"{AT_A_TIME} scripts -x offline" in run(checkout, "--quick", "scripts", "-x").stdout
     assert f"{AT_A_TIME} -x --quick offline" in run(checkout, "-x", "--quick").stdout, "it is the first argument"
 

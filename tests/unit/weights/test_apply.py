@@ -29,7 +29,7 @@ from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, after, assert_unchanged, header, nothing_runs, tensors, weights
-from tests.unit.weights.prepared import until_freed
+from tests.unit.weights.prepared import state, until_freed
 
 
 async def test_push_is_applied_while_generation_runs_but_for_the_commit(rig: Rig) -> None:
@@ -338,16 +338,16 @@ async def test_push_is_answered_before_what_it_replaced_is_freed(rig: Rig) -> No
 @pytest.mark.parametrize("busy_with", ["another push", "another call"])
 async def test_push_reports_how_long_it_waited_for_others(rig: Rig, busy_with: str) -> None:
     """For the push before it, or for a call that has the engine."""
-    async with AsyncExitStack() as busy:
-        others_turn = rig.applier.between_pushes(30.0) if busy_with == "another push" else rig.pauses.turn.take()
-        await busy.enter_async_context(others_turn)
-        pushing = asyncio.create_task(rig.push(header()))
-        await nothing_runs()
-        began_s = time.perf_counter()
-        await nothing_runs()
-        held_s = time.perf_counter() - began_s
-    applied = (await pushing).applied
-    assert applied is not None and applied.step_s["wait"] >= held_s > 0
+    with advanced_clock() as clock:
+        async with AsyncExitStack() as busy:
+            others_turn = rig.applier.between_pushes(30.0) if busy_with == "another push" else rig.pauses.turn.take()
+            await busy.enter_async_context(others_turn)
+            pushing = asyncio.create_task(rig.push(header()))
+            await until(lambda: "p1" in rig.registry.live and state(rig) is not PushState.RECEIVING)
+            await nothing_runs()  # it waits for its turn
+            await clock.advance(5.0)
+        applied = (await pushing).applied
+    assert applied is not None and applied.step_s["wait"] >= 5.0
 
 
 async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
