@@ -56,7 +56,7 @@ class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[mi
         stop: Callable[[str, float | None], None],
     ) -> None:
         """`stop`: ends the process in order; it takes the cause, and the time for what runs, as `Stopped.stop`."""
-        super().__init__(board, pushes.in_flight)
+        super().__init__(board, pushes.live.in_flight)
         self._engine = engine
         self._loras = loras
         self._pauses = pauses

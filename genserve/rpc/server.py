@@ -130,7 +130,7 @@ class DaemonServer:
             await relay.start()
             self._servers.append(relay)
         self._table.become(services_of(parts, weights))
-        self._early.tell_in_flight(parts.pushes.in_flight)
+        self._early.tell_in_flight(parts.pushes.live.in_flight)
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, and ends the running ones after `grace_s` seconds."""

@@ -28,11 +28,11 @@ from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.live_pushes import LivePushes, Opening, Openings, in_flight, not_found
+from genserve.weights.push.live_pushes import LivePushes, Opening, Openings, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging, check_chunk
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
-from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushInFlight, PushOutcome, PushReport
+from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
 from genserve.weights.push_admission import (
     check_header,
     examine,
@@ -85,10 +85,6 @@ class PushRegistry:
         """What `max_staging_bytes` leaves beside the pushes and the resident bytes."""
         taken_bytes = sum(push.size_bytes for push in self._pushes.values()) + self._resident.held_bytes
         return self._max_staging_bytes - taken_bytes
-
-    def in_flight(self) -> tuple[PushInFlight, ...]:
-        """How far the pushes have come whose bytes are here, at most `MAX_LISTED` of them."""
-        return in_flight(self._pushes.values())
 
     async def open(self, header: PushHeader) -> PushStream:
         """Opens a push, or joins the one with this id: after a break, or as one of several streams.

@@ -93,7 +93,7 @@ class Replica:
         for each in (pauses, pushes.live, transfers):
             self.process.start(each.run(), "background")
         self._server.table.become(services_of(parts, weights_of(parts)))
-        early.tell_in_flight(pushes.in_flight)
+        early.tell_in_flight(pushes.live.in_flight)
         board.become(DaemonCondition.SERVING)
 
     async def crash(self) -> None:

@@ -3,7 +3,7 @@ their time to live; `registry` decides who may open one."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -74,6 +74,11 @@ class LivePushes(dict[str, LivePush]):
     def received_bytes(self) -> int:
         """All bytes that were new when they arrived, also of pushes that are gone."""
         return self._gone_bytes + sum(push.staging.there.total for push in self.values())
+
+    def in_flight(self) -> tuple[PushInFlight, ...]:
+        """How far at most `MAX_LISTED` of them have come: those that are sent or carried out first, then the newest."""
+        first = sorted(self.values(), key=lambda push: (not push.is_held, -push.attempt.began_at_s, push.push_id))
+        return tuple(map(_described, first[:MAX_LISTED]))
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
         """Frees in a thread, because it would delay token streams."""
@@ -156,12 +161,6 @@ def _described(push: LivePush) -> PushInFlight:
         began_at_s=push.attempt.began_at_s,
         state_since_s=push.lifecycle.since_s,
     )
-
-
-def in_flight(pushes: Iterable[LivePush]) -> tuple[PushInFlight, ...]:
-    """At most `MAX_LISTED` pushes: those that are sent or carried out first, then the newest."""
-    first = sorted(pushes, key=lambda push: (not push.is_held, -push.attempt.began_at_s, push.push_id))
-    return tuple(map(_described, first[:MAX_LISTED]))
 
 
 def not_found(push_id: str) -> PushNotFoundError:

@@ -7,7 +7,7 @@ import pytest
 
 from genserve.weights.push.lifecycle import Lifecycle
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.live_pushes import MAX_LISTED, in_flight
+from genserve.weights.push.live_pushes import MAX_LISTED, LivePushes
 from genserve.weights.push.types import LoraAdapter, PushState
 from tests.support.patience import STEP_S, turns
 from tests.unit.weights.conftest import MANIFEST, header, weights
@@ -24,6 +24,13 @@ def opened(push_id: str = "p1", began_at_s: float = 0.0) -> LivePush:
     return push
 
 
+def listing(*pushes: LivePush) -> LivePushes:
+    """All that have bytes here."""
+    live = LivePushes(time.monotonic)
+    live.update({push.push_id: push for push in pushes})
+    return live
+
+
 async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
     """Field by field."""
     before_s = time.time()
@@ -33,7 +40,7 @@ async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
     )
     stream_to(push).write(0, DATA[:8], None)
     push.num_attached = 2
-    (told,) = in_flight([push])
+    (told,) = listing(push).in_flight()
     assert (told.push_id, told.state, told.weight_version, told.lora_name) == ("p1", PushState.RECEIVING, 7, "poet")
     assert (told.received_bytes, told.total_bytes, told.num_streams) == (8, MANIFEST.total_bytes, 2)
     assert before_s <= min(told.began_at_s, told.state_since_s)
@@ -62,7 +69,7 @@ async def test_those_that_are_sent_come_first_and_then_the_newest() -> None:
     waiting = [opened(f"w{number}", float(number)) for number in range(MAX_LISTED)]
     sent = opened("sent", -1.0)
     sent.num_attached = 1
-    told = [push.push_id for push in in_flight([*waiting, sent])]
+    told = [push.push_id for push in listing(*waiting, sent).in_flight()]
     assert told == ["sent", *(f"w{number}" for number in reversed(range(1, MAX_LISTED)))]
 
 
