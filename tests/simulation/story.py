@@ -44,6 +44,7 @@ class Outcome:
 def simulate(seed: int) -> Outcome:
     """Plays the history of a seed. The same seed gives the same history."""
     with virtual_time(seed) as loop, _ErrorLines() as lines:
+        loop.set_exception_handler(lines.unheard)
         try:
             return loop.run_until_complete(_Story(seed, loop, lines.raised).play())
         finally:
@@ -57,7 +58,8 @@ def simulate(seed: int) -> Outcome:
 
 
 class _ErrorLines(logging.Handler):
-    """What genserve logs as errors: faults of ours that nobody foresaw."""
+    """What genserve logs as errors, and what its tasks raise that nobody waits for: faults of ours that nobody
+    foresaw."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -66,6 +68,10 @@ class _ErrorLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self.raised.append(f"logged: {record.getMessage()}: {error!r}")
+
+    def unheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio's handler of exceptions."""
+        self.raised.append(f"raised: {context['message']}: {context.get('exception')!r}")
 
     def __enter__(self) -> "_ErrorLines":
         self._log = logging.getLogger("genserve")

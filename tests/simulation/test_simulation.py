@@ -11,6 +11,7 @@ from itertools import count, islice
 
 import pytest
 
+from genserve.fleet.router import Router
 from tests.simulation.ablations import ABLATIONS, is_about, without
 from tests.simulation.sight import Sight
 from tests.simulation.story import Outcome, simulate
@@ -63,6 +64,18 @@ def test_a_simulation_that_cannot_look_fails(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Sight, "_note_lost", broken)
     with pytest.raises(KeyError, match="a bug"):
         simulate(FIRST)
+
+
+@pytest.mark.slow
+def test_a_simulation_in_which_a_task_fails_finds_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real program would end, or lack what the task was for: nobody waits for it."""
+
+    async def broken(router: Router) -> None:
+        await router.settle()
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Router, "follow", broken)
+    assert "a bug" in simulate(FIRST).violations[0]
 
 
 def digests() -> list[str]:
