@@ -98,8 +98,8 @@ class VllmStream:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was asked to end, and has a reason of its own."""
-        return self._ending is not None
+        """Whether it has a reason of its own to end: it was asked to, or has ended in vLLM and was not read yet."""
+        return self._ending is not None or not self.num_unfinished
 
     def abort(self) -> None:
         """Ends the request with reason ABORTED."""

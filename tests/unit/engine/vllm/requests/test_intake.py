@@ -370,3 +370,15 @@ async def test_a_pause_leaves_an_aborted_request_its_reason(tally: ScriptedTally
     assert update is not None and update.outputs[0].finish is not None
     assert update.outputs[0].finish.reason is FinishReason.ABORTED
     await stream.close()
+
+
+async def test_a_pause_does_not_count_what_has_ended_and_nobody_has_read(tally: ScriptedTally) -> None:
+    """It did not end that."""
+    llm = ProcessingLlm()
+    requests = intake(llm, Liveness(), tally)
+    stream = await requests.submit(replace(request(), output=Output(text=False)))
+    llm.step("r", 1, 0, VllmFinishReason.LENGTH)
+    assert requests.pausing() == 0
+    update = stream.take()
+    assert update is not None and update.outputs[0].finish is not None
+    assert update.outputs[0].finish.reason is FinishReason.LENGTH
