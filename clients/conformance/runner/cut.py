@@ -9,12 +9,16 @@ from tests.support.fault_proxy import Connection, FaultProxy, Way
 
 _BYTES_PER_S = 20e6
 """Both ends read as fast as that: what one has not read when the link is reset would be lost, and sent again."""
+_LOOK_EVERY_S = 0.05
+_MAX_LOOKS = 200
 
 
 class CutLink:
     """Listens at `address` while it is entered. A transfer of `whole_bytes` that goes this `way` is cut at `num_bytes`:
     its connection is reset, the others live on, and new ones are refused for `refuse_ms`. `meanwhile` is done then,
-    after which nothing of it counts: all may be sent again."""
+    after which nothing of it counts: all may be sent again. Of a push, `received` says how many bytes the daemon has: a
+    busy one reads later, and what it has not read would be lost. So nothing passes before the reset until it has some,
+    and no more come."""
 
     def __init__(
         self,
@@ -25,6 +29,7 @@ class CutLink:
         *,
         refuse_ms: int = 0,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
+        received: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._proxy = FaultProxy(target, self._accepted)
         self._proxy.switch(way, bytes_per_s=_BYTES_PER_S)
@@ -33,6 +38,7 @@ class CutLink:
         self._whole_bytes = whole_bytes
         self._refuse_ms = refuse_ms
         self._meanwhile = meanwhile
+        self._received = received
         self._sent_bytes = 0
         self._outage: asyncio.Task[None] | None = None
 
@@ -65,12 +71,19 @@ class CutLink:
         def sent(num_bytes: int) -> None:
             self._sent_bytes += num_bytes
             if self._sent_bytes >= self._num_bytes and self._outage is None:
-                if self._refuse_ms or self._meanwhile is not None:
-                    self._proxy.refuse()
-                connection.reset()
-                self._outage = asyncio.create_task(self._pass_outage())
+                self._proxy.switch(self._way, is_lost=True)
+                self._outage = asyncio.create_task(self._cut(connection))
 
         connection.flows[self._way].on_arrival = sent
+
+    async def _cut(self, connection: Connection) -> None:
+        if self._received is not None:
+            await _settled(self._received)
+        if self._refuse_ms or self._meanwhile is not None:
+            self._proxy.refuse()
+        connection.reset()
+        self._proxy.switch(self._way, is_lost=False)
+        await self._pass_outage()
 
     async def _pass_outage(self) -> None:
         if self._meanwhile is not None:
@@ -79,3 +92,14 @@ class CutLink:
             await asyncio.sleep(self._refuse_ms / 1000)
         if self._refuse_ms or self._meanwhile is not None:
             await self._proxy.listen()
+
+
+async def _settled(received: Callable[[], Awaitable[int]]) -> None:
+    """Returns when there are bytes, and no more come, or after ten seconds: chunks may be larger than what has come."""
+    before = 0
+    for _ in range(_MAX_LOOKS):
+        now = await received()
+        if now == before > 0:
+            return
+        before = now
+        await asyncio.sleep(_LOOK_EVERY_S)

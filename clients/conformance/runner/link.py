@@ -38,10 +38,11 @@ class RelayedEvent(LinkEvent, Protocol):
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
     """What a link may do to the daemon. `serve` serves checkpoint b as the version that is so much higher than the
-    served one; `forget` discards the scenario's push."""
+    served one; `forget` discards the scenario's push, of which `received` tells how many bytes have come."""
 
     serve: Callable[[int], Awaitable[None]]
     forget: Callable[[], Awaitable[None]]
+    received: Callable[[], Awaitable[int]]
 
 
 @asynccontextmanager
@@ -62,7 +63,10 @@ async def link_to(
                 if "serve" in asked:
                     between = partial(meanwhile.serve, asked["serve"])
                 refuse_ms = asked.get("refuse_ms", 0)
-                cut = CutLink(daemon, way, num_bytes, whole_bytes, refuse_ms=refuse_ms, meanwhile=between)
+                received = meanwhile.received if way is Way.TO_SERVER else None
+                cut = CutLink(
+                    daemon, way, num_bytes, whole_bytes, refuse_ms=refuse_ms, meanwhile=between, received=received
+                )
                 await stack.enter_async_context(cut)
                 yield cut.address, [cut]
                 return

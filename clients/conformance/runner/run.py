@@ -69,6 +69,7 @@ class Run:
             meanwhile=Meanwhile(
                 serve=lambda above: self._subject.load("b", above),
                 forget=lambda: self._subject.discard(names["run"]),
+                received=lambda: self._subject.received_bytes(names["run"]),
             ),
         )
         async with link as (address, events):

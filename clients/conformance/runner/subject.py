@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from genserve.client import AsyncClient
+from genserve.errors import PushNotFoundError
 
 _IDLE_TIMEOUT_S = 30.0
 
@@ -35,6 +36,13 @@ class Subject:
     async def discard(self, push_id: str) -> None:
         """Makes the daemon forget a push, also one that is being sent."""
         await self._client.discard_push(push_id, force=True)
+
+    async def received_bytes(self, push_id: str) -> int:
+        """How much of a push the daemon has."""
+        try:
+            return (await self._client.get_push(push_id)).push.received_bytes
+        except PushNotFoundError:
+            return 0
 
     async def _loaded(self, name: str) -> dict[str, str]:
         await self.load(name)
