@@ -212,6 +212,18 @@ def ending_early(right: Any, steps: Any, version: int | None = None) -> Result:
     return {"version": pulled.version, "sha256": pulled.sha256()}
 
 
+def never_whole() -> None:
+    """Goes on with a pull that lacks nothing but its end."""
+    pulled: Any = transfers.Pulled
+    right = pulled.missing_bytes.fget
+
+    def missing_bytes(self: transfers.Pulled) -> int | None:
+        num_bytes: int | None = right(self)
+        return num_bytes if num_bytes is None else max(1, num_bytes)
+
+    pulled.missing_bytes = property(missing_bytes)
+
+
 def sending_a_dry_run() -> None:
     """Sends the bytes of a push that is only to be validated."""
     right = stubs.frames
@@ -325,6 +337,7 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[], None]]]] = {
     "pulls from the beginning again": ("pull-cut-and-resumed", beginning_again),
     "pulls the rest of any version": ("pull-cut-and-next-version", of_one_version(comparing=False)),
     "pulls by the number of a version": ("pull-cut-and-same-version", of_one_version(comparing=True)),
+    "pulls more than all": ("pull-without-end", never_whole),
     "pulls until the stream ends": ("pull-ended-early", lambda: of_step("pull", ending_early)),
     "sends a dry run": ("push-validated", sending_a_dry_run),
     "prepares nothing": ("push-prepared-and-committed", lambda: of_step("push", staging)),

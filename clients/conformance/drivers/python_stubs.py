@@ -182,6 +182,8 @@ class Steps:
                 broken = error_of(error)
             if (missing_bytes := pulled.missing_bytes) is None:
                 return broken
+            if missing_bytes == 0:
+                return {"version": pulled.version, "sha256": pulled.sha256()}
             resumes = resumes or Resumes(missing_bytes)
             if not resumes.wait(missing_bytes):
                 return broken
