@@ -38,13 +38,13 @@ async def names(learner: Path, learner_client: AsyncClient) -> dict[str, Any]:
 async def test_the_ten_lines_train_what_is_served(
     learner_daemon: DaemonProcess, learner_client: AsyncClient, names: dict[str, Any]
 ) -> None:
-    """Two steps, two versions, and the daemon has the trainer's weights, which are others than before."""
+    """A push before two steps, one after each, and the daemon has the trainer's weights, which are others than before."""
     before = await learner_client.pull_weights()
     untrained = {name: tensor.clone() for name, tensor in before.state_dict().items()}
     await run(learner_daemon, "def policy_loss", names)
     await run(learner_daemon, "advantages_of(groups)", names)
     after = await learner_client.pull_weights()
-    assert after.weight_version == before.weight_version + 2
+    assert after.weight_version == before.weight_version + 3
     spans = [span for group in names["groups"] for sequence in group.sequences for span in sequence.weight_spans]
     assert {span.version for span in spans} == {after.weight_version - 1}
     served, trained = after.state_dict(), names["model"].state_dict()
