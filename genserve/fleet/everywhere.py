@@ -96,27 +96,16 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
 
 async def write_record(fleet: Fleet) -> None:
     """Writes the record of the fleet to every replica that lacks it. One that does not answer gets it later."""
-    writing = [each for each in fleet.answering if lacks_record(fleet, each)]
-    for each in writing:
+    lacking = [each for each in fleet.answering if lacks_record(fleet, each)]
+    for each in lacking:
         each.member.num_writers += 1
-
-    def ended(upstream: Upstream) -> None:
-        writing.remove(upstream)
-        upstream.member.num_writers -= 1
-        if lacks_record(fleet, upstream):
-            fleet.refresh()  # whoever syncs it tries again
-
-    async def write(upstream: Upstream) -> None:
-        try:
-            await write_on(fleet, upstream)
-        finally:
-            ended(upstream)  # others may hang
-
     try:
-        await everywhere(writing, write)
+        await everywhere(lacking, lambda each: write_on(fleet, each))
     finally:
-        for each in tuple(writing):  # cancelled before it began
-            ended(each)
+        for each in lacking:
+            each.member.num_writers -= 1
+        if any(lacks_record(fleet, each) for each in lacking):
+            fleet.refresh()  # whoever syncs them tries again
 
 
 async def write_on(fleet: Fleet, upstream: Upstream) -> None:

@@ -6,10 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from genserve.control.membership import FleetRecord, Membership
-from genserve.fleet import everywhere, pauses
-from genserve.fleet.everywhere import write_on, write_record
+from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.upstream import Upstream
 from tests.fleet.routers import over, replica, restarted, routed, running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
@@ -47,41 +45,6 @@ async def test_a_pause_is_written_down_once_by_each_replica(monkeypatch: pytest.
         await fleet.client.pause(no_expiry=True)
         await fleet.until_reported()
         assert epochs == [fleet.running.router.fleet.desired.epoch] * 2
-
-
-async def test_a_replica_that_hangs_keeps_no_record_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that writes to all waits for it; what changes meanwhile is written to the others."""
-    hanging, written, forever = set[str](), set[str](), asyncio.Event()
-
-    async def write(fleet: Fleet, upstream: Upstream) -> None:
-        if upstream.address in hanging:
-            await forever.wait()
-        await write_on(fleet, upstream)
-        written.add(upstream.address)
-
-    async with routed(2) as fleet:
-        one, other = (fleet.running.router.find(each.address) for each in fleet.daemons)
-        hanging.add(one.address)
-        monkeypatch.setattr(everywhere, "write_on", write)
-        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
-        await until(lambda: other.address in written)
-        known = fleet.running.router.fleet
-        known.changed()
-        await until(lambda: other.member.record == known.record())
-        pausing.cancel()
-        await asyncio.wait({pausing})
-
-
-async def test_what_a_cancelled_call_has_not_written_is_written() -> None:
-    """It is cancelled before the first replica was asked."""
-    async with routed(2) as fleet:
-        known = fleet.running.router.fleet
-        known.changed()
-        writing = asyncio.create_task(write_record(known))
-        await asyncio.sleep(0)
-        assert [each.num_writers for each in known.members] == [1, 1]
-        writing.cancel()
-        await until(lambda: [each.record for each in known.members] == [known.record()] * 2)
 
 
 async def test_a_resume_before_the_fleet_is_known_lasts() -> None:
