@@ -96,16 +96,9 @@ def lacks_record(fleet: Fleet, upstream: Upstream) -> bool:
 
 async def write_record(fleet: Fleet) -> None:
     """Writes the record of the fleet to every replica that lacks it. One that does not answer gets it later."""
-    lacking = [each for each in fleet.answering if lacks_record(fleet, each)]
-    for each in lacking:
-        each.member.num_writers += 1
-    try:
-        await everywhere(lacking, lambda each: write_on(fleet, each))
-    finally:
-        for each in lacking:
-            each.member.num_writers -= 1
-        if any(lacks_record(fleet, each) for each in lacking):
-            fleet.refresh()  # whoever syncs them tries again
+    await everywhere(
+        [each for each in fleet.answering if lacks_record(fleet, each)], lambda each: write_on(fleet, each)
+    )
 
 
 async def write_on(fleet: Fleet, upstream: Upstream) -> None:

@@ -75,8 +75,7 @@ class Member:
     `pushed_loras`: the pushes that have brought those that were pushed, by their names; `missing_loras`: the same of
     those that it lacks; `lora_sources`: where all have come from, as far as it has told. `pushes`: those in flight
     there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
-    `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to;
-    `num_writers`: calls of this router that tell it one now.
+    `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to.
     `is_held`: it was looked after by another router when it was last asked. `brought_beside`: the addresses of the
     replicas that answered when it changed to the version that it serves, None = nobody has seen that. `instance_id`: of
     the run that told last; it stays when that does not answer any more, so that another run at this address can be told
@@ -103,7 +102,6 @@ class Member:
     record: types_pb2.FleetState | None = None
     is_written: bool = False
     is_forgetful: bool = False
-    num_writers: int = 0
     is_held: bool = False
     brought_beside: frozenset[str] | None = None
     sync_failure: str = ""

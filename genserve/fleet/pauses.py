@@ -103,11 +103,11 @@ class FleetPauses:
             if leases.was_ended(lease_id):
                 raise PauseLeaseLostError(f"somebody has ended the pause lease {lease_id!r} while it was being granted")
             _raise_first(outcomes)
-        if (lease := leases.known(lease_id)) is None:
+        if leases.known(lease_id) is None:
             raise self._fleet.none_ready()
         granted = [got for got in outcomes.values() if isinstance(got, control_pb2.PauseResponse)]
         return control_pb2.PauseResponse(
-            lease=lease.message(),
+            lease=leases.get(lease_id).message(),
             requests_kept=sum(got.requests_kept for got in granted),
             requests_aborted=sum(got.requests_aborted for got in granted),
         )

@@ -83,8 +83,7 @@ class Sync:
             return False
         state, _ = self._fleet.where(member)
         if state is ReplicaState.READY:
-            lacks = lacks_record(self._fleet, self._upstream) and not member.num_writers
-            return lacks or bool(self._missing_loras() or self._missing_pushed())
+            return lacks_record(self._fleet, self._upstream) or bool(self._missing_loras() or self._missing_pushed())
         if state is not ReplicaState.SYNCING:
             return False
         if self._needs_version(committed):

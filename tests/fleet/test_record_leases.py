@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from genserve.control.membership import FleetRecord, Membership
 from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
 from tests.fleet.routers import over, replica, restarted, routed, running
@@ -28,23 +27,6 @@ async def test_a_pause_that_is_cancelled_while_it_is_written_down_ends(monkeypat
         pausing.cancel()
         await asyncio.wait({pausing})
         await until(lambda: running(fleet) == [True] * 2)
-
-
-async def test_a_pause_is_written_down_once_by_each_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the call that makes it: what looks after a replica leaves it to that."""
-    keep, epochs = Membership.keep, list[int]()
-
-    def noted(membership: Membership, router_id: str, record: FleetRecord) -> None:
-        epochs.append(record.epoch)
-        keep(membership, router_id, record)
-
-    async with routed(2) as fleet:
-        await fleet.client.pause(no_expiry=True)  # whatever its start has written is written by now
-        await fleet.until_reported()
-        monkeypatch.setattr(Membership, "keep", noted)
-        await fleet.client.pause(no_expiry=True)
-        await fleet.until_reported()
-        assert epochs == [fleet.running.router.fleet.desired.epoch] * 2
 
 
 async def test_a_resume_before_the_fleet_is_known_lasts() -> None:
