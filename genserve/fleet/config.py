@@ -20,8 +20,8 @@ class FleetSettings:
     `heartbeat_s`: how often a replica says that it is there. `report_interval_s`: how often it looks whether it
     has something new to report. `connect_timeout_s`: how long the first call to it may take. `silence_s`: without a
     word for so long it is unhealthy.
-    `settle_s`: how long the router waits for all of its replicas, from the first answer after its start on, before it
-    tells the version of the fleet from those that have answered.
+    `settle_s`: how long the router waits for all of its replicas, from the first answer after its start on, and anew if
+    it has none left, before it tells the version of the fleet from those that have answered.
     `wait_ready_s`: how long a request waits for a replica that may serve it.
     `fanout`: how many replicas one replica sends a push on to. `min_replicas`: how many have to take a push, 0 = all.
     `straggler_s`: when enough have a push, how long it waits for the next one to have it.

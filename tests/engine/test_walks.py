@@ -20,7 +20,7 @@ BOUNDS = {
     "generate": (30, 13),
     "push": (181, 41),
     "pause": (44, 17),
-    "pause_on_router": (108, 19),
+    "pause_on_router": (118, 19),
 }
 """Functions and files of each way, with a few for what runs beside it on a busy machine."""
 
