@@ -38,7 +38,7 @@ async def names(learner: Path, learner_client: AsyncClient) -> dict[str, Any]:
 async def test_the_ten_lines_train_what_is_served(
     learner_daemon: DaemonProcess, learner_client: AsyncClient, names: dict[str, Any]
 ) -> None:
-    """A push before two steps, one after each, and the daemon has the trainer's weights, which are others than before."""
+    """A push before two steps, one after each; the daemon has the trainer's weights, which are others than before."""
     before = await learner_client.pull_weights()
     untrained = {name: tensor.clone() for name, tensor in before.state_dict().items()}
     await run(learner_daemon, "def policy_loss", names)
