@@ -176,8 +176,8 @@ async def test_the_recipe_of_a_trainer_that_shares_the_gpu_runs(
     done = await asyncio.to_thread(warm.run, [sys.executable, "-c", program + recipe], timeout=180)
     assert done.returncode == 0, done.stderr
     state = (await client.status()).state
-    assert (state.phase, state.weight_version) == ("running", version + 2)
-    applied = (await client.push_weights(checkpoints["a"], version=version + 3)).applied
+    assert (state.phase, state.weight_version) == ("running", version + 3)
+    applied = (await client.push_weights(checkpoints["a"], version=version + 4)).applied
     assert applied is not None and applied.paused_s > 0
 
 
