@@ -41,11 +41,13 @@ class Relay(grpc.GenericRpcHandler):
         refuses: Callable[[str], bool] = lambda _: False,
         breaks: Callable[[str, bytes], bool] = lambda *_: False,
         broken: Callable[[], Awaitable[None]] | None = None,
+        held_s: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         """`began` is called with each call's method and the time that its client gives it, in seconds; `saw` with
         each request, its method, and the context that is one call's alone; `ended` at the end of the call, with
         whether the client has cancelled it. A call that `refuses` never reaches the daemon. One of which a
-        request `breaks` it is broken off at both ends, without that request, and `broken` is called between them."""
+        request `breaks` it is broken off at both ends, without that request, and `broken` is called between them.
+        `held_s`, of how many responses of its call have passed, is how long the next one is held back, in seconds."""
         self._target = target
         self._change = change
         self._began = began
@@ -54,6 +56,7 @@ class Relay(grpc.GenericRpcHandler):
         self._refuses = refuses
         self._breaks = breaks
         self._broken = broken
+        self._held_s = held_s
         self._stack = AsyncExitStack()
         self.address = ""
 
@@ -96,11 +99,14 @@ class Relay(grpc.GenericRpcHandler):
             stub: Any = self._channel.stream_stream(method)
             call = stub(changed(), timeout=remaining_s, metadata=metadata)
             status, responses = FinalStatus(call), aiter(call)
+            num_passed = 0
             try:
                 while (response := await status.of(_next(responses))) is not None:
                     if (passed_on := self._change.response(method, response)) is None:
                         break
+                    await asyncio.sleep(self._held_s(num_passed))
                     yield passed_on
+                    num_passed += 1
                 self._ended(False)
             except asyncio.CancelledError:
                 self._ended(not is_broken)
