@@ -17,31 +17,29 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import Reference
 from tests.support.warm import process
 
-_EVERY_DAY = ("Qwen3MoeForCausalLM", HIDDEN_IN)
-LONG = pytest.mark.long("genserve/worker/update", "genserve/worker/model", "tests/engine/audited_models.py")
-KINDS = [pytest.param(kind, marks=() if kind in _EVERY_DAY else LONG) for kind in CONFIGS]
+pytestmark = pytest.mark.long("genserve/worker/update", "genserve/worker/model", "tests/engine/audited_models.py")
 
 Audits = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
 def audits(tmp_path_factory: pytest.TempPathFactory) -> Audits:
-    """What an audit says of a model of a kind; those of every day are looked at by themselves."""
+    """What an audit says of a model of a kind."""
 
     @cache
-    def of(*kinds: str) -> dict[str, Any]:
+    def of_all() -> dict[str, Any]:
         directory = tmp_path_factory.mktemp("audited")
-        program = [sys.executable, "-m", "tests.engine.audited_models", str(directory), *kinds]
+        program = [sys.executable, "-m", "tests.engine.audited_models", str(directory), *CONFIGS, HIDDEN_IN]
         done = process.run(program, timeout=280)
         lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
         assert lines, done.stderr[-4000:]
         found: dict[str, Any] = json.loads(lines[0].removeprefix("AUDITS "))
         return found
 
-    return lambda kind: of(*(CONFIGS if kind in CONFIGS and kind not in _EVERY_DAY else _EVERY_DAY))[kind]
+    return lambda kind: of_all()[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_no_model_that_is_served_today_is_refused(audits: Audits, kind: str) -> None:
     """However its weights are taken; and nothing of it has to be called a constant."""
     says = {"BesideUpdate": "no tensor gave a value to ", "InPlaceUpdate": "no tensor gave a complete value to "}
@@ -50,7 +48,7 @@ def test_no_model_that_is_served_today_is_refused(audits: Audits, kind: str) -> 
         assert audits(kind)[f"{way} at a push"].startswith(lacks)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: Audits, kind: str) -> None:
     """Everything of the other version is gone, also what post-processing makes on objects that it makes itself."""
     found = audits(kind)
@@ -60,7 +58,7 @@ def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: Audits, ki
     assert a[0] != b[0] != c[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_third_version_needs_no_loader_and_equals_what_it_would_load(audits: Audits, kind: str) -> None:
     """Every kind's loader is recorded at the first version, and the recording is proven at the second one."""
     found = audits(kind)

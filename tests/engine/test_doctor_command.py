@@ -14,6 +14,8 @@ import pytest
 from genserve.doctor.trial import tiny_model
 from tests.support.warm import process
 
+pytestmark = pytest.mark.long("genserve/doctor", "genserve/cli/doctor.py")
+
 
 def doctor(*arguments: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
     """Runs the command to its end; `cold` as a user does, whose programs have to import what they need."""

@@ -13,6 +13,8 @@ from tests.support import models
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.matrix import kind_named
 
+pytestmark = pytest.mark.long("genserve/worker", "genserve/weights")
+
 KIND = kind_named("drafts")
 Digests = dict[str, str]
 

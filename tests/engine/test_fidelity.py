@@ -4,11 +4,14 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
 from tests.support.trainer_programs import fidelity, tiny_model
+
+pytestmark = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/tensors", "clients/python/grpo")
 
 LETTERS = list(tiny_model.LETTERS[:8])
 TEXTS = fidelity.PROMPTS[:8]

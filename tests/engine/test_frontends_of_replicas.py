@@ -18,6 +18,8 @@ from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
 from tests.support.patience import STEP_S, until
 
+pytestmark = pytest.mark.long("genserve/frontends", "genserve/engine/vllm/clients", "genserve/daemon")
+
 NUM_FRONTENDS, NUM_ENGINES = 2, 2
 
 

@@ -19,7 +19,7 @@ from tests.support.warm import process
 
 PROMPTS = {letter: letter for letter in tiny_model.LETTERS}
 STEPS = 40
-LONG = pytest.mark.long("clients/python/grpo", "genserve/client/weights", "tests/support/trainer_programs.py")
+pytestmark = pytest.mark.long("clients/python/grpo", "genserve/client/weights", "tests/support/trainer_programs.py")
 FLOAT32 = fidelity.TOLERANCES["float32"]
 
 
@@ -38,7 +38,6 @@ def has_learnt(steps: Sequence[Any]) -> bool:
     return last > 0.5 and last > 4 * first
 
 
-@LONG
 async def test_the_reward_rises(learner_client: AsyncClient, learner: Path) -> None:
     """In turns, every token is of the version that is trained, and the daemon's log-probabilities are the trainer's."""
     steps = await trained(learner_client, learner, mode="sync")
@@ -47,7 +46,6 @@ async def test_the_reward_rises(learner_client: AsyncClient, learner: Path) -> N
     assert max(step.drift for step in steps) < FLOAT32.mean
 
 
-@LONG
 async def test_the_reward_does_not_rise_without_the_pushes(
     learner_client: AsyncClient, learner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,9 +57,8 @@ async def test_the_reward_does_not_rise_without_the_pushes(
     assert max(step.drift for step in steps) > 100 * FLOAT32.mean, "nor do the ratios tell that something is wrong"
 
 
-@pytest.mark.parametrize("num_steps", [12, pytest.param(60, marks=LONG)])
 async def test_one_step_ahead_the_ratios_are_over_the_version_that_sampled(
-    learner_client: AsyncClient, learner: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+    learner_client: AsyncClient, learner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rollouts overlap the training and the push: their tokens are of the version before, and of the trained one.
 
@@ -79,8 +76,8 @@ async def test_one_step_ahead_the_ratios_are_over_the_version_that_sampled(
 
     monkeypatch.setattr(train, "update", recorded)
     first = (await learner_client.get_weights()).weight_version + 1
-    steps = await trained(learner_client, learner, mode="async", max_tokens=24, steps=num_steps)
-    assert num_steps < 60 or has_learnt(steps), [round(step.reward, 2) for step in steps]
+    steps = await trained(learner_client, learner, mode="async", max_tokens=24, steps=60)
+    assert has_learnt(steps), [round(step.reward, 2) for step in steps]
     assert [step.max_staleness for step in steps] == [0] + [1] * (len(steps) - 1)
     assert max(step.kept for step in steps) > 0, "no push met a rollout"
     assert max(step.mixed for step in steps) > 0, "no answer has tokens of two versions"

@@ -22,7 +22,7 @@ from tests.support.released_package import NO_WARNINGS, ReleasedPackage
 from tests.support.same_policy import assert_same_policy, perturb
 from tests.support.wrappers import WRAPPERS, only_rank
 
-LONG = pytest.mark.long(
+pytestmark = pytest.mark.long(
     *("genserve/client/weights", "genserve/weights/checkpoint", "genserve/worker/update", "tests/peft"),
     *(f"tests/support/{name}.py" for name in ("released_package", "same_policy", "wrappers")),
 )
@@ -51,9 +51,8 @@ KINDS = {
 FORMS = ("live", "merged", "unloaded", "saved")
 """As it is; with an adapter of PEFT that is merged into its weights; after merge_and_unload; from a file."""
 SOME = ("plain", "compile", "ddp", "fsdp", "fsdp2", "checkpointing", "all of them")
-EVERY_DAY = (("tied", "compile", "live"), ("experts", "plain", "live"), ("images", "plain", "live"))
 CELLS = [
-    pytest.param(*cell, id=" ".join(cell), marks=() if cell in EVERY_DAY else LONG)
+    pytest.param(*cell, id=" ".join(cell))
     for cell in ((kind, wrapper, form) for kind in KINDS for wrapper in SOME for form in FORMS)
     if cell[2] != "unloaded" or cell[1] == "plain"  # it is the same model then
 ]

@@ -12,6 +12,8 @@ from tests.support.cpu_features import needs_avx512
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import Reference, plain_vllm
 
+pytestmark = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/tensors")
+
 
 def experts(directory: Path) -> tuple[Path, Path]:
     """A mixture of experts with a head of its own, and another one that is stored in wider types."""

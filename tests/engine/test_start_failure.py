@@ -14,6 +14,8 @@ from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
 from tests.support.ports import free_port
 from tests.support.warm.process import WarmPopen
 
+pytestmark = pytest.mark.long("genserve/engine/vllm/start", "genserve/daemon", "genserve/process")
+
 
 def truncated(checkpoint: Path) -> None:
     """Cuts the weights in their middle, as a copy that broke off."""

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from genserve.launcher.end_with_starter import ending_with_this_process
 from tests.support.warm.process import WarmPopen
+
+pytestmark = pytest.mark.long("tests/support/warm", "genserve/launcher/end_with_starter.py")
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.subject import started
 
+pytestmark = pytest.mark.long("genserve/ingest", "genserve/process")
+
 
 async def test_a_killed_receiver_takes_no_byte_along(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

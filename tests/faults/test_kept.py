@@ -17,6 +17,8 @@ from genserve.weights.kept.checkpoint import digest_of, open_kept
 from tests.support import models, patience
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
+pytestmark = pytest.mark.long("genserve/weights/kept", "genserve/weights/resident.py", "genserve/daemon")
+
 PROMPT = [9, 8, 7]
 
 
