@@ -25,8 +25,8 @@ settings.register_profile("genserve", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("genserve")
 
-NUM_AT_A_TIME = 2
-"""Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
+MAX_CORES = 2
+"""That tests use: they have bounds on time, which hold with the processes of pytest that this makes."""
 FLAKY_RECORD = Path(__file__).with_name("flaky.tsv")
 _WITH_DAEMONS = tuple(Path(__file__).with_name(each) for each in ("engine", "faults"))
 """Folders whose tests start real daemons."""
@@ -47,10 +47,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     tests, and beside a GPU, which there may be one of."""
     if tiers.is_choice(config) or _has_gpu():
         return 0
-    num_processes = min(NUM_AT_A_TIME, len(os.sched_getaffinity(0)))
+    num_cores = min(MAX_CORES, len(os.sched_getaffinity(0)))
     chosen = [Path(each).absolute() for each in config.args]
     engines = any(each.is_relative_to(path) or path.is_relative_to(each) for path in chosen for each in _WITH_DAEMONS)
-    return num_processes if engines else 2 * num_processes  # without, they wait for sockets half of the time
+    # With engines, one of them waits while the others compute; without, tests wait for sockets half of the time.
+    return num_cores + 1 if engines else 2 * num_cores
 
 
 def _has_gpu() -> bool:
