@@ -24,8 +24,7 @@ from genserve.frontends.questions import FrontendSettings
 from genserve.memory.allocator import freeze_objects
 from genserve.process.signals import ending
 
-_START_TIMEOUT_S = 30.0
-_ENDING_TIMEOUT_S = 1.0
+_ANSWER_TIMEOUT_S = 30.0
 _MAX_MESSAGE_BYTES = 1 << 16
 _MAX_FDS = 16
 _EXIT_FAILED = 1
@@ -52,7 +51,7 @@ class Template:
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts a front end, which inherits the descriptors of its settings. Raises OSError if this is not
         possible."""
-        answer, fds = await self._ask(settings.to_json(), settings.fds, _START_TIMEOUT_S)
+        answer, fds = await self._ask(settings.to_json(), settings.fds)
         if not fds:
             raise OSError(answer["error"])
         return Started(answer["pid"], fds[0])
@@ -60,18 +59,18 @@ class Template:
     async def how_ended(self, pid: int) -> str:
         """How a front end has ended, for people, if the template still knows."""
         try:
-            answer, _ = await self._ask(str(pid), (), _ENDING_TIMEOUT_S)
+            answer, _ = await self._ask(str(pid), ())
         except OSError:
             return "has ended"
         return "has ended" if answer["status"] is None else ending(answer["status"])
 
-    async def _ask(self, question: str, fds: Sequence[int], timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    async def _ask(self, question: str, fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
         """The answer, and the descriptor in it. Raises OSError if there is none."""
         async with self._turn:
             number = next(self._numbers)
             try:
                 socket.send_fds(self._end, [f"{number} {question}".encode()], fds)
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                     return await self._answer_to(number)
             except (TimeoutError, OSError) as error:
                 raise OSError(f"the process that starts front ends does not answer: {error}") from error

@@ -244,7 +244,7 @@ async def test_a_start_that_was_given_up_is_not_taken_for_a_later_one(
         settings, theirs = given_up_settings()
         with theirs, monkeypatch.context() as patch:
             if not is_cancelled:
-                patch.setattr("genserve.frontends.template._START_TIMEOUT_S", 0.01)
+                patch.setattr("genserve.frontends.template._ANSWER_TIMEOUT_S", 0.01)
             starting = asyncio.create_task(template.start(settings))
             if is_cancelled:
                 await turns()
