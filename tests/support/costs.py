@@ -34,7 +34,8 @@ class Costs:
         """Adds what the phase has cost to its report."""
         report = yield
         now_s = cpu_s(os.getpid())
-        report.user_properties = [*report.user_properties, (_CPU, now_s - self._began_s)]
+        # What a process has used is seen no more once it has ended and nobody below here has waited for it.
+        report.user_properties = [*report.user_properties, (_CPU, max(0.0, now_s - self._began_s))]
         self._began_s = now_s
         return report
 

@@ -18,7 +18,7 @@ from tools.mutants.operators import Mutant, mutants_of, sites_of
 from tools.mutants.trials import NOT_COVERED, SURVIVED, TIMEOUT, LineMap, try_mutants, warm_up
 
 PACKAGES = ("weights", "control", "rpc", "client", "routing", "fleet", "placement")
-TESTS = ("tests/unit", "tests/rpc", "tests/fleet")
+TESTS = ("tests/unit", "tests/rpc", "tests/fleet", "tests/simulation")
 # Not a verdict on the tests: nothing in them runs the line, or the bug makes them wait.
 _OTHER_ENDS = (TIMEOUT, SURVIVED, NOT_COVERED)
 
