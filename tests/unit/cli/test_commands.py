@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from genserve.cli import main
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.support.patience import until
 from tests.support.scripted_services import ScriptedDaemon
 from tests.unit.cli.commands import Command, start
 
@@ -225,9 +226,9 @@ async def test_pause_with_hold_renews_until_interrupted_and_resumes(
     daemon: ScriptedDaemon, number: signal.Signals
 ) -> None:
     """Ctrl-C is how a held pause ends, and SIGTERM where there is no terminal: exit 0."""
-    process = await start(daemon, "pause", "--hold", "--ttl", "150ms")
+    process = await start(daemon, "pause", "--hold", "--ttl", "6s")  # it is renewed after a third of that
     assert b"lease-1" in await process.stdout.readline()
-    await asyncio.wait_for(daemon.renewed.wait(), 60)
+    await until(lambda: daemon.renewed.is_set() or process.returncode is not None)
     process.send_signal(number)
     output, errors = await process.communicate()
     assert (process.returncode, output, errors) == (0, b"resumed\n", b"")
