@@ -148,18 +148,34 @@ class CommandParser(argparse.ArgumentParser):
     """argparse leaves unknown flags to the parser of all commands, which prints its own usage, and says first which
     arguments are missing. This one names an unknown flag first, with the usage of its own command."""
 
+    _lifted: Sequence[Any] = ()
+    """What is required, but not while unknown flags are looked for."""
+
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse does, but exits if a flag is unknown."""
         args = None if args is None else list(args)  # read twice
-        groups = self._mutually_exclusive_groups
-        required: list[Any] = [each for each in (*self._actions, *groups) if getattr(each, "required", False)]
-        for each in required:
+        parts = (*self._actions, *self._mutually_exclusive_groups)
+        self._lifted = [each for each in parts if getattr(each, "required", False)]
+        for each in self._lifted:
             each.required = False
         try:
             _, unknown = super().parse_known_args(args)
         finally:
-            for each in required:
-                each.required = True
+            self._require()
         if unknown:
             self.error(unrecognized(unknown, self._option_string_actions))
         return super().parse_known_args(args, namespace)
+
+    def format_usage(self) -> str:
+        """With brackets only around what may be left out, as `format_help`: either is written before an exit."""
+        self._require()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        """All that there is to know of the command."""
+        self._require()
+        return super().format_help()
+
+    def _require(self) -> None:
+        for each in self._lifted:
+            each.required = True

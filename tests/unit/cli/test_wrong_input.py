@@ -111,6 +111,18 @@ def test_an_unknown_flag_is_named_with_the_usage_of_its_command(
     assert errors.endswith(f"\n{command}: error: {says}\n")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--role", "nobody"], ["--name"], ["--bogus"], []], ids=lambda each: " ".join(each)
+)
+def test_a_usage_has_brackets_around_what_may_be_left_out(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it is written."""
+    with pytest.raises(SystemExit):
+        main(["token", *arguments])
+    assert "usage: genserve token [-h] --name NAME --role {" in "".join(capsys.readouterr())
+
+
 def test_what_follows_two_dashes_is_not_taken_for_a_misspelt_flag() -> None:
     """Nor are the dashes themselves, with which every flag begins."""
     arguments = ["--", "--port", "7"]
