@@ -69,7 +69,7 @@ async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
             await read(call)
         assert (ended.value.code(), reason_of(ended.value)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
         assert f"{WRITE_TIMEOUT_S:g} s" in ended.value.details()
-        assert all(member.inflight == 0 for member in router.fleet.members)
+        await until(lambda: all(member.inflight == 0 for member in router.fleet.members))
 
 
 @pytest.mark.slow

@@ -42,18 +42,34 @@ def leaping_clock() -> Iterator[None]:
 class AdvancedClock:
     """`advance` lets seconds pass at once, for the running event loop and for time.monotonic. See `advanced_clock`."""
 
-    def __init__(self) -> None:
-        self._ahead_s = 0.0
-        self._monotonic = time.monotonic
+    def __init__(self, select: Callable[[float | None], Any]) -> None:
+        self._real_s = time.monotonic
+        self._now_s = time.monotonic()
+        self._select = select
+        self._waits: tuple[float, float] | None = None
 
     def now_s(self) -> float:
         """What the loop's clock and time.monotonic say."""
-        return self._monotonic() + self._ahead_s
+        return self._now_s + self._waited_s()
+
+    def select(self, timeout_s: float | None = None) -> Any:
+        """The loop waits, for what happens or for its next timer: time passes, but not beyond that timer."""
+        self._waits = self._real_s(), math.inf if timeout_s is None else max(timeout_s, 0.0)
+        try:
+            return self._select(timeout_s)
+        finally:
+            self._now_s, self._waits = self.now_s(), None
+
+    def _waited_s(self) -> float:
+        if (waits := self._waits) is None:
+            return 0.0
+        began_s, longest_s = waits
+        return min(self._real_s() - began_s, longest_s)
 
     async def advance(self, seconds: float) -> None:
         """Lets everything run that is ready, then time pass, and then everything run that is due."""
         await turns()
-        self._ahead_s += seconds
+        self._now_s += seconds
         await turns()
 
     async def advance_until(self, holds: Callable[[], object], step_s: float) -> None:
@@ -65,15 +81,17 @@ class AdvancedClock:
 
 @contextmanager
 def advanced_clock() -> Iterator[AdvancedClock]:
-    """Real time, which the test sets forward. For code that also talks to others: sockets take the time that they take,
-    and gRPC's own deadlines and keep-alive are not set forward. What has kept a reference to time.monotonic itself is
-    not either."""
+    """Real time, which the test sets forward. It passes only while the running event loop waits: a machine that stands
+    still takes none of it. For code that also talks to others: sockets take the time that they take, and gRPC's own
+    deadlines and keep-alive are not set forward. What has kept a reference to time.monotonic itself is not either."""
     loop: Any = asyncio.get_running_loop()
-    clock = AdvancedClock()
+    selector = loop._selector
+    clock = AdvancedClock(selector.select)
     real = time.monotonic
     loop.time = time.monotonic = clock.now_s
+    selector.select = clock.select
     try:
         yield clock
     finally:
         time.monotonic = real
-        del loop.time
+        del loop.time, selector.select

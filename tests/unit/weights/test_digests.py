@@ -100,8 +100,8 @@ async def test_steps_have_nine_tenths_of_the_time_while_they_run(
 
 async def test_loop_of_calls_is_answered_ten_times_a_second_while_steps_run(rig: Rig, digests: LiveDigests) -> None:
     """What is known costs the engine nothing, but the process in which tokens pass."""
-    await digests.read()
     with advanced_clock() as clock:
+        await digests.read()
         again = asyncio.create_task(digests.read())
         await clock.advance(0.09)
         assert not again.done()
