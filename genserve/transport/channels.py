@@ -167,7 +167,10 @@ class FrontendChannels:
 
 
 async def _look(channels: "weakref.ref[FrontendChannels]", call: Any) -> None:
-    metadata = await call.initial_metadata()
+    try:
+        metadata = await call.initial_metadata()
+    except asyncio.CancelledError:
+        return  # the call was, too: a cancelled task keeps its error, that this frame, and that the connection
     named = next((value for key, value in metadata or () if key == FRONTEND_PORTS_KEY), None)
     if named is None and call.done() and await call.code() is not grpc.StatusCode.OK:
         return  # it was not admitted, and nothing was said
