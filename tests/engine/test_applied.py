@@ -11,7 +11,12 @@ from genserve.client import Applied, AsyncClient, Generation
 from tests.engine.outputs import next_version
 from tests.support.interrupted import computed_before, settled
 
-pytestmark = pytest.mark.long("genserve/weights", "genserve/control", "genserve/engine/vllm")
+pytestmark = pytest.mark.long(
+    "genserve/weights/apply.py",
+    "genserve/control/pause.py",
+    "genserve/engine/vllm/clients",
+    "genserve/engine/vllm/weights.py",
+)
 
 PROMPTS = [[1, 2, 3], [4] * 200, [9, 8]]
 """One is longer than a block of the KV cache."""

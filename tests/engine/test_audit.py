@@ -11,13 +11,23 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
-from tests.engine.audited_models import CONFIGS, HIDDEN_IN
+from tests.engine.audited_models import CONFIGS
 from tests.engine.outputs import greedy_outputs, outputs_of
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import Reference
 from tests.support.warm import process
 
-pytestmark = pytest.mark.long("genserve/worker/update", "genserve/worker/model", "tests/engine/audited_models.py")
+pytestmark = pytest.mark.long(
+    "genserve/worker/update",
+    "genserve/worker/model",
+    "genserve/worker/versions.py",
+    "genserve/worker/extension.py",
+    "tests/support/kept_device.py",
+    "tests/support/loader_calls.py",
+    "tests/engine/audited_models.py",
+    "tests/engine/hiding_worker.py",
+    "tests/engine/caching_worker.py",
+)
 
 Audits = Callable[[str], Any]
 
@@ -29,7 +39,7 @@ def audits(tmp_path_factory: pytest.TempPathFactory) -> Audits:
     @cache
     def of_all() -> dict[str, Any]:
         directory = tmp_path_factory.mktemp("audited")
-        program = [sys.executable, "-m", "tests.engine.audited_models", str(directory), *CONFIGS, HIDDEN_IN]
+        program = [sys.executable, "-m", "tests.engine.audited_models", str(directory), *CONFIGS]
         done = process.run(program, timeout=280)
         lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
         assert lines, done.stderr[-4000:]

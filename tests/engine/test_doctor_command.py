@@ -14,7 +14,9 @@ import pytest
 from genserve.doctor.trial import tiny_model
 from tests.support.warm import process
 
-pytestmark = pytest.mark.long("genserve/doctor", "genserve/cli/doctor.py")
+pytestmark = pytest.mark.long(
+    "genserve/doctor", "genserve/cli/doctor.py", "genserve/launcher", "genserve/process/signals.py"
+)
 
 
 def doctor(*arguments: str, cold: bool = False) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,13 @@ from tests.support import models
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.matrix import kind_named
 
-pytestmark = pytest.mark.long("genserve/worker", "genserve/weights")
+pytestmark = pytest.mark.long(
+    "genserve/worker",
+    "genserve/weights/checkpoint",
+    "genserve/engine/vllm/start",
+    "tests/support/matrix.py",
+    "tests/support/kinds.py",
+)
 
 KIND = kind_named("drafts")
 Digests = dict[str, str]

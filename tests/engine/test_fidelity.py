@@ -11,7 +11,16 @@ from transformers import AutoModelForCausalLM
 from genserve.client import AsyncClient
 from tests.support.trainer_programs import fidelity, tiny_model
 
-pytestmark = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/tensors", "clients/python/grpo")
+pytestmark = pytest.mark.long(
+    "genserve/worker",
+    "genserve/weights/checkpoint",
+    "genserve/weights/push/contents.py",
+    "genserve/tensors",
+    "genserve/client/weights/modules.py",
+    "genserve/engine/vllm/requests/logprobs.py",
+    "clients/python/grpo",
+    "tests/support/trainer_programs.py",
+)
 
 LETTERS = list(tiny_model.LETTERS[:8])
 TEXTS = fidelity.PROMPTS[:8]

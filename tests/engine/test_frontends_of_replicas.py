@@ -18,7 +18,16 @@ from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
 from tests.support.patience import STEP_S, until
 
-pytestmark = pytest.mark.long("genserve/frontends", "genserve/engine/vllm/clients", "genserve/daemon")
+pytestmark = pytest.mark.long(
+    "genserve/frontends",
+    "genserve/daemon",
+    "genserve/engine/vllm/clients",
+    "genserve/engine/vllm/loras.py",
+    "genserve/engine/vllm/openai",
+    "genserve/engine/vllm/start/clients.py",
+    "genserve/weights/lora",
+    "tests/support/frontends.py",
+)
 
 NUM_FRONTENDS, NUM_ENGINES = 2, 2
 

@@ -19,7 +19,13 @@ from tests.support.warm import process
 
 PROMPTS = {letter: letter for letter in tiny_model.LETTERS}
 STEPS = 40
-pytestmark = pytest.mark.long("clients/python/grpo", "genserve/client/weights", "tests/support/trainer_programs.py")
+pytestmark = pytest.mark.long(
+    "clients/python/grpo",
+    "genserve/client/weights/modules.py",
+    "genserve/engine/vllm/requests/weight_spans.py",
+    "genserve/engine/vllm/requests/logprobs.py",
+    "tests/support/trainer_programs.py",
+)
 FLOAT32 = fidelity.TOLERANCES["float32"]
 
 

@@ -23,8 +23,17 @@ from tests.support.same_policy import assert_same_policy, perturb
 from tests.support.wrappers import WRAPPERS, only_rank
 
 pytestmark = pytest.mark.long(
-    *("genserve/client/weights", "genserve/weights/checkpoint", "genserve/worker/update", "tests/peft"),
-    *(f"tests/support/{name}.py" for name in ("released_package", "same_policy", "wrappers")),
+    "genserve/client/weights/modules.py",
+    "genserve/client/weights/sources.py",
+    "genserve/client/weights/layout.py",
+    "genserve/weights/checkpoint/index.py",
+    "genserve/worker/update",
+    "tests/peft",
+    "tests/support/released_package.py",
+    "tests/support/same_policy.py",
+    "tests/support/wrappers.py",
+    "tests/support/vision.py",
+    "tests/support/models.py",
 )
 
 

@@ -12,7 +12,13 @@ from tests.support.cpu_features import needs_avx512
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import Reference, plain_vllm
 
-pytestmark = pytest.mark.long("genserve/worker", "genserve/weights", "genserve/tensors")
+pytestmark = pytest.mark.long(
+    "genserve/worker",
+    "genserve/weights/checkpoint",
+    "genserve/tensors",
+    "tests/support/models.py",
+    "tests/support/quantised.py",
+)
 
 
 def experts(directory: Path) -> tuple[Path, Path]:

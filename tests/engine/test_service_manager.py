@@ -8,7 +8,9 @@ import pytest
 from genserve.client import Client
 from tests.support.daemon_process import SMALL_ENGINE, START_TIMEOUT_S, DaemonProcess
 
-pytestmark = pytest.mark.long("genserve/control/service_manager.py", "genserve/daemon", "genserve/net.py")
+pytestmark = pytest.mark.long(
+    "genserve/control/service_manager.py", "genserve/control/drain.py", "genserve/control/state.py", "genserve/daemon"
+)
 
 
 def test_a_daemon_tells_its_start_and_its_end(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
 from tests.support.ports import free_port
 from tests.support.warm.process import WarmPopen
 
-pytestmark = pytest.mark.long("genserve/engine/vllm/start", "genserve/daemon", "genserve/process")
+pytestmark = pytest.mark.long(
+    "genserve/engine/vllm/start",
+    "genserve/engine/vllm/launch.py",
+    "genserve/engine/vllm/engine.py",
+    "genserve/daemon",
+    "genserve/process",
+)
 
 
 def truncated(checkpoint: Path) -> None:

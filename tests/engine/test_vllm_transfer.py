@@ -22,7 +22,7 @@ from tests.support import models
 from tests.support.plain_vllm import PROMPTS
 from tests.support.refusals import refuses
 
-pytestmark = pytest.mark.long("genserve/weights", "genserve/worker", "genserve/engine/vllm", "genserve/control")
+LONG = pytest.mark.long("genserve/weights", "genserve/worker", "genserve/engine/vllm", "genserve/control")
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 
 
@@ -79,10 +79,12 @@ async def test_after_an_update_the_daemon_says_that_it_has_no_bytes(subject: Tra
         pytest.param(
             {"fails_before": V_PROJ}, PushRolledBackError, f"ordered to fail before {V_PROJ}", id="in a layer"
         ),
-        pytest.param({"names": [STRANGER]}, PushRolledBackError, "stranger", id="an unknown tensor"),
-        pytest.param({"fails_to_finish": True}, PushRolledBackError, "ordered to fail to finish", id="at the end"),
-        pytest.param({"takes_s": 1.0, "timeout_s": 0.5}, DeadlineError, "", id="too late"),
-        pytest.param({"unheard": 1}, PushRolledBackError, "update_info", id="an unknown field"),
+        pytest.param({"names": [STRANGER]}, PushRolledBackError, "stranger", id="an unknown tensor", marks=LONG),
+        pytest.param(
+            {"fails_to_finish": True}, PushRolledBackError, "ordered to fail to finish", id="at the end", marks=LONG
+        ),
+        pytest.param({"takes_s": 1.0, "timeout_s": 0.5}, DeadlineError, "", id="too late", marks=LONG),
+        pytest.param({"unheard": 1}, PushRolledBackError, "update_info", id="an unknown field", marks=LONG),
     ],
 )
 async def test_an_update_that_fails_is_undone(

@@ -14,7 +14,9 @@ import pytest
 from genserve.launcher.end_with_starter import ending_with_this_process
 from tests.support.warm.process import WarmPopen
 
-pytestmark = pytest.mark.long("tests/support/warm", "genserve/launcher/end_with_starter.py")
+pytestmark = pytest.mark.long(
+    "tests/support/warm", "tests/support/vllm_plugin", "genserve/launcher/end_with_starter.py"
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,9 @@ from tests.support.oracle import Likeness
 from tests.support.subject import Subject, daemon_process, started
 
 NUM_FRONTENDS = 2
-pytestmark = pytest.mark.long("genserve/worker", "genserve/daemon", "genserve/frontends", "genserve/engine/vllm/start")
-STEPS: Sequence[tuple[str, Fault]] = [
+LONG = pytest.mark.long("genserve/worker", "genserve/daemon", "genserve/frontends", "genserve/engine/vllm/start")
+Steps = Sequence[tuple[str, Fault]]
+STEPS: Steps = [
     ("b", Fault("load", "hang", after=5)),
     ("a", Fault("commit", "hang", after=4)),
     ("a", Fault("commit", "hang", after=-1)),
@@ -40,8 +41,11 @@ async def killed(subject: Subject) -> None:
 
 
 @pytest.mark.timeout(600)  # it starts daemons, one after the other
+@pytest.mark.parametrize(
+    "steps", [pytest.param(STEPS[1:2], id="in the exchange"), pytest.param(STEPS, id="all", marks=LONG)]
+)
 async def test_a_daemon_killed_in_a_push_leaves_nothing_of_it(
-    subject: Subject, checkpoints: dict[str, Path], tmp_path: Path
+    subject: Subject, checkpoints: dict[str, Path], tmp_path: Path, steps: Steps
 ) -> None:
     """No process, no shared memory; started again it serves version 0, with the digests of its checkpoint.
 
@@ -65,7 +69,7 @@ async def test_a_daemon_killed_in_a_push_leaves_nothing_of_it(
             return daemon
 
         victim = await start(0, "a")
-        for number, (name, fault) in enumerate(STEPS, 1):
+        for number, (name, fault) in enumerate(steps, 1):
             victim.order(fault)
             push = asyncio.create_task(victim.push("b"))
             await victim.until_fired()
@@ -86,7 +90,7 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.mark.parametrize("youngest", ["multiprocessing.spawn", "VLLM::Worker"])
+@pytest.mark.parametrize("youngest", ["multiprocessing.spawn", pytest.param("VLLM::Worker", marks=LONG)])
 async def test_a_daemon_killed_while_its_engine_starts_leaves_nothing_of_it(
     checkpoints: dict[str, Path], tmp_path: Path, youngest: str
 ) -> None:

@@ -38,7 +38,7 @@ from tests.support.http2 import (
 )
 from tests.support.subject import Subject
 
-pytestmark = pytest.mark.long("genserve/rpc", "genserve/security")
+LONG = pytest.mark.long("genserve/rpc")
 MAX_GROWTH_BYTES = 96 << 20
 NUM_RESETS, CONNECTIONS = 5_000, 4
 RESETS_GROWTH_BYTES = CONNECTIONS * NUM_RESETS * (16 << 10)
@@ -154,7 +154,14 @@ async def test_more_connections_than_descriptors_are_no_end(subject: Subject) ->
     await subject.oracle.holds((version, "a"))
 
 
-@pytest.mark.parametrize("method", ["WeightService/PushWeights", "GenerationService/Generate", "ControlService/Pause"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "WeightService/PushWeights",
+        pytest.param("GenerationService/Generate", marks=LONG),
+        pytest.param("ControlService/Pause", marks=LONG),
+    ],
+)
 async def test_a_compressed_message_is_not_unpacked_beyond_the_limit(subject: Subject, method: str) -> None:
     """256 MiB of zeros are 256 KiB on the wire; --max-message-bytes is 64 MiB."""
     async with bounded(subject, 160 << 20), grpc.aio.insecure_channel(subject.process.address) as channel:
@@ -176,7 +183,8 @@ def noise(rng: random.Random, kind: Any) -> bytes:
 
 
 @pytest.mark.failure_is_final
-async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(20, marks=LONG)])
+async def test_messages_of_random_bytes_crash_nothing(subject: Subject, num_rounds: int) -> None:
     """To every method of every service: each call ends with a status that says whose fault it is."""
     rng, codes, wrong = random.Random(SEED), Counter[str](), set[str]()
     calls: list[tuple[str, Any]] = [
@@ -201,7 +209,7 @@ async def test_messages_of_random_bytes_crash_nothing(subject: Subject) -> None:
                 if error.code().name in NOT_THEIR_FAULT and error.details() != "Internal error from Core":
                     wrong.add(f"{path}: {error.code().name}: {error.details()}")
 
-        for _ in range(20):
+        for _ in range(num_rounds):
             noises = [(path, [noise(rng, kind) for _ in range(rng.randrange(1, 4))]) for path, kind in calls]
             await asyncio.gather(*(one(path, messages) for path, messages in noises))
             await subject.client.resume(force=True)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.subject import started
 
-pytestmark = pytest.mark.long("genserve/ingest", "genserve/process")
+pytestmark = pytest.mark.long(
+    "genserve/ingest", "genserve/process", "genserve/client/weights/upload.py", "genserve/daemon/parts.py"
+)
 
 
 async def test_a_killed_receiver_takes_no_byte_along(

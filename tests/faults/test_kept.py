@@ -17,7 +17,13 @@ from genserve.weights.kept.checkpoint import digest_of, open_kept
 from tests.support import models, patience
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
-pytestmark = pytest.mark.long("genserve/weights/kept", "genserve/weights/resident.py", "genserve/daemon")
+pytestmark = pytest.mark.long(
+    "genserve/weights/kept",
+    "genserve/weights/load",
+    "genserve/weights/resident.py",
+    "genserve/control/drain.py",
+    "genserve/daemon",
+)
 
 PROMPT = [9, 8, 7]
 

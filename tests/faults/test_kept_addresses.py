@@ -10,6 +10,13 @@ from genserve.errors import PushRolledBackError
 from tests.support.faulty_worker import KEEP_ADDRESSES_VARIABLE, Fault
 from tests.support.subject import Kept, Subject
 
+pytestmark = pytest.mark.long(
+    "genserve/worker/update",
+    "genserve/worker/versions.py",
+    "genserve/worker/extension.py",
+    "tests/support/faulty_worker.py",
+)
+
 
 @pytest.fixture(scope="module")
 async def kept_addresses(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
@@ -31,10 +38,7 @@ async def test_pushes_are_exact(addressed: Subject) -> None:
     await addressed.oracle.holds((await addressed.oracle.served_version(), "a"))
 
 
-pytestmark = pytest.mark.long("genserve/worker/update", "tests/support/faulty_worker.py")
-
-
-@pytest.mark.parametrize("after", [10, 11, 12, 0, 1, 2, 3, -1])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 11, 12, -1])
 async def test_a_copy_that_fails_leaves_the_old_version_live(addressed: Subject, after: int) -> None:
     """The first, second or third one of a tensor, and the end of all. What was under way is undone as well."""
     version = await addressed.oracle.served_version()
