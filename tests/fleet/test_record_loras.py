@@ -65,6 +65,7 @@ async def test_joining_replica_gets_pushed_adapters() -> None:
         async with over([first]) as fleet:
             await fleet.until_ready(1)
             await fleet.client.push_lora("poet", TENSORS, CONFIG, version=5, push_id="p")
+            assert b"poet" in first.board.membership.record.content, "the router may be killed from now on"
             fleet.running.router.add(second.address)
             await until(lambda: "poet" in second.engine.loras.files)
             assert loaded(first) == loaded(second) == ("push p", 5)

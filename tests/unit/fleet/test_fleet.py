@@ -93,6 +93,17 @@ async def test_a_repeated_commit_leaves_the_epoch_of_its_record() -> None:
     assert fleet.desired.epoch == repeated.epoch
 
 
+async def test_an_answer_about_another_version_confirms_no_epoch() -> None:
+    """What the fleet serves has another record, or an older answer came late."""
+    fleet = fleet_of_nobody()
+    version = Version(1, "push")
+    fleet.commit(version)
+    epoch = fleet.desired.epoch
+    fleet.confirm(Version(1, "another"), epoch + 1)
+    fleet.confirm(version, epoch - 1)
+    assert fleet.desired.epoch == epoch
+
+
 async def test_a_pause_does_not_wait_for_another_one_of_its_lease_for_ever() -> None:
     """It has the time that its caller gives it, and that of an answer."""
     fleet = fleet_of_nobody()

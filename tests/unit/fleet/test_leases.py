@@ -5,7 +5,7 @@ import time
 import pytest
 
 from genserve.errors import PauseLeaseLostError
-from genserve.fleet.leases import _MAX_ENDED, Leases, new_lease_id
+from genserve.fleet.leases import _MAX_ENDED, Leases, is_lease_id, new_lease_id
 from genserve.v1 import types_pb2
 from tests.support.refusals import refuses
 
@@ -25,6 +25,14 @@ def pause(lease_id: str = L, holder: str = "trainer", left_s: float | None = Non
 def held(leases: Leases, address: str) -> list[str]:
     """The leases that a replica lacks."""
     return [lease.lease_id for lease in leases.missing(address)]
+
+
+@pytest.mark.parametrize("request_id", ["", "of a caller"])
+def test_only_what_a_fleet_names_its_leases_is_an_id_of_one(request_id: str) -> None:
+    """Others take no room among those that have ended."""
+    lease_id = new_lease_id(request_id)
+    assert is_lease_id(lease_id)
+    assert not any(map(is_lease_id, ("", f"own {lease_id}", lease_id[:-1], f"{lease_id}0", lease_id + "\n", "g" * 32)))
 
 
 def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
