@@ -51,7 +51,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     chosen = [Path(each).absolute() for each in config.args]
     engines = any(each.is_relative_to(path) or path.is_relative_to(each) for path in chosen for each in _WITH_DAEMONS)
     # With engines, one of them waits while the others compute; without, tests wait for sockets half of the time.
-    return num_cores + 1 if engines else 2 * num_cores
+    return 2 * num_cores - 1 if engines else 2 * num_cores
 
 
 def _has_gpu() -> bool:
@@ -74,7 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:  # vLLM would bind all engines to the first core
         cores = sorted(os.sched_getaffinity(0))
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
+        os.environ.setdefault(
+            "VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % min(MAX_CORES, len(cores))])
+        )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

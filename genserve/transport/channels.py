@@ -1,6 +1,7 @@
 """The connections of a client beside its first one: to the daemon's front ends, and for the streams of a push."""
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -167,12 +168,11 @@ class FrontendChannels:
 
 
 async def _look(channels: "weakref.ref[FrontendChannels]", call: Any) -> None:
-    try:
+    # A cancelled task keeps its error, that this frame, and that the connection.
+    with contextlib.suppress(asyncio.CancelledError):  # of this task, or of the call
         metadata = await call.initial_metadata()
-    except asyncio.CancelledError:
-        return  # the call was, too: a cancelled task keeps its error, that this frame, and that the connection
-    named = next((value for key, value in metadata or () if key == FRONTEND_PORTS_KEY), None)
-    if named is None and call.done() and await call.code() is not grpc.StatusCode.OK:
-        return  # it was not admitted, and nothing was said
-    if (found := channels()) is not None:
-        await found.connect([int(port) for port in named.split(",")] if named else [])
+        named = next((value for key, value in metadata or () if key == FRONTEND_PORTS_KEY), None)
+        if named is None and call.done() and await call.code() is not grpc.StatusCode.OK:
+            return  # it was not admitted, and nothing was said
+        if (found := channels()) is not None:
+            await found.connect([int(port) for port in named.split(",")] if named else [])

@@ -9,9 +9,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from tests.support.patience import turns
+
+_BEYOND_S: Final = 1e-6
+"""The loop takes a timer for due only when its time is over, by more than a machine can tell that runs for months."""
 
 
 @contextmanager
@@ -44,32 +47,28 @@ class AdvancedClock:
 
     def __init__(self, select: Callable[[float | None], Any]) -> None:
         self._real_s = time.monotonic
-        self._now_s = time.monotonic()
         self._select = select
-        self._waits: tuple[float, float] | None = None
+        self._at = time.monotonic(), 0.0, 0.0
+        """What it says, when the loop began to wait, and for how long at most. One value: other threads read it."""
 
     def now_s(self) -> float:
         """What the loop's clock and time.monotonic say."""
-        return self._now_s + self._waited_s()
+        now_s, began_s, longest_s = self._at
+        return now_s + min(self._real_s() - began_s, longest_s)
 
     def select(self, timeout_s: float | None = None) -> Any:
-        """The loop waits, for what happens or for its next timer: time passes, but not beyond that timer."""
-        self._waits = self._real_s(), math.inf if timeout_s is None else max(timeout_s, 0.0)
+        """The loop waits, for what happens or for its next timer: time passes, but hardly beyond that timer."""
+        longest_s = math.inf if timeout_s is None else max(timeout_s, 0.0) + _BEYOND_S
+        self._at = self.now_s(), self._real_s(), longest_s
         try:
             return self._select(timeout_s)
         finally:
-            self._now_s, self._waits = self.now_s(), None
-
-    def _waited_s(self) -> float:
-        if (waits := self._waits) is None:
-            return 0.0
-        began_s, longest_s = waits
-        return min(self._real_s() - began_s, longest_s)
+            self._at = self.now_s(), 0.0, 0.0
 
     async def advance(self, seconds: float) -> None:
         """Lets everything run that is ready, then time pass, and then everything run that is due."""
         await turns()
-        self._now_s += seconds
+        self._at = self.now_s() + seconds, 0.0, 0.0
         await turns()
 
     async def advance_until(self, holds: Callable[[], object], step_s: float) -> None:

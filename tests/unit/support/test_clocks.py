@@ -25,7 +25,7 @@ async def test_what_is_due_runs_when_a_clock_is_set_forward() -> None:
         await turns()
         assert due == []
         await clock.advance(601)
-        assert due == ["600 s"] and time.monotonic() - before_s >= 601
+        assert due == ["600 s"] and time.monotonic() - before_s >= 600.9
         timers[1].cancel()
 
 
