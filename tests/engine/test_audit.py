@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +28,31 @@ pytestmark = pytest.mark.long(
     "tests/engine/caching_worker.py",
 )
 
-Audits = Callable[[str], Any]
-
 
 @pytest.fixture(scope="module")
-def audits(tmp_path_factory: pytest.TempPathFactory) -> Audits:
-    """What an audit says of a model of a kind."""
-
-    @cache
-    def of_all() -> dict[str, Any]:
-        directory = tmp_path_factory.mktemp("audited")
-        program = [sys.executable, "-m", "tests.engine.audited_models", str(directory), *CONFIGS]
-        done = process.run(program, timeout=280)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
-        assert lines, done.stderr[-4000:]
-        found: dict[str, Any] = json.loads(lines[0].removeprefix("AUDITS "))
-        return found
-
-    return lambda kind: of_all()[kind]
+def audits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an audit says of a model of each kind."""
+    program = [sys.executable, "-m", "tests.engine.audited_models", str(tmp_path_factory.mktemp("audited")), *CONFIGS]
+    done = process.run(program, timeout=280)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
+    assert lines, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(lines[0].removeprefix("AUDITS "))
+    return found
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_no_model_that_is_served_today_is_refused(audits: Audits, kind: str) -> None:
+def test_no_model_that_is_served_today_is_refused(audits: dict[str, Any], kind: str) -> None:
     """However its weights are taken; and nothing of it has to be called a constant."""
     says = {"BesideUpdate": "no tensor gave a value to ", "InPlaceUpdate": "no tensor gave a complete value to "}
     for way, lacks in says.items():
-        assert audits(kind)[f"{way} at the start"] == []
-        assert audits(kind)[f"{way} at a push"].startswith(lacks)
+        assert audits[kind][f"{way} at the start"] == []
+        assert audits[kind][f"{way} at a push"].startswith(lacks)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: Audits, kind: str) -> None:
+def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: dict[str, Any], kind: str) -> None:
     """Everything of the other version is gone, also what post-processing makes on objects that it makes itself."""
-    found = audits(kind)
+    found = audits[kind]
     a, b, c = ([found[f"{way} {version}"] for way in ("BesideUpdate", "InPlaceUpdate")] for version in "abc")
     assert (a[0], b[0], c[0]) == (a[1], b[1], c[1])
     assert a[0].keys() == b[0].keys() == c[0].keys()
@@ -69,19 +60,19 @@ def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: Audits, ki
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_third_version_needs_no_loader_and_equals_what_it_would_load(audits: Audits, kind: str) -> None:
+def test_third_version_needs_no_loader_and_equals_what_it_would_load(audits: dict[str, Any], kind: str) -> None:
     """Every kind's loader is recorded at the first version, and the recording is proven at the second one."""
-    found = audits(kind)
+    found = audits[kind]
     assert found["loader calls a"] > 0
     assert found["loader calls b"] > 0
     assert found["loader calls c"] == 0
     assert found["BesideUpdate c"] == found["loaded c"]
 
 
-def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: Audits) -> None:
+def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: dict[str, Any]) -> None:
     """By its path; also at a push, as steps may leave something on a layer after the start."""
-    assert len(audits("hidden")) == 4
-    for answer in audits("hidden").values():
+    assert len(audits["hidden"]) == 4
+    for answer in audits["hidden"].values():
         assert "leave model.layers.1.mlp.kernel['scale'] (1 in all)" in answer
 
 
