@@ -18,6 +18,8 @@ from tests.support.ports import free_port
 
 _OPTIONS = [("grpc.max_reconnect_backoff_ms", 1000)]
 """By default gRPC tries a server that starts slowly again only after minutes."""
+_ENVIRONMENT = {"SMG_VLLM_SERVICER_WARMUP": "off"}
+"""Its requests go through all shapes of a GPU's steps, and the mock engine takes their first tokens for milliseconds."""
 
 
 class VllmGrpc:
@@ -38,7 +40,9 @@ class VllmGrpc:
         command = [sys.executable, "-m", "vllm.entrypoints.launchers.grpc_server"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--model", str(checkpoint), *engines.flags(), *flags]
         log = directory / "vllm_grpc.log"
-        self._process = PeerProcess("vllm_grpc", command, log, {**engines.ENVIRONMENT, **with_packages()})
+        self._process = PeerProcess(
+            "vllm_grpc", command, log, {**engines.ENVIRONMENT, **_ENVIRONMENT, **with_packages()}
+        )
         stack.callback(self._process.stop)
         self.pid = self._process.pid
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)

@@ -1,4 +1,5 @@
-"""What docs/benchmarks/README.md begins with: a real model, and what a token costs the processes that serve it."""
+"""What docs/benchmarks/README.md begins with: a real model, how many tokens a core of a server passes on, and what a
+token costs the processes that serve it."""
 
 from collections.abc import Mapping
 
@@ -41,6 +42,18 @@ def real_model(results: Mapping[str, Result]) -> str:
         "longest wait, s",
     ]
     return markdown(header, rows)
+
+
+def tokens_per_core(results: Mapping[str, Result]) -> str:
+    """Tokens that a second of one core of each server is good for; empty if that was not measured."""
+    if (serving := results.get("serving")) is None:
+        return ""
+    rows = [
+        [f"`{peer}`", *(value(serving, row, peer, "tokens_per_core_s", digits=0) for row in serving.medians)]
+        for peer in serving.settings["peers"]
+        if not peer.startswith(_SHARE_A_CLIENT)
+    ]
+    return markdown(["tok/s of one core of the server", *serving.medians], rows)
 
 
 def cpu_per_token(results: Mapping[str, Result]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.machine import describe
 from bench.results import headline, standings, tables
 from bench.results.result import Result, markdown, value
-from bench.results.tables import ceiling_of
+from bench.results.tables import PACE_MS, row_name
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "benchmarks" / "README.md"
@@ -23,15 +23,14 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "interference": ("Inter-token latency during a push", tables.interference),
     "memory": ("Memory", tables.memory),
 }
-FIGURES = ("generate", "push", "pause", "interference")
+FIGURES = ("serving", "push", "pause", "interference")
 """The results that README.md quotes, as `figures` takes them."""
 
 
-def figures(generate: Result, push: Result, pause: Result, interference: Result) -> str:
+def figures(serving: Result, push: Result, pause: Result, interference: Result) -> str:
     """The four promises of README.md, each with a figure, its range over the rounds, and what it compares with."""
-    cpu = {peer: value(generate, "64", peer, "cpu_server_us", digits=0) for peer in generate.medians["64"]}
-    share = generate.ratios["64"]["genserve_many"]["tokens_per_s"]
-    low, high = generate.range_of_ratio("64", "genserve_many", "tokens_per_s", ceiling_of("genserve_many"))
+    row = row_name(64, PACE_MS)
+    per_core = {peer: value(serving, row, peer, "tokens_per_core_s", digits=0) for peer in serving.medians[row]}
     rates = {peer: value(push, "1000", peer, "gb_per_s", digits=2) for peer in push.medians["1000"]}
     paused = {
         peer: value(pause, "smollm2", peer, "paused_s", scale=1000, digits=0) for peer in pause.medians["smollm2"]
@@ -65,9 +64,8 @@ def figures(generate: Result, push: Result, pause: Result, interference: Result)
         ],
         [
             "**Many prompts over one stream**, every token with the version of the weights that sampled it",
-            f"**{cpu['genserve_many']} µs** of the server's CPU time a token, 64 at once, tiny model",
-            ", ".join(f"{name} {cpu[peer]}" for peer, name in others.items() if peer in cpu)
-            + f". Serving is the limit there: {share:.2f} ({low:.2f}–{high:.2f}) of the tokens/s of the engine alone",
+            f"**{per_core['genserve_many']} tokens/s** of one core of the server, 64 at once, each token a message",
+            ", ".join(f"{name} {per_core[peer]}" for peer, name in others.items() if peer in per_core),
         ],
     ]
     return markdown(["promise", "measured on two CPU cores: median (lowest–highest)", "compared with"], rows)
@@ -80,6 +78,7 @@ def update_page(directory: Path, page: Path = PAGE) -> list[str]:
     where = "" if relative == "." else relative + "/"
     first = {
         "With a real model": headline.real_model(results),
+        "Tokens of one core": headline.tokens_per_core(results),
         "CPU time a token": headline.cpu_per_token(results),
         "Who is first": standings.first(results),
     }

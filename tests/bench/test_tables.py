@@ -83,7 +83,11 @@ def test_the_page_begins_with_a_real_model_and_cpu_time() -> None:
     table = headline.cpu_per_token({"generate": result("generate", {"256": {"in_process": costs, "vllm_grpc": costs}})})
     assert cells(table, "`vllm_grpc`") == ["80 (80–80)", "20,000"]
     assert "in_process" not in table
-    assert headline.real_model({}) == headline.cpu_per_token({}) == ""
+    rows = {tables.row_name(64, 50): {"in_process": rates(1), "genserve_many": rates(1, tokens_per_core_s=21_000)}}
+    serving = result("serving", rows)
+    assert cells(headline.tokens_per_core({"serving": serving}), "`genserve_many`") == ["21,000 (21,000–21,000)"]
+    assert "in_process" not in headline.tokens_per_core({"serving": serving})
+    assert headline.real_model({}) == headline.cpu_per_token({}) == headline.tokens_per_core({}) == ""
 
 
 def test_cpu_time_is_split_into_the_engines_grpcs_and_ours() -> None:
