@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.extra_info["legs of scripts/test, its first argument"] = "--quick --runner-v2 --vllm-next --fake-cuda"
     parser.addoption("--once-more", action="store_true", help="try failed tests once more, alone (three at most)")
     parser.addoption("--costs", action="store_true", help="print what folders and tests cost")
-    parser.addoption("--standstills", metavar="SEED", help="let the event loop of each test stand still once")
+    standstills.add_option(parser)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.costs:
         config.pluginmanager.register(costs.Costs())
     if config.option.standstills is not None:
-        config.pluginmanager.register(standstills.Standstills(config.option.standstills))
+        config.pluginmanager.register(standstills.Standstills(standstills.parse_seeds(config.option.standstills)))
     if not _has_gpu():  # whose tests tell times of vLLM as it is
         vllm_plugin.load_in_engines()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")

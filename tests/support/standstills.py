@@ -6,19 +6,37 @@ A test that fails with it relies on time where order is meant, or shows a race o
 import asyncio
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 STANDSTILL_S: Final = 1.2
 
 
-class Standstills:
-    """A plugin. The same seed stops the same tests at the same turns."""
+def add_option(parser: pytest.Parser) -> None:
+    """`--standstills`."""
+    parser.addoption(
+        "--standstills", metavar="SEED[-SEED]", help="run each test with each seed; its event loop stands still once"
+    )
 
-    def __init__(self, seed: str) -> None:
-        self._seed = seed
+
+def parse_seeds(option: str) -> range:
+    """Of `--standstills`: one, or the first and the last."""
+    first, _, last = option.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+class Standstills:
+    """A plugin. The same seed stops the same tests at the same turns.
+
+    A test with an event loop runs once for each seed, as collecting all tests anew takes as long as many of them.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._seeds = seeds
+        self._seed = seeds[0]
         self._turn = 0
         self._stop_at: int | None = None  # None: no test runs, or it stood still already
         self._report = ""
@@ -38,6 +56,24 @@ class Standstills:
         if self._turn >= self._stop_at:
             self._stop_at = None
             time.sleep(STANDSTILL_S)
+
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        """Runs the test with each seed; without an event loop, with the first and the last alone."""
+        *others, last = self._seeds
+        for seed in others:
+            self._run(item, item.parent, seed)
+            if not self._turn or item.session.shouldfail or item.session.shouldstop:
+                break
+        if not item.session.shouldfail and not item.session.shouldstop:
+            self._run(item, nextitem, last)
+        return True
+
+    def _run(self, item: pytest.Item, next_node: pytest.Item | pytest.Collector | None, seed: int) -> None:
+        """As pytest's own hook does: what the next node needs as well, such as fixtures of a module, is kept for it."""
+        self._seed, self._turn = seed, 0
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        runtestprotocol(item, nextitem=next_node)  # type: ignore[arg-type]  # whose parents are all that counts
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
