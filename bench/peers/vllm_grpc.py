@@ -19,7 +19,8 @@ from tests.support.ports import free_port
 _OPTIONS = [("grpc.max_reconnect_backoff_ms", 1000)]
 """By default gRPC tries a server that starts slowly again only after minutes."""
 _ENVIRONMENT = {"SMG_VLLM_SERVICER_WARMUP": "off"}
-"""Its requests try all shapes of a GPU's steps, and the mock engine takes their first tokens for milliseconds."""
+"""It tries all shapes of a GPU's steps for minutes: a CPU has nothing to gain, and the mock engine reads the first
+token of each prompt as the milliseconds of a step."""
 
 
 class VllmGrpc:

@@ -4,7 +4,7 @@ token costs the processes that serve it."""
 from collections.abc import Mapping
 
 from bench.results.result import Result, markdown, value
-from bench.results.tables import SHOWN
+from bench.results.tables import SHOWN, per_core
 
 _WAYS = {
     "no_pushes": "genserve, no pushes",
@@ -45,15 +45,15 @@ def real_model(results: Mapping[str, Result]) -> str:
 
 
 def tokens_per_core(results: Mapping[str, Result]) -> str:
-    """Tokens that a second of one core of each server is good for; empty if that was not measured."""
+    """Thousand tokens that a second of CPU time of each server is good for; empty if that was not measured."""
     if (serving := results.get("serving")) is None:
         return ""
     rows = [
-        [f"`{peer}`", *(value(serving, row, peer, "tokens_per_core_s", digits=0) for row in serving.medians)]
+        [f"`{peer}`", *(per_core(serving, row, peer) for row in serving.medians)]
         for peer in serving.settings["peers"]
         if not peer.startswith(_SHARE_A_CLIENT)
     ]
-    return markdown(["tok/s of one core of the server", *serving.medians], rows)
+    return markdown(["thousand tok/s of one core of the server", *serving.medians], rows)
 
 
 def cpu_per_token(results: Mapping[str, Result]) -> str:

@@ -63,7 +63,8 @@ def _questions() -> Iterator[Question]:
     )
     for key in SHOWN:
         row = row_name(int(key), PACE_MS)
-        yield Question(f"tokens/s of one core of the server, {row}", "serving", row, "tokens_per_core_s", _streams)
+        text = f"thousand tokens/s of one core of the server, {row}"
+        yield Question(text, "serving", row, "tokens_per_core_s", _streams, scale=1e-3)
     yield Question("paused for an update, ms, smollm2", "pause", "smollm2", "paused_s", _recomputes, True, 1000)
     yield Question("the whole update, s, smollm2", "pause", "smollm2", "total_s", _recomputes, True, 1, 2)
     yield Question("the whole update, s, 1 GB", "pause", "1000", "total_s", _recomputes, True, 1, 2)

@@ -115,6 +115,11 @@ def row_name(num_streams: int, pace_ms: int, outputs: str = "tokens") -> str:
     return f"{num_streams} streams, {pace}" + ("" if outputs == "tokens" else f", with {outputs}")
 
 
+def per_core(result: Result, row: str, peer: str) -> str:
+    """Thousand tokens that a second of a server's CPU time is good for. That time is counted in steps of 10 ms."""
+    return value(result, row, peer, "tokens_per_core_s", scale=1e-3, digits=0)
+
+
 def serving(result: Result) -> str:
     """One table for each number of streams and pace."""
     return "\n\n".join(_table(result, row) for row in result.medians)
@@ -125,10 +130,10 @@ def _table(result: Result, row: str) -> str:
     for peer, ratios in ((peer, result.ratios.get(row, {}).get(peer, {})) for peer in result.settings["peers"]):
         if peer in result.medians[row]:
             ratio = ratios.get("tokens_per_core_s")
-            rate = with_ratio(result, row, peer, "tokens_per_core_s", ratio, BASELINE, digits=0)
+            rate = with_ratio(result, row, peer, "tokens_per_core_s", ratio, BASELINE, scale=1e-3, digits=0)
             figures = (value(result, row, peer, figure, digits=digits) for figure, _, digits in _FIGURES)
             rows.append([f"`{peer}`", rate, *figures])
-    rate = f"tok/s of one core of the server (of `{BASELINE}`'s)"
+    rate = f"thousand tok/s of one core of the server (of `{BASELINE}`'s)"
     return markdown([row, rate, *(name for _, name, _ in _FIGURES)], rows)
 
 

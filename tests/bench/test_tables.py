@@ -85,7 +85,7 @@ def test_the_page_begins_with_a_real_model_and_cpu_time() -> None:
     assert "in_process" not in table
     rows = {tables.row_name(64, 50): {"in_process": rates(1), "genserve_many": rates(1, tokens_per_core_s=21_000)}}
     serving = result("serving", rows)
-    assert cells(headline.tokens_per_core({"serving": serving}), "`genserve_many`") == ["21,000 (21,000–21,000)"]
+    assert cells(headline.tokens_per_core({"serving": serving}), "`genserve_many`") == ["21 (21–21)"]
     assert "in_process" not in headline.tokens_per_core({"serving": serving})
     assert headline.real_model({}) == headline.cpu_per_token({}) == headline.tokens_per_core({}) == ""
 
@@ -150,9 +150,9 @@ def test_servers_are_compared_by_what_one_core_passes_on(tmp_path: Path) -> None
     costs = {f"cpu_{each}_us": 10.0 for each in ("server", "busiest", "client")}
     rounds = {
         row: {
-            "vllm_http": [{"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": 100.0}] * 2,
+            "vllm_http": [{"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": 100_000.0}] * 2,
             "genserve_many": [
-                {"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": rate} for rate in (200.0, 300.0)
+                {"tokens_per_s": 1.0, **others, **costs, "tokens_per_core_s": rate} for rate in (200_000.0, 300_000.0)
             ],
         }
     }
