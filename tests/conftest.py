@@ -67,8 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(once_more.OnceMore(config, FLAKY_RECORD))
     if config.option.costs:
         config.pluginmanager.register(costs.Costs())
-    if config.option.standstills is not None:
-        config.pluginmanager.register(standstills.Standstills(standstills.parse_seeds(config.option.standstills)))
+    standstills.register(config)
     if not _has_gpu():  # whose tests tell times of vLLM as it is
         vllm_plugin.load_in_engines()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")

@@ -6,11 +6,10 @@ A test that fails with it relies on time where order is meant, or shows a race o
 import asyncio
 import random
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, Final
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 STANDSTILL_S: Final = 1.2
 
@@ -22,21 +21,32 @@ def add_option(parser: pytest.Parser) -> None:
     )
 
 
-def parse_seeds(option: str) -> range:
-    """Of `--standstills`: one, or the first and the last."""
+def register(config: pytest.Config) -> None:
+    """The plugin, if it is asked for. Raises UsageError for seeds that are none."""
+    if (option := config.option.standstills) is None:
+        return
     first, _, last = option.partition("-")
-    return range(int(first), int(last or first) + 1)
+    try:
+        seeds = range(int(first), int(last or first) + 1)
+    except ValueError:
+        seeds = range(0)
+    if not seeds:
+        raise pytest.UsageError(f"--standstills {option}: neither a seed nor FIRST-LAST")
+    config.pluginmanager.register(Standstills(seeds))
 
 
 class Standstills:
     """A plugin. The same seed stops the same tests at the same turns.
 
-    A test with an event loop runs once for each seed, as collecting all tests anew takes as long as many of them.
+    Each test runs with each seed, one after the other, so that several seeds take one collection of all tests. One that
+    has no event loop can only stand still in its process: it runs with the first and the last seed.
     """
 
-    def __init__(self, seeds: Sequence[int]) -> None:
+    def __init__(self, seeds: range) -> None:
         self._seeds = seeds
         self._seed = seeds[0]
+        self._is_repeating = False
+        self._is_without_loop = False
         self._turn = 0
         self._stop_at: int | None = None  # None: no test runs, or it stood still already
         self._report = ""
@@ -57,23 +67,31 @@ class Standstills:
             self._stop_at = None
             time.sleep(STANDSTILL_S)
 
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        """Runs the test with each seed; without an event loop, with the first and the last alone."""
-        *others, last = self._seeds
-        for seed in others:
-            self._run(item, item.parent, seed)
-            if not self._turn or item.session.shouldfail or item.session.shouldstop:
-                break
-        if not item.session.shouldfail and not item.session.shouldstop:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Lets pytest run the test once for each seed: each time with a time limit and evidence of its own."""
+        if self._is_repeating:
+            return None
+        self._is_repeating = True
+        try:
+            *others, last = self._seeds
+            for seed in others:
+                # Fixtures of its module and above are kept for the next time: they are what the test's parent needs.
+                self._run(item, item.parent, seed)
+                if item.session.shouldfail or item.session.shouldstop:
+                    return True
+                if self._is_without_loop:
+                    break
             self._run(item, nextitem, last)
+        finally:
+            self._is_repeating = False
         return True
 
     def _run(self, item: pytest.Item, next_node: pytest.Item | pytest.Collector | None, seed: int) -> None:
-        """As pytest's own hook does: what the next node needs as well, such as fixtures of a module, is kept for it."""
-        self._seed, self._turn = seed, 0
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        runtestprotocol(item, nextitem=next_node)  # type: ignore[arg-type]  # whose parents are all that counts
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        self._seed, self._report, self._is_without_loop = seed, "none in a fixture", False
+        item._report_sections.clear()  # what the test has written before
+        item.user_properties.clear()
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=next_node)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -86,11 +104,12 @@ class Standstills:
             stood_still = self._stop_at is None
             self._report = f"at turn {self._turn}" if stood_still else f"none: it ended after {self._turn} turns"
             self._stop_at = None
+            self._is_without_loop = not self._turn
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         """Adds to the report of a failed test when its event loop stood still."""
         report = yield
-        if report.failed and report.when != "setup":
+        if report.failed:
             report.sections.append(("standstill", f"{self._report}, seed {self._seed}"))
         return report
