@@ -319,7 +319,7 @@ def test_a_table_of_results_that_are_not_there_is_refused_by_their_name(
 ) -> None:
     """It changes no page."""
     assert main(["table", "--out", str(tmp_path)]) == 1
-    assert str(tmp_path / "generate.json") in capsys.readouterr().err
+    assert str(tmp_path / "serving.json") in capsys.readouterr().err
 
 
 def test_a_quick_try_does_not_replace_the_results_that_are_shown(
