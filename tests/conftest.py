@@ -13,6 +13,7 @@ from tests.support import (
     daemon_process,
     failure_evidence,
     known_secrets,
+    memory_files,
     once_more,
     standstills,
     tiers,
@@ -61,6 +62,7 @@ def _has_gpu() -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugins, and gives each process of pytest a core for its engines."""
     config.pluginmanager.register(failure_evidence.FailureEvidence())
+    config.pluginmanager.register(memory_files.GivenBack())
     config.pluginmanager.register(tiers.Tiers(config))
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):

@@ -14,7 +14,7 @@ from genserve.forward.resume import check_resume
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, tokens
 from tests.support.clocks import advanced_clock
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
@@ -185,7 +185,7 @@ async def test_an_abort_ends_a_request_whose_prompt_is_being_tokenized(
     await call.read()
     with slow_tokenizers(router) as asked_for:
         router.links[number].kill()
-        await asked_for.wait()
+        await asyncio.wait_for(asked_for.wait(), STEP_S)
         abort = generation_pb2.AbortRequest(all=True) if everything else generation_pb2.AbortRequest(request_ids=["a"])
         assert list((await router.generation.Abort(abort, timeout=20)).aborted_ids) == ["a"]
         last = await call.read()

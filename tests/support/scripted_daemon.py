@@ -251,6 +251,8 @@ async def serving(
             task.cancel()
         await asyncio.wait(background)
         await pushes.close()
+        resident.release_memory()
+        engine.loras.close()
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:

@@ -154,6 +154,10 @@ class ScriptedLoras:
     def loaded(self) -> list[LoadedLora]:
         return [self._told(name) for name in sorted(self.files)]
 
+    def close(self) -> None:
+        for files in self.files.values():
+            files.close()
+
     def _told(self, name: str) -> LoadedLora:
         files = self.files[name]
         version = self.versions[name]

@@ -249,9 +249,13 @@ async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatc
         go_on.wait(STEP_S)
         return original(size_bytes)
 
-    original = Arena.allocate
+    def close(arena: Arena) -> None:
+        free(arena)
+        closed.set()
+
+    original, free = Arena.allocate, Arena.close
     monkeypatch.setattr(Arena, "allocate", allocate_slowly)
-    monkeypatch.setattr(Arena, "close", lambda arena: closed.set())
+    monkeypatch.setattr(Arena, "close", close)
     allocating = asyncio.create_task(allocate_arena(64))
     await until(begun.is_set)
     allocating.cancel()

@@ -31,6 +31,7 @@ from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
+from tests.support import memory_files
 from tests.support.clocks import AdvancedClock
 from tests.support.patience import turns, until
 from tests.support.scripted_engine import ScriptedEngine
@@ -232,12 +233,4 @@ def wait_for_threads() -> None:
 
 def num_open_arenas() -> int:
     """The same at once: some may be about to be freed. To collect garbage takes long where torch is loaded."""
-    return len({_inode(each) for each in Path("/proc/self/fd").iterdir()} - {None})
-
-
-def _inode(descriptor: Path) -> int | None:
-    """The arena's: each of its maps has a descriptor too."""
-    try:
-        return os.stat(descriptor).st_ino if "genserve-arena" in os.readlink(descriptor) else None
-    except FileNotFoundError:  # the directory's own
-        return None
+    return len(memory_files.open_files("genserve-arena"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,17 +73,21 @@ def loras() -> LiveLoras:
 
 
 @pytest.fixture
-def rows() -> ClientRows:
-    return ClientRows.create(3, 1)
+def rows() -> Iterator[ClientRows]:
+    rows = ClientRows.create(3, 1)
+    yield rows
+    rows.close()
 
 
 @pytest.fixture
-def seat(core: Core, loras: LiveLoras, rows: ClientRows, tmp_path: Path) -> Seat:
+def seat(core: Core, loras: LiveLoras, rows: ClientRows, tmp_path: Path) -> Iterator[Seat]:
     listeners = [make_zmq_listener(f"ipc://{tmp_path}/{name}", zmq.PULL) for name in ("requests", "outputs")]
     llm: Any = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(name="configuration"))
     info: Any = SimpleNamespace(model="m")
     place = ClientPlace(2, 3, listeners[0], listeners[1], "ipc://stats")
-    return Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2), with_series=True)
+    seat = Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2), with_series=True)
+    yield seat
+    seat.close()
 
 
 @pytest.mark.parametrize("own_id", ["r", "2/r"])
