@@ -5,6 +5,7 @@ import os
 import resource
 from collections import defaultdict
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pytest
 
 _CPU: Final = "cpu_s"
 _NUM_TESTS: Final = 30
+_NUM_LOOKS: Final = 20
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -77,9 +79,9 @@ def cpu_s(process: int) -> float:
 
 
 def _children(process: int) -> list[int]:
-    try:
-        threads = os.listdir(f"/proc/{process}/task")
-        files = [Path(f"/proc/{process}/task/{each}/children").read_text() for each in threads]
-    except OSError:  # it has ended, or this kernel does not tell
-        return []
-    return [int(each) for text in files for each in text.split()]
+    for _ in range(_NUM_LOOKS):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended, whose children are another's now
+            threads = os.listdir(f"/proc/{process}/task")
+            files = [Path(f"/proc/{process}/task/{each}/children").read_text() for each in threads]
+            return [int(each) for text in files for each in text.split()]
+    return []  # it has ended, or this kernel does not tell

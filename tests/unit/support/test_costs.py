@@ -2,6 +2,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -42,3 +44,25 @@ def test_a_process_that_runs_counts() -> None:
         running.stdout.readline()
         assert cpu_s(os.getpid()) - before_s >= 0.3
         running.communicate(b"\n")
+
+
+@pytest.mark.slow
+def test_a_process_counts_while_threads_end() -> None:
+    """It may be seen at one look and not at the next, and its whole time would be that of a test."""
+    program = BURN + "print(flush=True)\ninput()"
+    over = threading.Event()
+
+    def start_threads() -> None:
+        while not over.is_set():
+            threading.Thread(target=time.sleep, args=(0.0005,)).start()
+
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        starting = threading.Thread(target=start_threads)
+        starting.start()
+        looks = [cpu_s(os.getpid()) for _ in range(100)]
+        over.set()
+        starting.join()
+        running.communicate(b"\n")
+    assert looks == sorted(looks)
