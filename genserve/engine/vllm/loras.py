@@ -11,12 +11,15 @@ import logging
 import time
 import uuid
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from genserve.aio import Backoff
 from genserve.engine.protocol import LoraDirectory
 from genserve.engine.types import LoadedLora, UsedAdapter
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import (
+    DeadlineError,
     EngineDeadError,
     FieldViolation,
     LoraNotFoundError,
@@ -27,6 +30,8 @@ from genserve.errors import (
 from genserve.worker.contract.calls import Ack, AddedLora, AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
+_FIRST_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
 # of it.
 _SETTLE_S = 0.5
@@ -170,16 +175,23 @@ class LiveLoras:
 
     async def _remove(self, lora: HeldLora) -> None:
         await asyncio.sleep(_SETTLE_S)
-        request = RemoveLora(uuid.uuid4().hex, lora.lora_id)
-        try:
-            await self._workers.acks(Ack, "genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
-        except EngineDeadError:
-            pass  # its memory is freed with the engine
-        except Exception:
-            log.exception("adapter %r could not be removed, and is held on", lora.unique_name)
-            return
+        with suppress(EngineDeadError):  # its memory is freed with the engine
+            await self._remove_from_workers(lora)
         self._held.discard(lora)
         await asyncio.to_thread(lora.files.close)
+
+    async def _remove_from_workers(self, lora: HeldLora) -> None:
+        """Asks again until every rank has removed it: one that is held for good takes a place that no load gets. The
+        engine may be busy for long, with an update of the weights for example; a second removal changes nothing."""
+        backoff = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
+        while True:
+            request = RemoveLora(uuid.uuid4().hex, lora.lora_id)
+            try:
+                await self._workers.acks(Ack, "genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
+                return
+            except (DeadlineError, WorkerError) as error:
+                log.warning("adapter %r is held on, because it could not be removed: %s", lora.unique_name, error)
+                await asyncio.sleep(backoff.next_s())
 
 
 def _refuse_unused(name: str, added: Sequence[AddedLora]) -> None:

@@ -1,10 +1,12 @@
 """An adapter counts as loaded only if all of it reached a layer, on one rank or another."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from genserve.engine.vllm import loras as live_loras
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.workers import Workers
@@ -15,18 +17,23 @@ from tests.support.refusals import refuses
 
 
 class ScriptedCore:
-    """vLLM's client of its engine, with two ranks. `without_layer`: the modules that each of them takes none of."""
+    """vLLM's client of its engine, with two ranks. `without_layer`: the modules that each of them takes none of.
+    `failing_removals`: what a rank says of the next ones, "" = they are not answered."""
 
     def __init__(self) -> None:
         self.without_layer: list[list[str]] = [[], []]
         self.loaded: set[int] = set()
+        self.failing_removals: list[str] = []
 
     async def call_utility_all_async(self, name: str, method: str, *args: Any) -> list[list[dict[str, Any]]]:
         """As vLLM's."""
         request = args[1][0]
         if method == "genserve_remove_lora":
+            error = ""
+            if self.failing_removals and not (error := self.failing_removals.pop(0)):
+                await asyncio.Event().wait()
             self.loaded.discard(request["lora_id"])
-            return [[Ack(rank, request["nonce"], "").to_wire() for rank in ("pp0", "pp1")]]
+            return [[Ack(rank, request["nonce"], error).to_wire() for rank in ("pp0", "pp1")]]
         self.loaded.add(request["lora_id"])
         of_ranks = zip(("pp0", "pp1"), self.without_layer, strict=True)
         return [[AddedLora(rank, request["nonce"], "", unused).to_wire() for rank, unused in of_ranks]]
@@ -95,6 +102,22 @@ async def test_a_request_is_labelled_with_the_version_that_it_began_with(loras: 
     assert [each.version for each in loras.loaded()] == [3]
     core.without_layer = [[], []]
     assert (await loras.load("other", Files(), 5.0)).version == 1
+
+
+async def test_a_removal_that_fails_is_tried_again(
+    loras: LiveLoras, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each place that is lost for good would be one adapter less until the daemon starts again."""
+    monkeypatch.setattr(live_loras, "_REMOVE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(live_loras, "_FIRST_RETRY_S", 0.01)
+    core.failing_removals = ["", "CUDA error", ""]
+    files = [Files() for _ in range(4)]
+    for number, each in enumerate(files):
+        await loras.load(f"policy {number}", each, 5.0)
+    loras.unload("policy 1")
+    assert (await loras.load("policy 4", Files(), 20.0)).version == 1
+    assert [each.is_closed for each in files] == [False, True, False, False]
+    assert core.failing_removals == []
 
 
 async def test_an_engine_without_adapters_says_with_what_it_takes_some(core: ScriptedCore) -> None:
