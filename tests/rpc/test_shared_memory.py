@@ -1,7 +1,6 @@
 """The client's side of shared memory: where it hands some over, and where it sends bytes."""
 
 import gc
-import os
 
 import pytest
 
@@ -10,14 +9,14 @@ from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.settings.config import ServeConfig
 from tests.rpc.frames import DATA, END, header, refused
 from tests.rpc.segments import WEIGHTS, memory, segment
+from tests.support import memory_files
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, field_of, serving
 
 
 def num_segments() -> int:
     """Memories that are handed over in this process, where the daemon runs too."""
-    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return len({os.stat(path).st_ino for path in paths if "genserve-push" in os.path.realpath(path)})
+    return len(memory_files.open_files("genserve-push"))
 
 
 async def test_the_client_hands_memory_over_where_it_can(daemon: Daemon) -> None:

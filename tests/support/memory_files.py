@@ -1,59 +1,68 @@
-"""Memory without a name that this process has open: arenas, tables of ids, and numbers of bytes that have arrived."""
+"""Anonymous memory of genserve that this process has open: arenas, tables of ids, and numbers of arrived bytes."""
 
 import gc
 import os
-import time
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.patience import STEP_S
+from tests.support.patience import wait_until
 
 
 def open_files(prefix: str = "genserve-") -> dict[int, str]:
-    """Their names by inode: each map of one has a descriptor too. Some may be about to be freed."""
+    """The names of the memory that this process has open, by inode: a map of it has a descriptor of its own. Some may
+    be about to be freed."""
     found = (_memory_file(each) for each in Path("/proc/self/fd").iterdir())
     return {inode: name for inode, name in found if name.startswith(prefix)}
 
 
 class GivenBack:
-    """A plugin that fails the last test of a file whose tests have left such memory open: it adds up over a thousand
-    files, and what a test leaves a daemon may leave as well."""
+    """A plugin that fails the last test if memory of any is still open when all tests of this process have ended, with
+    their fixtures and event loops. Memory that tests leave adds up, and a daemon may leave it in the same way."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
-        self._before: dict[int, str] = {}
-        self._has_failure = False
+        self._openers: dict[int, str] = {}
+        self._running: pytest.Item | None = None
+        self._has_failed = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """The traceback of a failure holds what its frames hold."""
+        """Notes that the test has failed, or was expected to: the traceback keeps what its frames hold."""
         report = yield
-        self._has_failure |= report.failed
+        self._has_failed |= report.failed or hasattr(report, "wasxfail")
         return report
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        """Looks when a file begins, and when nothing refers to what its last test had."""
-        if item.path != self._path:
-            self._path, self._before, self._has_failure = item.path, open_files(), False
+        """Notes what a test has opened and not closed, and looks again after the last test."""
+        if item is self._running:  # once more, by another plugin
+            return (yield)
+        self._running, self._has_failed, before = item, False, open_files()
         result = yield
-        if not self._has_failure and (nextitem is None or nextitem.path != item.path) and (left := self._left()):
-            what = f"the tests of {item.path.name} leave open: {', '.join(left)}"
-            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "teardown")
+        self._running = None
+        if not self._has_failed:
+            self._openers.update(dict.fromkeys(open_files().keys() - before.keys(), item.nodeid))
+        if nextitem is None and (left := self._left()):
+            # xdist takes a report of the running test alone.
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", "\n".join(left), "teardown")
             item.ihook.pytest_runtest_logreport(report=report)
         return result
 
     def _left(self) -> list[str]:
-        """What is still open when threads have ended and garbage is collected."""
-        by_s = time.monotonic() + STEP_S
-        while (left := open_files()).keys() - self._before.keys() and time.monotonic() < by_s:
-            gc.collect()
-            time.sleep(0.01)
-        return sorted(name for inode, name in left.items() if inode not in self._before)
+        """Who has left what open."""
+        with suppress(AssertionError):
+            wait_until(self._are_closed)
+        left = [(self._openers[inode], name) for inode, name in open_files().items() if inode in self._openers]
+        return [f"{opener} has left open: {name}" for opener, name in sorted(left)]
+
+    def _are_closed(self) -> bool:
+        """Garbage may hold some, and a thread may be about to close others."""
+        gc.collect()
+        return not open_files().keys() & self._openers.keys()
 
 
 def _memory_file(descriptor: Path) -> tuple[int, str]:

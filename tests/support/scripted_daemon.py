@@ -251,7 +251,7 @@ async def serving(
             task.cancel()
         await asyncio.wait(background)
         await pushes.close()
-        resident.release_memory()
+        resident.release_memory()  # this process goes on, where a daemon's ends
         engine.loras.close()
 
 

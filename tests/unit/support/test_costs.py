@@ -61,8 +61,10 @@ def test_a_process_counts_while_threads_end() -> None:
         running.stdout.readline()
         starting = threading.Thread(target=start_threads)
         starting.start()
-        looks = [cpu_s(os.getpid()) for _ in range(100)]
-        over.set()
-        starting.join()
-        running.communicate(b"\n")
+        try:
+            looks = [cpu_s(os.getpid()) for _ in range(100)]
+        finally:
+            over.set()
+            starting.join()
+            running.communicate(b"\n")
     assert looks == sorted(looks)
