@@ -18,6 +18,7 @@ from tests.support import (
     standstills,
     tiers,
     vllm_plugin,
+    worker_errors,
 )
 from tests.support.warm import process
 
@@ -67,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):
         config.pluginmanager.register(once_more.OnceMore(config, FLAKY_RECORD))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(worker_errors.WorkerErrors())
     if config.option.costs:
         config.pluginmanager.register(costs.Costs())
     standstills.register(config)

@@ -70,7 +70,7 @@ def cpu_s(process: int) -> float:
     while below:
         child = below.pop()
         try:
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{child}/stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
         total_s += sum(map(int, fields[11:15])) / _TICKS

@@ -81,7 +81,7 @@ def _blocked() -> list[str]:
     found: list[str] = []
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            name, state = stat.read_text().split("(", 1)[1].rsplit(") ", 1)
+            name, state = stat.read_text(errors="replace").split("(", 1)[1].rsplit(") ", 1)
             if state.startswith("D "):
                 found.append(f"{name} {stat.parent.name}, which waits in {stat.with_name('wchan').read_text()}")
     return found

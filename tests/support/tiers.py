@@ -57,7 +57,7 @@ def touches(changed: Sequence[str], subjects: Sequence[str]) -> bool:
 
 def changed_since(commit: str) -> list[str]:
     """The files that differ from `commit`, those not committed yet included. Raises UsageError if git cannot tell."""
-    git = ["git", "diff", "--name-only", commit, "--"]
+    git = ["git", "diff", "--name-only", "--no-renames", commit, "--"]
     done = subprocess.run(git, cwd=_ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise pytest.UsageError(f"--touched-since {commit}: {done.stderr.strip()}")

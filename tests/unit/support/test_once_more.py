@@ -86,7 +86,8 @@ def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str)
     """The run passes, and prints the first failure in full."""
     done = run(tmp_path, "-n", workers, test_flaky=FLAKY)
     assert done.returncode == 0, done.stdout
-    assert "FLAKY, SUSPECT" in done.stdout and "assert not is_first('one'), 'too late'" in done.stdout
+    assert "FLAKY, SUSPECT" in done.stdout, done.stdout
+    assert "assert not is_first('one'), 'too late'" in done.stdout
     (row,) = flaky_record.read(tmp_path / "flaky.tsv")
     assert (row.test, row.fixed) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
 
