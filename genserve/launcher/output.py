@@ -9,7 +9,7 @@ from typing import Final, Protocol, Self
 
 from genserve.observe.log_lines import LEVELS, PREFIX, as_text
 
-_SERVING_PREFIX: Final = b"genserve: serving "
+_SERVING_PREFIX: Final = "genserve: serving "
 _OWN_PREFIXES: Final = (PREFIX, "genserve serve: error: ")
 _NUM_LAST_READS: Final = 256
 _READ_BYTES: Final = 64 << 10
@@ -29,9 +29,10 @@ class Serving:
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
         """None for any other line."""
-        if not line.startswith(_SERVING_PREFIX):
+        text = line.decode(errors="replace")
+        if not text.startswith(_SERVING_PREFIX):
             return None
-        model, _, address = line.decode(errors="replace").strip()[len(_SERVING_PREFIX) :].rpartition(" on ")
+        model, _, address = text.strip()[len(_SERVING_PREFIX) :].rpartition(" on ")
         return cls(model, address)
 
 
@@ -143,7 +144,8 @@ def words_of(said: bytes) -> str:
     """ ": " and why a daemon ended, in one line: the last line of its own on stderr, if possible one that it has not
     logged as a warning or an error, or the last lines of others; "" if there is none."""
     stripped = (line.strip() for line in said.decode(errors="replace").splitlines())
-    lines = [as_text(line) for line in stripped if line]
+    # That it serves comes by stdout, perhaps after its last line on stderr.
+    lines = [as_text(line) for line in stripped if line and not line.startswith(_SERVING_PREFIX)]
     own = [line.removeprefix(prefix) for line in lines for prefix in _OWN_PREFIXES if line.startswith(prefix)]
     plain = [line for line in own if not line.startswith(LEVELS)] or own
     words = plain[-1] if plain else "; ".join(lines[-_TAIL_LINES:])

@@ -151,6 +151,7 @@ OWN = "genserve: "
         (f"{OWN}no such model\nTraceback\nValueError: x\n", ": no such model"),
         (f"{OWN}starting\nnoise\n{OWN}the engine has died\nnoise\n", ": the engine has died"),
         (f"{OWN}the engine has died\n{OWN}error: stop failed\n{OWN}warning: x\n", ": the engine has died"),
+        (f"{OWN}the engine has died\n{OWN}serving a model on 127.0.0.1:9\n", ": the engine has died"),
         (f"noise\n{OWN}warning: x\n", ": warning: x"),
         ("usage: genserve serve\ngenserve serve: error: argument --port: no number\n", ": argument --port: no number"),
         (f"INFO {OWN}is quoted\n", f": INFO {OWN}is quoted"),
