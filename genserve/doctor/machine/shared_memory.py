@@ -4,7 +4,6 @@ Workers read the daemon's arena this way, and the daemon reads the memory of tra
 `python -m` of this file: it reads the arena of the first one and provides its own.
 """
 
-import asyncio
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from genserve.doctor.children import Children
-from genserve.memory.arena import Arena, map_arena
+from genserve.memory.arena import allocate_arena, map_arena
 
 _SIZE_BYTES: Final = 1 << 16
 _PATTERN: Final = bytes(range(256)) * (_SIZE_BYTES // 256)
@@ -35,7 +34,7 @@ class SharedMemoryFacts:
 
 async def look(children: Children) -> SharedMemoryFacts:
     """Starts a child. Raises OSError if it cannot be started, GenserveError if there is no memory."""
-    arena = await asyncio.to_thread(Arena.allocate, _SIZE_BYTES)
+    arena = await allocate_arena(_SIZE_BYTES)
     try:
         arena.write(0, _PATTERN)
         child = await children.start(
