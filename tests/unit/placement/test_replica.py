@@ -227,7 +227,8 @@ async def test_replica_that_cannot_start_for_a_while_does_not_end_the_others(
     with monkeypatch.context() as patched:
         patched.setattr(os, "eventfd", no_more)
         await until(lambda: said.count("[Errno 24]") == 2)
-        assert len(os.listdir("/proc/self/fd")) <= before
+        # The router tries to reach the one that has ended, and has a socket for that now and then.
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     await until(lambda: ADDRESS in router.fleet.upstreams)
     running.cancel()
     await asyncio.wait({running})
