@@ -75,8 +75,12 @@ async def test_the_client_and_the_command_line_show_what_a_start_does(starting: 
     """And for how long, with nothing that only an engine knows."""
     async with AsyncClient(starting.server.address) as client:
         status = await client.status()
-        with pytest.raises(DeadlineError, match=r"loading weights, for \d+ s"):
-            await client.wait_ready(1.5)
+        for timeout_s in (1.5, 5.0, 25.0):  # on a busy machine the daemon may not answer within the time
+            with pytest.raises(DeadlineError) as late:
+                await client.wait_ready(timeout_s)
+            if "loading" in late.value.message:
+                break
+        assert re.search(r"loading weights, for \d+ s", late.value.message)
         with pytest.raises(DrainingError) as caught:
             await client.server_info()
     assert (caught.value.metadata, caught.value.retry_after_s) == ({"phase": "STARTING"}, 1.0)

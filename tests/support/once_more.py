@@ -8,9 +8,11 @@ again. A repetition at once, beside the other worker and on the same engine, wou
 What passes then is reported as FLAKY and recorded in tests/flaky.tsv. Some failures are final: see `_final_reason`.
 """
 
+import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -29,10 +31,16 @@ _LIMIT_S: Final = 900.0
 _MIN_STANDSTILL_S: Final = 0.5
 """A test that failed without one, and passes later, may have found a race of the product."""
 _FINAL: Final = "final"
+_CAUSE: Final = "cause"
+_CAUSES: Final = itertools.count()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Notes in a test's report if its failure is final: random tests, and errors that no busy machine explains."""
+    """Notes in a test's report if its failure is final: random tests, and errors that no busy machine explains. And
+    which error it is: pytest raises that of a fixture of several tests again for each of them."""
+    if call.excinfo is not None and call.when == "setup":
+        number = vars(call.excinfo.value).setdefault(f"_{_CAUSE}", next(_CAUSES))
+        item.user_properties.append((_CAUSE, number))
     is_random = item.get_closest_marker("failure_is_final") or item.get_closest_marker("hypothesis")
     is_final = call.excinfo is not None and any(getattr(each, "is_final", False) for each in _all(call.excinfo))
     if (is_random or is_final) and _properties(item).get(_FINAL) is None:
@@ -83,9 +91,9 @@ class OnceMore:
 
     def _failures(self) -> list[list[str]]:
         """The tests of each failure: one for each test that failed, and one for all that a fixture failed."""
-        tests: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        tests: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
         for nodeid, report in self._first.items():
-            what = (_file(nodeid), _last_line(report)) if report.when == "setup" else (nodeid,)
+            what = (_file(nodeid), _properties(report).get(_CAUSE, nodeid)) if report.when == "setup" else (nodeid,)
             tests[what].append(nodeid)
         return list(tests.values())
 
@@ -121,19 +129,23 @@ class OnceMore:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rp", "--color=no", "--tb=short"]
         command += ["-p", "no:cacheprovider"]
-        try:
-            done = subprocess.run(
-                [*command, f"--rootdir={self._config.rootpath}", *nodeids],
-                cwd=self._config.rootpath,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return 124, f"it did not end within {_LIMIT_S:g} s"
-        return done.returncode, done.stdout + done.stderr
+        # A file and no pipe: what the tests leave running may hold that open, and what was said of a hang is wanted.
+        with tempfile.TemporaryFile() as said:
+            try:
+                status = subprocess.run(
+                    [*command, f"--rootdir={self._config.rootpath}", *nodeids],
+                    cwd=self._config.rootpath,
+                    env=environment,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    timeout=_LIMIT_S,
+                    check=False,
+                ).returncode
+                late = ""
+            except subprocess.TimeoutExpired:
+                status, late = 124, f"\nit did not end within {_LIMIT_S:g} s"
+            said.seek(0)
+            return status, said.read().decode(errors="replace") + late
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Prints what was tried, and how that ended."""

@@ -200,6 +200,15 @@ def test_a_fixture_that_fails_is_one_failure(tmp_path: Path, bad: int, status: i
 
 
 @of_second_tries
+def test_a_fixture_of_each_test_that_fails_is_a_failure_for_each(tmp_path: Path) -> None:
+    """Although all say the same: a daemon may be deaf for a minute."""
+    text = SHARED.format(bad=9).replace("scope='module'", "").replace("is_first('one')", "is_first(request.node.name)")
+    done = run(tmp_path, "-n2", "--dist=loadfile", test_it=text.replace("def engine()", "def engine(request)"))
+    assert done.returncode == 1
+    assert "5 failures, more than 3: none is tried once more" in done.stdout
+
+
+@of_second_tries
 def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
     """Nothing is tried again."""
     done = run(tmp_path, "-n2", test_flaky=FLAKY, test_broken="import nothing_of_this_name\n")
