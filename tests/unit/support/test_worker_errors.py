@@ -11,17 +11,17 @@ CONFTEST = """
 import os
 from tests.support import worker_errors
 
+class Worker:
+    def pytest_runtest_logreport(self, report):
+        if report.when == "teardown":
+            {}
+
+    def pytest_sessionfinish(self):
+        {}
+
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(worker_errors.WorkerErrors())
-
-def pytest_runtest_logreport(report):
-    if "PYTEST_XDIST_WORKER" in os.environ and report.when == "teardown":
-        {}
-
-def pytest_sessionfinish():
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        {}
+    is_worker = hasattr(config, "workerinput")
+    config.pluginmanager.register(Worker() if is_worker else worker_errors.WorkerErrors())
 """
 
 
