@@ -1,4 +1,4 @@
-"""Anonymous memory of genserve that this process has open: arenas, tables of ids, and numbers of arrived bytes."""
+"""Anonymous memory of genserve that this process has open: what is called genserve-, arenas above all."""
 
 import gc
 import os
