@@ -13,7 +13,6 @@ import pytest
 
 _CPU: Final = "cpu_s"
 _NUM_TESTS: Final = 30
-_NUM_LOOKS: Final = 20
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -79,9 +78,13 @@ def cpu_s(process: int) -> float:
 
 
 def _children(process: int) -> list[int]:
-    for _ in range(_NUM_LOOKS):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended, whose children are another's now
-            threads = os.listdir(f"/proc/{process}/task")
-            files = [Path(f"/proc/{process}/task/{each}/children").read_text() for each in threads]
-            return [int(each) for text in files for each in text.split()]
-    return []  # it has ended, or this kernel does not tell
+    """Those of all its threads. The first one is looked at last: it has the children of one that ends meanwhile."""
+    found: set[int] = set()
+    try:
+        threads = sorted(os.listdir(f"/proc/{process}/task"), key=str(process).__eq__)
+    except FileNotFoundError:  # it has ended
+        return []
+    for thread in threads:
+        with suppress(FileNotFoundError, ProcessLookupError):  # this one has ended, or this kernel does not tell
+            found |= set(map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split()))
+    return sorted(found)
