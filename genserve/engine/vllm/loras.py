@@ -30,6 +30,8 @@ from genserve.errors import (
 from genserve.worker.contract.calls import Ack, AddedLora, AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
+# For a place that a removal frees: a load holds up other changes of the engine meanwhile, and a rank may fail for good.
+_PLACE_TIMEOUT_S = 30.0
 _FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
@@ -92,7 +94,8 @@ class LiveLoras:
         leave it out without a word."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
-        while len(self._held) >= self._capacity and self._removals and time.monotonic() < deadline_s:
+        free_by_s = min(deadline_s, time.monotonic() + _PLACE_TIMEOUT_S)
+        while len(self._held) >= self._capacity and self._removals and time.monotonic() < free_by_s:
             await asyncio.wait(self._removals, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         if len(self._held) >= self._capacity:
             await asyncio.to_thread(files.close)

@@ -10,7 +10,7 @@ from genserve.engine.vllm import loras as live_loras
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.workers import Workers
-from genserve.errors import LoraNotFoundError, ManifestMismatchError
+from genserve.errors import LoraNotFoundError, ManifestMismatchError, StagingFullError
 from genserve.worker.contract.calls import Ack, AddedLora
 from tests.support.patience import until
 from tests.support.refusals import refuses
@@ -118,6 +118,21 @@ async def test_a_removal_that_fails_is_tried_again(
     assert (await loras.load("policy 4", Files(), 20.0)).version == 1
     assert [each.is_closed for each in files] == [False, True, False, False]
     assert core.failing_removals == []
+
+
+async def test_a_load_does_not_wait_for_a_place_that_never_comes(
+    loras: LiveLoras, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its timeout: nothing else can change the engine meanwhile."""
+    monkeypatch.setattr(live_loras, "_PLACE_TIMEOUT_S", 0.1)
+    core.failing_removals = ["CUDA error"] * 100
+    for number in range(4):
+        await loras.load(f"policy {number}", Files(), 5.0)
+    loras.unload("policy 1")
+    files = Files()
+    with refuses(StagingFullError, says="policy 1 (old)"):
+        await loras.load("policy 4", files, 600.0)
+    assert files.is_closed
 
 
 async def test_an_engine_without_adapters_says_with_what_it_takes_some(core: ScriptedCore) -> None:
