@@ -59,6 +59,12 @@ class FailureEvidence:
             report.sections += self._logs(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
         return report
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, report: Any) -> None:
+        """Adds the logs of a worker that has died, in the process that notices."""
+        worker = report.node
+        report.sections += self._logs(worker.config._tmp_path_factory.getbasetemp() / f"popen-{worker.gateway.id}")
+
     def _machine(self, standstill_s: float) -> str:
         took_s = max(time.time() - self._began_s, 1e-3)
         waited = (_cpu_pressure_s() - self._waited_s) / took_s

@@ -216,11 +216,14 @@ def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
 
 
 @of_second_tries
-def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path) -> None:
-    """And how the machine was."""
-    text = "def test_it(tmp_path):\n    (tmp_path / 'stderr').write_text('the daemon: why')\n    assert 0\n"
+@pytest.mark.parametrize(
+    ("ends", "also_says"), [("assert 0", "this process did not run for"), ("os.abort()", "crashed while running")]
+)
+def test_a_failure_has_the_log_that_was_written_meanwhile(tmp_path: Path, ends: str, also_says: str) -> None:
+    """And how the machine was, unless the process of the test has died."""
+    text = f"import os\n\ndef test_it(tmp_path):\n    (tmp_path / 'stderr').write_text('the daemon: why')\n    {ends}\n"
     done = run(tmp_path, "-n2", test_it=text)
-    assert "the daemon: why" in done.stdout and "this process did not run for" in done.stdout
+    assert "the daemon: why" in done.stdout and also_says in done.stdout
 
 
 # Directories and logs come and go while those of a failure are looked for.
