@@ -2,6 +2,7 @@
 ends of the logs that daemons, routers and fleets wrote meanwhile."""
 
 import contextlib
+import faulthandler
 import os
 import threading
 import time
@@ -11,12 +12,16 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support import patience
+
 STANDSTILL: Final = "standstill_s"
 """The property of a failed test's report with the longest time in which its process did not get to run, in seconds."""
 _TICK_S: Final = 0.05
 _NUM_LINES: Final = 40
 _MAX_LOGS: Final = 4
 _MAX_BYTES: Final = 16 << 10
+_GRACE_S: Final = 60.0 * patience.SCALE
+"""How long after its time limit a test that has not failed by then ends its process."""
 
 
 class _Clock(threading.Thread):
@@ -41,6 +46,7 @@ class FailureEvidence:
         self._clock.start()
         self._began_s = time.time()
         self._waited_s = _cpu_pressure_s()
+        self._stderr = os.dup(2)  # pytest redirects it during a test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -58,6 +64,19 @@ class FailureEvidence:
             report.sections.append(("the machine", self._machine(standstill_s)))
             report.sections += self._logs(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
         return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> Generator[None, Any, Any]:
+        """Ends the process and says where it is, if the alarm does not end the test: it is not heard within a call that
+        does not return, and an event loop takes it for the error of whatever task it interrupts."""
+        faulthandler.dump_traceback_later(settings.timeout + _GRACE_S, exit=True, file=self._stderr)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_timeout_cancel_timer(self) -> Generator[None, Any, Any]:
+        """The test has ended."""
+        faulthandler.cancel_dump_traceback_later()
+        return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, report: Any) -> None:

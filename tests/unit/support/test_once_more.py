@@ -1,5 +1,6 @@
 """The second try of failed tests, in runs of pytest of their own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def run(directory: Path, *options: str, **files: str) -> "subprocess.CompletedPr
     return subprocess.run(
         [*command, "-c", "pytest.ini", "--once-more", *options],
         cwd=directory,
+        env={**os.environ, "GENSERVE_TEST_PATIENCE": "0.01"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -130,6 +132,17 @@ OTHERS = {
     "hang": (
         FIRST_TIME + "@pytest.mark.timeout(1)\ndef test_flaky():\n    if is_first('one'): time.sleep(60)\n",
         "it hung",
+    ),
+    "hang that a task swallows": (
+        FIRST_TIME
+        + "import asyncio\n\nasync def spin():\n    while True: pass\n\n"
+        + "async def wait():\n    task = asyncio.create_task(spin())\n    await asyncio.Event().wait()\n\n"
+        + "@pytest.mark.timeout(1)\ndef test_flaky():\n    if is_first('one'): asyncio.run(wait())\n",
+        "crashed",
+    ),
+    "hang in a call": (
+        FIRST_TIME + "@pytest.mark.timeout(1)\ndef test_flaky():\n    if is_first('one'): sum(range(10**12))\n",
+        "crashed",
     ),
     "teardown": (
         FIRST_TIME
