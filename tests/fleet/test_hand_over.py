@@ -82,8 +82,10 @@ async def test_the_other_holder_has_to_answer_first() -> None:
                 before = member.engine
                 await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
             assert fleet.state_of(link.address) is ReplicaState.READY and not ending.done()
+            assert not member.is_let_go
             link.let_go()
             assert await ended(ending) == []
+            await until(lambda: member.is_let_go)  # it is not told again
 
 
 async def test_a_fleet_of_which_all_replicas_end_waits_for_nobody() -> None:

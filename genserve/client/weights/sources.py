@@ -212,7 +212,9 @@ def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
     tensor."""
     if not isinstance(tensor, sys.modules["torch"].Tensor):
         return None
-    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
+    if hasattr(tensor, "local_shards"):  # which can be asked for nothing else
+        return None
+    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0:
         return None
     if hasattr(tensor, "full_tensor"):
         # Uses the storage, not the address: all ranks must agree, and a rank without rows has no address.

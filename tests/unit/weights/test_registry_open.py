@@ -143,6 +143,7 @@ async def test_a_discard_reaches_a_push_that_is_being_opened(rig: Rig, allocatio
     opening.cancel()  # as by a caller who has gone, of whom the daemon hears late
     allocation.let_go.set()
     await asyncio.wait({opening})
+    assert opening.cancelled()  # whoever has gone is not told that it was discarded
     with pytest.raises(PushNotFoundError):
         rig.registry.report("p1")
     (await rig.registry.open(header("p1"))).detach()

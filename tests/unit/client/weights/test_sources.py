@@ -8,12 +8,15 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
 from genserve.client import AsyncClient
 from genserve.client.weights.sources import check_finite, tensor_sources, to_torch
 from genserve.tensors.dtypes import FRAMEWORK_NAMES
 from genserve.tensors.safetensors import StoredTensor
 from tests.support.scripted_services import ScriptedDaemon
+from tests.support.wrappers import only_rank
 
 TYPES = [name for name in FRAMEWORK_NAMES.values() if "float" in name or "complex" in name]
 FINITE = [0.0, -0.0, 1.0, -1.5, 1e-7]
@@ -132,6 +135,14 @@ def test_what_has_no_bytes_or_no_name_is_refused_by_name() -> None:
             tensor_sources({"w": tensor})
     with pytest.raises(TypeError, match="int"):
         tensor_sources(3)
+
+
+def test_a_sharded_tensor_is_refused_with_what_to_use_instead() -> None:
+    """FSDP's first version gives such ones where it has no device mesh. They answer hardly any question."""
+    with only_rank():
+        sharded = sharded_tensor.zeros(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"]), 2, 2)
+        with pytest.raises(TypeError, match=r"^w: a ShardedTensor; give FSDP a device_mesh"):
+            tensor_sources({"w": sharded})
 
 
 def test_the_same_bytes_of_another_type_are_another_tensor() -> None:
