@@ -95,3 +95,18 @@ async def test_what_no_message_can_have_ends_its_request_alone(
     assert failed == {"b": grpc.StatusCode.INTERNAL.value[0]}
     assert told == {"a": [0, 1, 2, 3], "b": [0], "c": [0, 1, 2, 3]}
     await until(streams[1].closed.is_set)
+
+
+async def test_a_request_of_several_wrong_sequences_fails_once(daemon: Daemon) -> None:
+    """Each of them is a row of its own."""
+    call = daemon.generation.GenerateMany(timeout=30)
+    asked = generation_pb2.GenerateRequest(request_id="a", text="x", sampling=generation_pb2.Sampling(n=2))
+    await call.write(Request(generate=asked, form=FORMS[1]))
+    await call.done_writing()
+    stream = await daemon.stream(0)
+    for made in (token(0), wrong(1, token_ids=[-1])):
+        both = [made.outputs[0], replace(made.outputs[0], index=1)]
+        stream.put(replace(made, outputs=both))
+        response = await call.read()
+    assert [item.error.code for item in response.items] == [grpc.StatusCode.INTERNAL.value[0]]
+    assert await call.read() is grpc.aio.EOF
