@@ -129,11 +129,11 @@ class Keeper:
             self._record = await asyncio.to_thread(self._finish, record)  # the memory is free for a push meanwhile
             log.info("%s is kept in %s (%.1f s)", what, self.directory.path, time.perf_counter() - began_s)
         except Exception as error:  # whatever it is, serving goes on
-            self.num_failed += 1
             self._record = await asyncio.to_thread(self._on_disk)
             has = f"still has version {self.weight_version}" if self.weight_version else "has no version yet"
             is_bug = not isinstance(error, OSError | GenserveError | ValueError)
             log.error("%s is not kept: %s; %s %s", what, error, self.directory.path, has, exc_info=is_bug)
+            self.num_failed += 1  # whoever sees it finds the rest done
         self._handled = served
 
     def _on_disk(self) -> KeptRecord | None:
