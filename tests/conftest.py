@@ -17,6 +17,7 @@ from tests.support import (
     once_more,
     standstills,
     tiers,
+    time_limits,
     vllm_plugin,
     worker_errors,
 )
@@ -64,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugins, and gives each process of pytest a core for its engines."""
     config.pluginmanager.register(failure_evidence.FailureEvidence())
     config.pluginmanager.register(memory_files.GivenBack())
+    config.pluginmanager.register(time_limits)
     config.pluginmanager.register(tiers.Tiers(config))
     config.pluginmanager.register(once_more)
     if config.option.once_more and not hasattr(config, "workerinput"):

@@ -2,7 +2,6 @@
 ends of the logs that daemons, routers and fleets wrote meanwhile."""
 
 import contextlib
-import faulthandler
 import os
 import threading
 import time
@@ -12,16 +11,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support import patience
-
 STANDSTILL: Final = "standstill_s"
 """The property of a failed test's report with the longest time in which its process did not get to run, in seconds."""
 _TICK_S: Final = 0.05
 _NUM_LINES: Final = 40
 _MAX_LOGS: Final = 4
 _MAX_BYTES: Final = 16 << 10
-_GRACE_S: Final = 60.0 * patience.SCALE
-"""How long after its time limit a test that has not failed by then ends its process."""
 
 
 class _Clock(threading.Thread):
@@ -46,7 +41,6 @@ class FailureEvidence:
         self._clock.start()
         self._began_s = time.time()
         self._waited_s = _cpu_pressure_s()
-        self._stderr = os.dup(2)  # pytest redirects it during a test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -62,27 +56,15 @@ class FailureEvidence:
             standstill_s = round(self._clock.longest_s, 3)
             report.user_properties = [*report.user_properties, (STANDSTILL, standstill_s)]
             report.sections.append(("the machine", self._machine(standstill_s)))
-            report.sections += self._logs(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+            report.sections += _logs(_directory(item.config), self._began_s)
         return report
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_timeout_set_timer(self, settings: Any) -> Generator[None, Any, Any]:
-        """Ends the process and says where it is, if the alarm does not end the test: it is not heard within a call that
-        does not return, and an event loop takes it for the error of whatever task it interrupts."""
-        faulthandler.dump_traceback_later(settings.timeout + _GRACE_S, exit=True, file=self._stderr)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_timeout_cancel_timer(self) -> Generator[None, Any, Any]:
-        """The test has ended."""
-        faulthandler.cancel_dump_traceback_later()
-        return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, report: Any) -> None:
         """Adds the logs of a worker that has died, in the process that notices."""
         worker = report.node
-        report.sections += self._logs(worker.config._tmp_path_factory.getbasetemp() / f"popen-{worker.gateway.id}")
+        logs = _logs(_directory(worker.config) / f"popen-{worker.gateway.id}", self._began_s)
+        report.sections += [(f"{name}, one of the last that its process wrote", end) for name, end in logs]
 
     def _machine(self, standstill_s: float) -> str:
         took_s = max(time.time() - self._began_s, 1e-3)
@@ -93,12 +75,18 @@ class FailureEvidence:
             + "".join(f"\nnothing can interrupt {each}" for each in _blocked())
         )
 
-    def _logs(self, directory: Path) -> list[tuple[str, str]]:
-        # Daemons that run on remove files and directories meanwhile; os.walk leaves out what has gone.
-        paths = [Path(where) / name for where, _, names in os.walk(directory) for name in names]
-        logs = [(_changed_s(path), path) for path in paths if _is_log(path)]
-        recent = sorted((each for each in logs if each[0] >= self._began_s), reverse=True)[:_MAX_LOGS]
-        return [(str(path.relative_to(directory)), _end(path)) for _, path in recent]
+
+def _directory(config: Any) -> Path:
+    """What the tests of this process write is below it, and what those of its workers do."""
+    return Path(config._tmp_path_factory.getbasetemp())
+
+
+def _logs(directory: Path, since_s: float) -> list[tuple[str, str]]:
+    # Daemons that run on remove files and directories meanwhile; os.walk leaves out what has gone.
+    paths = [Path(where) / name for where, _, names in os.walk(directory) for name in names]
+    logs = [(_changed_s(path), path) for path in paths if _is_log(path)]
+    recent = sorted((each for each in logs if each[0] >= since_s), reverse=True)[:_MAX_LOGS]
+    return [(str(path.relative_to(directory)), _end(path)) for _, path in recent]
 
 
 def _blocked() -> list[str]:
