@@ -30,8 +30,9 @@ from genserve.errors import (
 from genserve.worker.contract.calls import Ack, AddedLora, AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
-# For a place that a removal frees: a load holds up other changes of the engine meanwhile, and a rank may fail for good.
-_PLACE_TIMEOUT_S = 30.0
+# How long a load waits for a removal and its second try: other changes of the engine wait behind it, and a rank may
+# fail for good.
+_PLACE_TIMEOUT_S = 45.0
 _FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
@@ -100,6 +101,8 @@ class LiveLoras:
         if len(self._held) >= self._capacity:
             await asyncio.to_thread(files.close)
             held = ", ".join(sorted(each.name if each.is_current else f"{each.name} (old)" for each in self._held))
+            if self._removals:
+                held += f"; {len(self._removals)} of them are being removed: load again later"
             raise StagingFullError(
                 f"the workers hold {len(self._held)} adapters, the limit of --max-cpu-loras: {held}",
                 metadata={"max_loras": str(self._capacity)},
