@@ -133,8 +133,7 @@ async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Su
     ],
 )
 async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Subject, step: str, after: int) -> None:
-    """All new or all old, and which of the two GetPush tells. One that is cancelled while bytes arrive waits for the
-    rest."""
+    """All new, which GetPush tells, or all old. One that is cancelled while bytes arrive waits for the rest."""
     version = await subject.oracle.served_version()
     push_id = f"cancelled {step} {after}"
     subject.order(Fault(step, "hang", after=after))
@@ -146,16 +145,16 @@ async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Su
     for _ in range(2):  # over the same connection: the daemon has heard of it while the worker is at work
         await subject.client.status()
     subject.release()
-    if await discards(subject, push_id):
+    if await is_discarded(subject, push_id):
         await subject.oracle.holds((version, "a"))
     else:
         assert (await subject.client.get_push(push_id)).push.state == "applied"
         await subject.oracle.holds((version + 1, "b"))
 
 
-async def discards(subject: Subject, push_id: str) -> bool:
-    """Whether the push could be discarded, once nobody is at it: it has failed, or was cut off, be it only before its
-    end frame. It is applied otherwise."""
+async def is_discarded(subject: Subject, push_id: str) -> bool:
+    """Discards the push once nobody is at it; whether there was one. There is if it has failed or was cut off, although
+    it may lack its end frame alone, and none if it is applied."""
     async with asyncio.timeout(patience.STEP_S):
         while True:
             try:

@@ -212,7 +212,7 @@ def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
     tensor."""
     if not isinstance(tensor, sys.modules["torch"].Tensor):
         return None
-    if hasattr(tensor, "local_shards"):  # which can be asked for nothing else
+    if _is_sharded(tensor):
         return None
     if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0:
         return None
@@ -224,8 +224,13 @@ def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
+def _is_sharded(tensor: Any) -> bool:
+    """Whether it is a ShardedTensor, which raises when it is asked for most other attributes of a tensor."""
+    return hasattr(tensor, "local_shards")
+
+
 def _torch_source(name: str, tensor: Any) -> TensorSource:
-    if hasattr(tensor, "local_shards"):
+    if _is_sharded(tensor):
         raise TypeError(f"{name}: a ShardedTensor; give FSDP a device_mesh, or use fully_shard, to have DTensors")
     is_shard = isinstance(tensor, Cut) or hasattr(tensor, "full_tensor")
     local, share = shared_out(name, tensor) if is_shard else (tensor.detach(), None)
