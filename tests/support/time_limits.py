@@ -1,4 +1,4 @@
-"""The time limit of a test, where its first alarm is not heard. A plugin."""
+"""The time limit of a test, where its first alarm does not end it. A plugin."""
 
 import signal
 from collections.abc import Generator
@@ -9,12 +9,27 @@ import pytest
 from tests.support import patience
 
 _AGAIN_S: Final = 30.0 * patience.SCALE
+_SETTINGS: Final = pytest.StashKey[Any]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
     """Lets the alarm strike again: an event loop takes it for the error of the task that it interrupts, and runs on."""
+    item.stash[_SETTINGS] = settings
     done = yield
-    if signal.getitimer(signal.ITIMER_REAL)[0]:  # otherwise a thread gives the alarm
+    if _is_set():  # otherwise a thread gives the alarm
         signal.setitimer(signal.ITIMER_REAL, settings.timeout, _AGAIN_S)
     return done
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Sets the limit anew after a failure, which ends the first one: what a test waits for its fixtures may, too."""
+    settings = item.stash.get(_SETTINGS, None)
+    if settings is not None and not settings.func_only and not _is_set():
+        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+    return (yield)
+
+
+def _is_set() -> bool:
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0

@@ -141,6 +141,12 @@ OTHERS = {
         + "@pytest.mark.timeout(1)\ndef test_flaky():\n    if is_first('one'): asyncio.run(wait())\n",
         "it hung",
     ),
+    "hang after a failure": (
+        FIRST_TIME
+        + "@pytest.fixture\ndef hanging():\n    yield\n    if is_first('two'): time.sleep(600)\n\n"
+        + "@pytest.mark.timeout(1)\ndef test_flaky(hanging):\n    assert not is_first('one')\n",
+        "it hung",
+    ),
     "teardown": (
         FIRST_TIME
         + "@pytest.fixture\ndef leaving():\n    yield\n    assert not is_first('one')\n\n"
