@@ -18,6 +18,7 @@ from genserve.observe.log_lines import REQUEST_ID
 from genserve.rpc.observed import ObservedCalls
 from genserve.rpc.services import ServiceTable
 from genserve.tracing import CallSpans
+from tests.support.patience import until
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -65,6 +66,12 @@ def ids(span: ReadableSpan) -> tuple[str, str, str | None]:
     return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}", above
 
 
+async def ended(exporter: InMemorySpanExporter, count: int) -> Sequence[ReadableSpan]:
+    """So many spans. That of a call ends when its answer has been sent, of which the client may know before."""
+    await until(lambda: len(exporter.get_finished_spans()) >= count)
+    return exporter.get_finished_spans()
+
+
 async def test_call_is_a_span_of_its_callers_trace_and_reaches_the_engine(
     spans: CallSpans, exporter: InMemorySpanExporter
 ) -> None:
@@ -80,7 +87,7 @@ async def test_call_is_a_span_of_its_callers_trace_and_reaches_the_engine(
 
     async with served(spans, behavior) as channel:
         await channel.unary_unary(GENERATE)(b"", metadata=(("traceparent", PARENT),))
-    inner, outer, call = exporter.get_finished_spans()
+    inner, outer, call = await ended(exporter, 3)
     trace_id, call_id, above = ids(call)
     assert (trace_id, above) == (TRACE_ID, SPAN_ID)
     assert passed_on == [{"traceparent": f"00-{TRACE_ID}-{call_id}-01"}]
@@ -101,7 +108,7 @@ async def test_a_failed_call_and_a_failed_step_are_errors(spans: CallSpans, expo
     async with served(spans, behavior) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary(GENERATE)(b"")
-    work, call = exporter.get_finished_spans()
+    work, call = await ended(exporter, 2)
     assert (work.status.status_code, work.status.description) == (StatusCode.ERROR, "QueueFullError")
     assert (call.status.status_code, call.status.description) == (StatusCode.ERROR, "RESOURCE_EXHAUSTED")
     assert "secret" not in call.to_json() + work.to_json()
@@ -117,5 +124,5 @@ async def test_probes_begin_no_trace_but_may_belong_to_one(spans: CallSpans, exp
         await channel.unary_unary(CHECK)(b"")
         assert exporter.get_finished_spans() == ()
         await channel.unary_unary(CHECK)(b"", metadata=(("traceparent", PARENT),))
-    found: Sequence[ReadableSpan] = exporter.get_finished_spans()
+    found = await ended(exporter, 1)
     assert [ids(each)[2] for each in found] == [SPAN_ID]
