@@ -240,6 +240,30 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
         assert live == {"a": content(2)["a"], "b": content(1)["b"]}
 
 
+async def test_a_partial_push_waits_until_it_is_read_what_replicas_serve() -> None:
+    """As after the push before: a report that is older than it makes the router ask again."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([]) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+            await fleet.until_ready(2)
+            for link in links:
+                link.silence()
+                fleet.running.router.find(link.address).member.doubt()
+            fleet.running.router.fleet.refresh()
+            part = fleet.client.push_weights({"a": weights(2)["a"]}, version=2, partial=True, timeout_s=30)
+            pushing = asyncio.create_task(part)
+            await asyncio.wait({pushing}, timeout=0.3)
+            assert not pushing.done()
+            for link in links:
+                link.let_go()
+            assert (await pushing).push.state == "applied"
+
+
 class OpenTwice(asyncio.Event):
     """Lets a push pass, and what undoes its failed commit, but not the router, which catches up for it at once."""
 
