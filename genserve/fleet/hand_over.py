@@ -12,11 +12,13 @@ from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
-    """The pushed version or adapter that no other staying replica has, for people; "" = none."""
+    """The pushed version or adapter that no other staying replica has, for people; "" = none. Of a replica that answers,
+    and whose version is just being read, it may be that of the fleet."""
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
-    if not committed.is_checkpoint and _has_version(fleet, member) and not others_with_version(fleet, member):
+    may_have = _has_version(fleet, member) or (member.version is None and member.engine is not None)
+    if not committed.is_checkpoint and may_have and not others_with_version(fleet, member):
         return f"version {committed.number}"
     for name, push_id in fleet.desired.pushed_loras.items():
         has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]

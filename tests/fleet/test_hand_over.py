@@ -8,6 +8,7 @@ import pytest
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain, Drained
 from genserve.errors import LastReplicaError
+from genserve.fleet.hand_over import is_sound
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import RoutedFleet, hold, over, push, replica, routed
@@ -72,7 +73,8 @@ async def test_the_other_holder_has_to_answer_first() -> None:
             fleet.running.router.add(link.address)
             await fleet.until_ready(2)
             await push(fleet.running.address, 3)
-            # Its version is read anew after the push.
+            # Its version is read anew after the push, and after a report that is older.
+            await until_told(fleet, other, link.address)
             await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
             link.silence()
             ending = draining(first)
@@ -143,6 +145,24 @@ async def test_a_replica_that_shuts_down_is_no_other_copy() -> None:
             await fleet.client.drain_replica(second.address)
 
 
+async def test_a_replica_whose_version_is_being_read_may_be_the_only_holder() -> None:
+    """As after a push: it would take the version with it."""
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(replica())
+        link = await stack.enter_async_context(BreakableLink(daemon.address))
+        async with over([]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(1)
+            await push(fleet.running.address, 3)
+            await until_told(fleet, daemon, link.address)
+            link.silence()
+            fleet.running.router.find(link.address).member.doubt()
+            fleet.running.router.fleet.refresh()
+            with refuses(LastReplicaError, says="version 3"):
+                await fleet.client.drain_replica(link.address)
+            link.let_go()
+
+
 async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> None:
     """It was allowed to go while there were two."""
     async with AsyncExitStack() as stack:
@@ -176,7 +196,8 @@ async def test_a_replica_without_sound_weights_is_no_other_copy(condition: Engin
         first, second = fleet.daemons
         gate = second.engine.gates["prepare_weights"] = Gate()  # a tainted one is not mended meanwhile
         second.board.enter(condition)
-        await until(lambda: fleet.state(second) is not ReplicaState.READY)
+        member = fleet.running.router.find(second.address).member
+        await until(lambda: member.engine is not None and not is_sound(member.engine))
         with refuses(LastReplicaError, says="version 3"):
             await fleet.client.drain_replica(first.address)
         ending = draining(first)
@@ -246,9 +267,9 @@ async def test_the_other_holder_has_to_have_the_version(what: str) -> None:
             ending.cancel()
 
 
-async def until_told(fleet: RoutedFleet, daemon: Daemon) -> None:
-    """Waits until a replica has told its state three times: what must not happen would have."""
-    member = fleet.running.router.find(daemon.address).member
+async def until_told(fleet: RoutedFleet, daemon: Daemon, address: str = "") -> None:
+    """Waits until a replica has told its state three times: what must not happen would have. `address`: of its link."""
+    member = fleet.running.router.find(address or daemon.address).member
     for _ in range(3):
         before = member.engine
         await until(lambda: member.engine is not before)  # noqa: B023
