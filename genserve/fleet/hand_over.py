@@ -12,8 +12,8 @@ from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
-    """The pushed version or adapter that no other staying replica has, for people; "" = none. Of a replica that answers,
-    and whose version is just being read, it may be that of the fleet."""
+    """The pushed version or adapter that no other staying replica has, for people; "" = none. A replica that answers,
+    and whose version is just being read, may have that of the fleet."""
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
