@@ -73,6 +73,8 @@ class Watch:
         self._found(info)
         async with aclosing(self._reports()) as reports:
             async for report in reports:
+                if report.state.instance_id != info.state.instance_id:
+                    raise UnavailableError("it has started again")  # and keeps another record
                 await self._take(report)
 
     async def _info(self) -> control_pb2.GetServerInfoResponse:

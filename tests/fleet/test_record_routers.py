@@ -1,16 +1,17 @@
 """A fleet through changes of its routers, and with replicas that are behind."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
 from genserve.control.conditions import DaemonCondition
 from genserve.control.state import StateBoard
-from genserve.errors import LastReplicaError, PushRolledBackError
+from genserve.errors import GenserveError, LastReplicaError, PushRolledBackError
 from genserve.rpc.server import DaemonServer
 from genserve.settings.config import ServeConfig
+from genserve.v1 import control_pb2
 from genserve.wire.literals import SleepTag
 from tests.fleet.routers import QUICK, hold, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
@@ -40,6 +41,29 @@ async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() 
             await first.until_ready(2)
             assert first.running.router.fleet.committed_version == 2
             assert all(hold(2, daemon) for daemon in daemons)
+
+
+async def test_a_replica_that_starts_again_before_its_first_report_gets_the_record() -> None:
+    """Another run than the one that was asked what it keeps is at its address when the router begins to watch."""
+    async with AsyncExitStack() as stack:
+        stays, before, after = [await stack.enter_async_context(replica()) for _ in range(3)]
+        link = await stack.enter_async_context(BreakableLink(before.address))
+        async with over([stays]) as fleet:
+            upstream = fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            connects = upstream.connect
+
+            async def connected(timeout_s: float) -> None:
+                upstream.connect = connects
+                link.target = after.address
+                link.cut()
+                with suppress(GenserveError):  # of a connection that has ended
+                    await upstream.ask(upstream.control.GetStatus, control_pb2.GetStatusRequest(), timeout_s)
+                await connects(timeout_s)
+
+            upstream.connect = connected
+            link.cut()
+            await until(lambda: after.board.membership.record.epoch == stays.board.membership.record.epoch > 0)
 
 
 async def test_a_replica_that_missed_a_part_of_a_wake_up_puts_nobody_to_sleep() -> None:
