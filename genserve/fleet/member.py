@@ -163,18 +163,24 @@ class Member:
         load: control_pb2.Load,
         pushes: Sequence[weights_pb2.PushInFlight] = (),
     ) -> None:
-        """It has reported its state, load and pushes. What it serves is not known any more if that has changed."""
+        """It has reported its state, load and pushes. What it serves is not known any more if that has changed since it
+        was known."""
         before = self.engine
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
             self.is_let_go = False
-        elif self.version != Version.of(engine):
+        elif self.version != Version.of(engine) and not self.is_outdated(engine):
             self.version = None
         self.engine, self.load, self.pushes = engine, load, pushes
         self.instance_id = engine.instance_id
         self._inflight_at_report = self.inflight
         self._changed()
+
+    def is_outdated(self, engine: types_pb2.EngineState) -> bool:
+        """Whether it was in this state before it confirmed the record that it keeps, whose epoch never falls: a report
+        is still on its way when a commit has been answered, for example."""
+        return self.record is not None and engine.fleet_epoch < self.record.epoch
 
     def serves(self, version: Version, beside: frozenset[str] | None = None) -> None:
         """What it serves is known. `beside`: see `brought_beside`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Literal
 
@@ -11,7 +12,9 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError, PushRolledBackError
+from genserve.fleet.desired import Version
 from genserve.fleet.services import weights as weight_service
+from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -262,6 +265,35 @@ async def test_a_partial_push_waits_until_it_is_read_what_replicas_serve() -> No
             for link in links:
                 link.let_go()
             assert (await pushing).push.state == "applied"
+
+
+async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_back() -> None:
+    """The router has asked a replica what it serves; a push is committed before the answer has come."""
+    async with routed(1) as fleet:
+        upstream = fleet.running.router.find(fleet.daemons[0].address)
+        asks, serves = upstream.weights.GetWeights, fleet.running.router.fleet.serves
+        answered, let_go = asyncio.Event(), asyncio.Event()
+        found: list[int] = []
+
+        async def late(*args: Any, **more: Any) -> weights_pb2.GetWeightsResponse:
+            answer = await asks(*args, **more)
+            answered.set()
+            await let_go.wait()
+            return answer
+
+        def noted(upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
+            found.append(version.number)
+            serves(upstream, version, beside)
+
+        upstream.weights.GetWeights = lambda *args, **more: asyncio.ensure_future(late(*args, **more))
+        fleet.running.router.fleet.serves = noted
+        upstream.member.doubt()
+        await answered.wait()
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        let_go.set()
+        await fleet.until_reported()
+        assert 0 not in found
+        await fleet.until_ready(1)
 
 
 class OpenTwice(asyncio.Event):

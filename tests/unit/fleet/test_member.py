@@ -158,6 +158,17 @@ def test_a_version_has_to_be_read_again_when_a_report_differs(version: Version, 
     assert member.sync_failure == ("" if instance_id == "j" else "no room")
 
 
+def test_a_report_from_before_a_commit_leaves_the_version() -> None:
+    """It was on its way meanwhile: the replica would get no requests until it has been asked what it serves."""
+    member = serving()
+    member.serves(Version(2, "q"))
+    member.keeps(types_pb2.FleetState(epoch=2, weight_version=2, push_id="q"))
+    member.reported(engine(version=ONE, fleet_epoch=1), control_pb2.Load())
+    assert member.version == Version(2, "q")
+    member.reported(engine(version=ONE, fleet_epoch=2), control_pb2.Load())  # somebody has brought it back
+    assert member.version is None
+
+
 def test_newest_record_counts_in_whatever_order_answers_come() -> None:
     """Or the replica would be taken to serve what somebody has pushed to it alone."""
     member = serving(Version(2, "q"))
