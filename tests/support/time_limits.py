@@ -26,7 +26,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """Sets the limit anew after a failure, which ends the first one: what a test waits for its fixtures may, too."""
     settings = item.stash.get(_SETTINGS, None)
-    if settings is not None and not settings.func_only and not _is_set():
+    by_alarm = settings is not None and settings.method == "signal" and not settings.func_only
+    if by_alarm and not _is_set():
         item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
     return (yield)
 

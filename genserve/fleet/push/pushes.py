@@ -109,7 +109,7 @@ class FleetPushes:
             await asyncio.wait(self._clearing)
 
     async def _until_read(self) -> None:
-        """A part goes to replicas that have the version. What each has is read anew after a push, for example."""
+        """A part goes to replicas that have the version. What each has is read anew after a report of another one."""
         while not self._fleet.ready:
             changed = self._fleet.states_changed.next
             if all(each.member.version is not None for each in self._fleet.in_state(ReplicaState.SYNCING)):
