@@ -1,7 +1,7 @@
 """Scripted daemons and a real router, all behind links that break, and a client that calls the daemons itself."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.tokens import DirectTokens
 from genserve.fleet.config import FleetSettings
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import QUICK, RoutedFleet, over, replica
+from tests.fleet.routers import QUICK, RoutedFleet, linked
 from tests.fleet.scripted_fleet import running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
@@ -76,15 +76,9 @@ async def direct_fleet(
     **config: Any,
 ) -> AsyncIterator[DirectFleet]:
     """So many daemons, all ready for the router; the client has not called it yet."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(count)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        routed = await stack.enter_async_context(over([], settings, **config))
-        for link in links:
-            routed.running.router.add(link.address)
-        await routed.until_ready(count)
-        router_link = await stack.enter_async_context(BreakableLink(routed.running.address))
-        client = await stack.enter_async_context(
-            AsyncClient(router_link.address, direct=direct, options=[FIXED_WINDOWS])
-        )
-        yield DirectFleet(routed, daemons, links, router_link, client)
+    async with (
+        linked(count, settings, **config) as routed,
+        BreakableLink(routed.running.address) as router_link,
+        AsyncClient(router_link.address, direct=direct, options=[FIXED_WINDOWS]) as client,
+    ):
+        yield DirectFleet(routed, routed.daemons, routed.links, router_link, client)

@@ -1,9 +1,9 @@
 """Scripted daemons behind a real router, and clients of both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
 from genserve.settings.config import ServeConfig
 from tests.fleet.reports import until_reported
+from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, weights
 from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
@@ -37,13 +38,15 @@ async def replica(port: int = 0, engine: GeneratingEngine | None = None) -> Asyn
 
 @dataclass
 class RoutedFleet:
-    """Daemons, their router, what ends that, and a client of it."""
+    """Daemons, their router, what ends that, and a client of it. `links`: one to each daemon, in their order, where the
+    router knows the links instead of the daemons."""
 
     daemons: list[Daemon]
     running: RunningRouter
     stopped: Stopped
     client: AsyncClient
     stack: AsyncExitStack
+    links: list[BreakableLink] = field(default_factory=list)
 
     def state(self, daemon: Daemon) -> ReplicaState:
         """What the router takes a daemon to be."""
@@ -87,6 +90,29 @@ async def routed(
         daemons = [await stack.enter_async_context(replica()) for _ in range(num_replicas)]
         daemons.sort(key=lambda daemon: daemon.address)  # a push goes from the first one to the last
         async with over(daemons, settings, policies, **config) as fleet:
+            await fleet.until_ready()
+            yield fleet
+
+
+@asynccontextmanager
+async def linked(
+    num_replicas: int,
+    settings: FleetSettings = QUICK,
+    opened: Callable[[], AbstractAsyncContextManager[Daemon]] = replica,
+    **config: Any,
+) -> AsyncIterator[RoutedFleet]:
+    """So many daemons, all ready, each of which its router reaches through a link. `opened`: opens one."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(opened()) for _ in range(num_replicas)]
+        links = [await stack.enter_async_context(BreakableLink("")) for _ in daemons]
+        # A push goes from the first one to the last, also by a router that reaches the daemons themselves.
+        daemons.sort(key=lambda daemon: daemon.address)
+        links.sort(key=lambda link: link.address)
+        async with over([], settings, **config) as fleet:
+            fleet.daemons, fleet.links = daemons, links
+            for link, daemon in zip(links, daemons, strict=True):
+                link.target = daemon.address
+                fleet.running.router.add(link.address)
             await fleet.until_ready()
             yield fleet
 

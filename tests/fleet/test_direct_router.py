@@ -17,10 +17,9 @@ from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.reports import silence_passes, time_passes
-from tests.fleet.routers import QUICK, over, replica
+from tests.fleet.routers import QUICK, linked, over, replica
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import let_talk
-from tests.support.breakable_link import BreakableLink
 from tests.support.clocks import advanced_clock
 from tests.support.patience import until
 from tests.support.ports import free_port
@@ -162,14 +161,12 @@ async def test_a_replica_that_vanishes_is_lost_when_the_router_says_so() -> None
 
 async def test_clients_of_a_link_that_breaks_come_back() -> None:
     """One connection of the client broke, not the replica: it is used again as soon as it answers."""
-    async with replica() as daemon, BreakableLink(daemon.address) as link, over([]) as fleet:
-        fleet.running.router.add(link.address)
-        await fleet.until_ready(1)
-        let_talk(daemon.engine, 0)
+    async with linked(1) as fleet:
+        let_talk(fleet.daemons[0].engine, 0)
         async with AsyncClient(fleet.running.address, direct=DIRECT) as client:
             for _ in range(3):
                 await client.generate([1], max_tokens=1, text=False, timeout_s=20)
-                link.cut()
+                fleet.links[0].cut()
             await client.generate([1], max_tokens=1, text=False, timeout_s=20)
 
 

@@ -11,8 +11,7 @@ from genserve.errors import LastReplicaError
 from genserve.fleet.hand_over import is_sound
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, hold, over, push, replica, routed
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import RoutedFleet, hold, linked, over, push, replica, routed
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
@@ -66,28 +65,24 @@ async def test_one_holder_of_two_ends_at_once() -> None:
 
 async def test_the_other_holder_has_to_answer_first() -> None:
     """It may be lost, and the router has not noticed yet."""
-    async with AsyncExitStack() as stack:
-        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(other.address))
-        async with over([first]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await push(fleet.running.address, 3)
-            # Its version is read anew after the push, and after a report that is older.
-            await until_told(fleet, other, link.address)
-            await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
-            link.silence()
-            ending = draining(first)
-            member = fleet.running.router.find(first.address).member
-            await until(lambda: fleet.state(first) is ReplicaState.DRAINING)
-            for _ in range(3):
-                before = member.engine
-                await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
-            assert fleet.state_of(link.address) is ReplicaState.READY and not ending.done()
-            assert not member.is_let_go
-            link.let_go()
-            assert await ended(ending) == []
-            await until(lambda: member.is_let_go)  # it is not told again
+    async with linked(2) as fleet:
+        first, (link, to_first) = fleet.daemons[1], fleet.links
+        await push(fleet.running.address, 3)
+        # Its version is read anew after the push, and after a report that is older.
+        await until_told(fleet, link.address)
+        await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
+        link.silence()
+        ending = draining(first)
+        member = fleet.running.router.find(to_first.address).member
+        await until(lambda: fleet.state_of(to_first.address) is ReplicaState.DRAINING)
+        for _ in range(3):
+            before = member.engine
+            await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
+        assert fleet.state_of(link.address) is ReplicaState.READY and not ending.done()
+        assert not member.is_let_go
+        link.let_go()
+        assert await ended(ending) == []
+        await until(lambda: member.is_let_go)  # it is not told again
 
 
 async def test_a_fleet_of_which_all_replicas_end_waits_for_nobody() -> None:
@@ -147,45 +142,37 @@ async def test_a_replica_that_shuts_down_is_no_other_copy() -> None:
 
 async def test_a_replica_whose_version_is_being_read_may_be_the_only_holder() -> None:
     """As after a push: it would take the version with it."""
-    async with AsyncExitStack() as stack:
-        daemon = await stack.enter_async_context(replica())
-        link = await stack.enter_async_context(BreakableLink(daemon.address))
-        async with over([]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(1)
-            await push(fleet.running.address, 3)
-            await until_told(fleet, daemon, link.address)
-            link.silence()
-            fleet.running.router.find(link.address).member.doubt()
-            fleet.running.router.fleet.refresh()
-            with refuses(LastReplicaError, says="version 3"):
-                await fleet.client.drain_replica(link.address)
-            link.let_go()
+    async with linked(1) as fleet:
+        link = fleet.links[0]
+        await push(fleet.running.address, 3)
+        await until_told(fleet, link.address)
+        link.silence()
+        fleet.running.router.find(link.address).member.doubt()
+        fleet.running.router.fleet.refresh()
+        with refuses(LastReplicaError, says="version 3"):
+            await fleet.client.drain_replica(link.address)
+        link.let_go()
 
 
 async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> None:
     """It was allowed to go while there were two."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await push(fleet.running.address, 4)
-            member = fleet.running.router.find(daemons[0].address).member
-            member.sent(1)
-            draining = asyncio.create_task(fleet.client.drain_replica(daemons[0].address))
-            await until(lambda: member.is_draining)
-            link.kill()
-            await until(lambda: not fleet.running.router.fleet.ready)
-            member.ended(1)
-            fleet.running.router.fleet.states_changed.notify()
-            await fleet.until_reported()
-            assert not draining.done() and not member.is_gone
-            fleet.running.router.add(daemons[2].address)
-            async with asyncio.timeout(STEP_S):
-                await draining
-            assert hold(4, daemons[2]) and member.is_gone
+    async with replica() as joiner, linked(2) as fleet:
+        other, first = fleet.links
+        await push(fleet.running.address, 4)
+        member = fleet.running.router.find(first.address).member
+        member.sent(1)
+        draining = asyncio.create_task(fleet.client.drain_replica(first.address))
+        await until(lambda: member.is_draining)
+        other.kill()
+        await until(lambda: not fleet.running.router.fleet.ready)
+        member.ended(1)
+        fleet.running.router.fleet.states_changed.notify()
+        await fleet.until_reported()
+        assert not draining.done() and not member.is_gone
+        fleet.running.router.add(joiner.address)
+        async with asyncio.timeout(STEP_S):
+            await draining
+        assert hold(4, joiner) and member.is_gone
 
 
 @pytest.mark.parametrize("condition", [EngineCondition.TAINTED, EngineCondition.DEAD])
@@ -209,23 +196,19 @@ async def test_a_replica_without_sound_weights_is_no_other_copy(condition: Engin
 
 async def test_a_drained_replica_stays_until_another_holder_has_answered() -> None:
     """Whoever has it drained ends it then, and the other one may be lost already."""
-    async with AsyncExitStack() as stack:
-        first, other = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(other.address))
-        async with over([first]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await push(fleet.running.address, 3)
-            link.silence()
-            draining = asyncio.create_task(fleet.client.drain_replica(first.address))
-            member = fleet.running.router.find(first.address).member
-            await until(lambda: member.is_draining)
-            await until_told(fleet, first)
-            assert fleet.state_of(link.address) is ReplicaState.READY and not draining.done() and not member.is_gone
-            link.let_go()
-            async with asyncio.timeout(STEP_S):
-                await draining
-            assert member.is_gone
+    async with linked(2) as fleet:
+        link, first = fleet.links
+        await push(fleet.running.address, 3)
+        link.silence()
+        draining = asyncio.create_task(fleet.client.drain_replica(first.address))
+        member = fleet.running.router.find(first.address).member
+        await until(lambda: member.is_draining)
+        await until_told(fleet, first.address)
+        assert fleet.state_of(link.address) is ReplicaState.READY and not draining.done() and not member.is_gone
+        link.let_go()
+        async with asyncio.timeout(STEP_S):
+            await draining
+        assert member.is_gone
 
 
 async def test_a_drain_that_waits_ends_when_it_is_forced() -> None:
@@ -262,14 +245,14 @@ async def test_the_other_holder_has_to_have_the_version(what: str) -> None:
             else:
                 await push(other.address, 4)
             ending = draining(first)
-            await until_told(fleet, first)
+            await until_told(fleet, first.address)
             assert not ending.done()
             ending.cancel()
 
 
-async def until_told(fleet: RoutedFleet, daemon: Daemon, address: str = "") -> None:
-    """Waits until a replica has told its state three times: what must not happen would have. `address`: of its link."""
-    member = fleet.running.router.find(address or daemon.address).member
+async def until_told(fleet: RoutedFleet, address: str) -> None:
+    """Waits until a replica has told its state three times: what must not happen would have."""
+    member = fleet.running.router.find(address).member
     for _ in range(3):
         before = member.engine
         await until(lambda: member.engine is not before)  # noqa: B023
@@ -277,20 +260,16 @@ async def until_told(fleet: RoutedFleet, daemon: Daemon, address: str = "") -> N
 
 async def test_a_connection_that_breaks_does_not_end_the_only_holder() -> None:
     """Its router comes back a moment later, and the version would be gone."""
-    async with AsyncExitStack() as stack:
-        last, joiner = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(last.address))
-        async with over([]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(1)
-            await push(fleet.running.address, 3)
-            ending = draining(last)
-            await until(lambda: fleet.state_of(link.address) is ReplicaState.DRAINING)
-            member = fleet.running.router.find(link.address).member
-            num_losses = member.num_losses
-            link.cut()
-            await until(lambda: ending.done() or (member.num_losses > num_losses and member.version is not None))
-            assert not ending.done()
-            fleet.running.router.add(joiner.address)
-            assert await ended(ending) == []
-            assert hold(3, joiner)
+    async with replica() as joiner, linked(1) as fleet:
+        last, link = fleet.daemons[0], fleet.links[0]
+        await push(fleet.running.address, 3)
+        ending = draining(last)
+        await until(lambda: fleet.state_of(link.address) is ReplicaState.DRAINING)
+        member = fleet.running.router.find(link.address).member
+        num_losses = member.num_losses
+        link.cut()
+        await until(lambda: ending.done() or (member.num_losses > num_losses and member.version is not None))
+        assert not ending.done()
+        fleet.running.router.add(joiner.address)
+        assert await ended(ending) == []
+        assert hold(3, joiner)

@@ -4,8 +4,7 @@ from contextlib import AsyncExitStack
 
 from genserve.rpc.convert.control import kept_fleet_record
 from genserve.weights.kept.directory import KeptRecord
-from tests.fleet.routers import hold, over, push, replica
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import hold, linked, over, push, replica
 from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon
 
@@ -65,16 +64,12 @@ async def test_a_record_of_a_disk_does_not_take_the_place_of_a_whole_one() -> No
 
 async def test_a_daemon_that_comes_back_from_its_disk_is_told_the_whole_record() -> None:
     """Its router has told it to the one before, and there was no change since: the next router would lose adapters."""
-    async with AsyncExitStack() as stack:
-        daemon = await stack.enter_async_context(replica())
-        link = await stack.enter_async_context(BreakableLink(daemon.address))
-        async with over([]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(1)
-            desired = fleet.running.router.fleet.desired
-            desired.loras["poet"] = "/adapters/poet"
-            await push(fleet.running.address, 8, push_id="push 8")
-            await until(lambda: b"poet" in daemon.board.membership.record.content)
-            await comes_back(daemon, 8, desired.epoch)
-            link.cut()
-            await until(lambda: b"poet" in daemon.board.membership.record.content)
+    async with linked(1) as fleet:
+        daemon, link = fleet.daemons[0], fleet.links[0]
+        desired = fleet.running.router.fleet.desired
+        desired.loras["poet"] = "/adapters/poet"
+        await push(fleet.running.address, 8, push_id="push 8")
+        await until(lambda: b"poet" in daemon.board.membership.record.content)
+        await comes_back(daemon, 8, desired.epoch)
+        link.cut()
+        await until(lambda: b"poet" in daemon.board.membership.record.content)

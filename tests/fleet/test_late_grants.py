@@ -12,8 +12,7 @@ from genserve.errors import UnavailableError
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from tests.fleet.reports import clock_of_leases, entered
-from tests.fleet.routers import RoutedFleet, over, replica, routed, running, until_reached
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import RoutedFleet, linked, over, replica, routed, running, until_reached
 from tests.support.patience import until
 from tests.support.ports import free_port
 from tests.support.scripted_engine import Gate
@@ -130,34 +129,30 @@ async def test_a_grant_to_a_replica_that_joins_and_is_lost_does_not_count(monkey
 
 async def test_a_pause_that_breaks_before_the_watch_does_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica was away for a moment, and is back before the others are paused."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            broken = asyncio.Event()
+    async with linked(2) as fleet:
+        link = fleet.links[0]
+        broken = asyncio.Event()
 
-            async def breaks() -> None:
-                broken.set()
-                raise UnavailableError("the connection broke")
+        async def breaks() -> None:
+            broken.set()
+            raise UnavailableError("the connection broke")
 
-            def pause_breaks(*args: Any, **options: Any) -> "asyncio.Task[None]":
-                monkeypatch.undo()
-                return asyncio.create_task(breaks())
+        def pause_breaks(*args: Any, **options: Any) -> "asyncio.Task[None]":
+            monkeypatch.undo()
+            return asyncio.create_task(breaks())
 
-            monkeypatch.setattr(fleet.running.router.fleet.upstreams[link.address].control, "Pause", pause_breaks)
-            gate = daemons[0].engine.gates["pause"] = Gate()
-            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
-            await until_reached(gate)
-            await broken.wait()
-            link.kill()
-            await fleet.until_ready(1)
-            await link.listen_again()
-            await fleet.until_ready(2)
-            gate.open.set()
-            await pausing
-            await until(lambda: not any(each.engine.running for each in daemons))
+        monkeypatch.setattr(fleet.running.router.fleet.upstreams[link.address].control, "Pause", pause_breaks)
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        await until_reached(gate)
+        await broken.wait()
+        link.kill()
+        await fleet.until_ready(1)
+        await link.listen_again()
+        await fleet.until_ready(2)
+        gate.open.set()
+        await pausing
+        await until(lambda: running(fleet) == [False] * 2)
 
 
 async def test_repeat_of_expired_pause_ends_its_unreported_new_grant(

@@ -7,8 +7,7 @@ import pytest
 
 from genserve.errors import DeadlineError, NoReplicaError
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import over, replica, routed, running, until_reached
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import linked, over, replica, routed, running, until_reached
 from tests.support.patience import until
 from tests.support.ports import free_port
 from tests.support.refusals import refuses
@@ -54,20 +53,16 @@ async def test_replica_that_joins_during_a_call_to_all_is_called_too(step: str) 
 
 async def test_a_replica_that_was_away_is_resumed_when_it_is_back() -> None:
     """Nobody else would: the holder was told that the lease has ended."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            lease_id = (await fleet.client.pause(ttl_s=None)).lease.lease_id
-            link.kill()
-            await fleet.until_ready(1)
-            await fleet.client.resume(lease_id)
-            assert not daemons[1].engine.running
-            await link.listen_again()
-            await until(lambda: daemons[1].engine.running)
-            await fleet.until_ready(2)
+    async with linked(2) as fleet:
+        daemon, link = fleet.daemons[0], fleet.links[0]
+        lease_id = (await fleet.client.pause(ttl_s=None)).lease.lease_id
+        link.kill()
+        await fleet.until_ready(1)
+        await fleet.client.resume(lease_id)
+        assert not daemon.engine.running
+        await link.listen_again()
+        await until(lambda: daemon.engine.running)
+        await fleet.until_ready(2)
 
 
 async def test_a_resume_that_failed_on_one_replica_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,40 +212,31 @@ async def test_a_replica_that_is_removed_fails_neither_a_pause_nor_a_resume() ->
 
 async def test_a_replica_that_was_away_for_a_moment_does_not_fail_a_pause() -> None:
     """It is paused when it is back, which may be before the others are."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            gates = [each.engine.gates.setdefault("pause", Gate()) for each in daemons]
-            pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
-            for gate in gates:
-                await until_reached(gate)
-            link.kill()
-            await fleet.until_ready(1)
-            gates[1].open.set()
-            await link.listen_again()
-            await fleet.until_ready(2)
-            gates[0].open.set()
-            await pausing
-            await until(lambda: not any(each.engine.running for each in daemons))
+    async with linked(2) as fleet:
+        gates = [each.engine.gates.setdefault("pause", Gate()) for each in fleet.daemons]
+        pausing = asyncio.create_task(fleet.client.pause(no_expiry=True))
+        for gate in gates:
+            await until_reached(gate)
+        fleet.links[0].kill()
+        await fleet.until_ready(1)
+        gates[0].open.set()
+        await fleet.links[0].listen_again()
+        await fleet.until_ready(2)
+        gates[1].open.set()
+        await pausing
+        await until(lambda: running(fleet) == [False] * 2)
 
 
 async def test_a_resume_that_reaches_no_replica_can_be_repeated() -> None:
     """The router does not know whether they have the lease, and does not say that it has ended."""
-    async with AsyncExitStack() as stack:
-        daemon = await stack.enter_async_context(replica())
-        link = await stack.enter_async_context(BreakableLink(daemon.address))
-        async with over([]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(1)
-            lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
-            link.kill()
-            await fleet.until_ready(0)
-            with pytest.raises(NoReplicaError):
-                await fleet.client.resume(lease_id)
-            await link.listen_again()
-            await fleet.until_ready(1)
+    async with linked(1) as fleet:
+        daemon, link = fleet.daemons[0], fleet.links[0]
+        lease_id = (await fleet.client.pause(no_expiry=True)).lease.lease_id
+        link.kill()
+        await fleet.until_ready(0)
+        with pytest.raises(NoReplicaError):
             await fleet.client.resume(lease_id)
-            assert daemon.engine.running
+        await link.listen_again()
+        await fleet.until_ready(1)
+        await fleet.client.resume(lease_id)
+        assert daemon.engine.running

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import grpc.aio
@@ -23,8 +22,7 @@ from genserve.errors import (
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 from genserve.wire.conversions import manifest_message
-from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import QUICK, RoutedFleet, hold, linked, over, replica, routed, until_reached
 from tests.support.paced_push import PacedPush
 from tests.support.patience import until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
@@ -205,29 +203,21 @@ async def test_a_replica_that_was_brought_back_can_be_fetched_from() -> None:
 async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
     """Whoever it is, the push does not pass by halves: the client sends again what is missing, or hears that it
     failed; and a push to those that are left passes."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        addressed = sorted(zip(links, daemons, strict=True), key=lambda pair: pair[0].address)
-        async with over([], QUICK) as fleet:
-            for link, _ in addressed:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(3)
-            header = weights_pb2.PushHeader(
-                push_id="p", weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="a"
-            )
-            async with PacedPush(fleet.running.address, header, data_of(1)) as push:
-                push.send(0, 3 << 20)
-                await until(lambda: all(received(daemon) >= 2 << 20 for daemon in daemons))
-                dead = addressed[lost][0]
-                dead.kill()
-                push.send(3 << 20, len(data_of(1)))
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await push.end()
-            assert [daemon.engine.weight_version for daemon in daemons] == [0, 0, 0]
-            await fleet.until_ready(2)
-            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-            assert sorted(daemon.engine.weight_version for daemon in daemons) == [0, 1, 1]
+    async with linked(3) as fleet:
+        header = weights_pb2.PushHeader(
+            push_id="p", weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="a"
+        )
+        async with PacedPush(fleet.running.address, header, data_of(1)) as push:
+            push.send(0, 3 << 20)
+            await until(lambda: all(received(daemon) >= 2 << 20 for daemon in fleet.daemons))
+            fleet.links[lost].kill()
+            push.send(3 << 20, len(data_of(1)))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await push.end()
+        assert [daemon.engine.weight_version for daemon in fleet.daemons] == [0, 0, 0]
+        await fleet.until_ready(2)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        assert sorted(daemon.engine.weight_version for daemon in fleet.daemons) == [0, 1, 1]
 
 
 async def test_one_push_at_a_time() -> None:

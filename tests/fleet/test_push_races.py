@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any, Literal
 
 import grpc.aio
@@ -19,8 +19,7 @@ from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.wire.conversions import manifest_message
-from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import RoutedFleet, hold, linked, over, replica, routed, until_reached
 from tests.support.paced_push import PacedPush
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
@@ -121,28 +120,22 @@ async def test_a_commit_that_nobody_waits_for_is_known_to_the_router() -> None:
 
 async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
     """The links break while the engines exchange the weights; nobody repeats the push."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([], QUICK) as fleet:
-            for link in links:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in daemons]
-            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
-            for gate in gates:
-                await until_reached(gate)
-            for link in links:
-                link.kill()
-            with pytest.raises(GenserveError):
-                await pushing
-            for gate in gates:
-                gate.open.set()
-            await until(lambda: all(hold(1, daemon) for daemon in daemons))
-            for link in links:
-                await link.listen_again()
-            await fleet.until_ready(2)
-            assert (await fleet.client.status()).state.weight_version == 1
+    async with linked(2) as fleet:
+        gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in fleet.daemons]
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
+        for gate in gates:
+            await until_reached(gate)
+        for link in fleet.links:
+            link.kill()
+        with pytest.raises(GenserveError):
+            await pushing
+        for gate in gates:
+            gate.open.set()
+        await until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
+        for link in fleet.links:
+            await link.listen_again()
+        await fleet.until_ready(2)
+        assert (await fleet.client.status()).state.weight_version == 1
 
 
 @pytest.mark.slow
@@ -245,26 +238,20 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
 
 async def test_a_partial_push_waits_until_it_is_read_what_replicas_serve() -> None:
     """As after the push before: a report that is older than it makes the router ask again."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([]) as fleet:
-            for link in links:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-            await fleet.until_ready(2)
-            for link in links:
-                link.silence()
-                fleet.running.router.find(link.address).member.doubt()
-            fleet.running.router.fleet.refresh()
-            part = fleet.client.push_weights({"a": weights(2)["a"]}, version=2, partial=True, timeout_s=30)
-            pushing = asyncio.create_task(part)
-            await asyncio.wait({pushing}, timeout=0.3)
-            assert not pushing.done()
-            for link in links:
-                link.let_go()
-            assert (await pushing).push.state == "applied"
+    async with linked(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await fleet.until_ready(2)
+        for link in fleet.links:
+            link.silence()
+            fleet.running.router.find(link.address).member.doubt()
+        fleet.running.router.fleet.refresh()
+        part = fleet.client.push_weights({"a": weights(2)["a"]}, version=2, partial=True, timeout_s=30)
+        pushing = asyncio.create_task(part)
+        await asyncio.wait({pushing}, timeout=0.3)
+        assert not pushing.done()
+        for link in fleet.links:
+            link.let_go()
+        assert (await pushing).push.state == "applied"
 
 
 async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_back() -> None:
@@ -391,18 +378,14 @@ async def test_a_tainted_replica_fetches_the_version_once_more() -> None:
 
 async def test_what_was_pushed_to_one_replica_alone_does_not_pass_for_the_fleets() -> None:
     """It bears the number of the fleet's version, which that replica had applied before."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
-            async with AsyncClient(daemons[1].address) as client:
-                await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
-            link.cut()
-            await until(lambda: hold(1, daemons[1]))
-            await fleet.until_ready(2)
+    async with linked(2) as fleet:
+        daemon = fleet.daemons[0]
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        async with AsyncClient(daemon.address) as client:
+            await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
+        fleet.links[0].cut()
+        await until(lambda: hold(1, daemon))
+        await fleet.until_ready(2)
 
 
 async def test_a_stream_without_a_header_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tests.fleet.routers import (
     MAX_STAGING_BYTES,
     RoutedFleet,
     hold,
+    linked,
     over,
     push,
     replica,
@@ -67,19 +68,15 @@ async def test_a_rollback_outlives_the_router() -> None:
 
 async def test_a_straggler_comes_back_to_a_rollback_without_a_restart() -> None:
     """It is told by what was written down there, not by its number."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await push(fleet.running.address, 10)
-            link.kill()
-            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
-            await push(fleet.running.address, 5, force=True)
-            await link.listen_again()
-            await fleet.until_ready(2)
-            assert hold(5, daemons[1])
+    async with linked(2) as fleet:
+        link = fleet.links[0]
+        await push(fleet.running.address, 10)
+        link.kill()
+        await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+        await push(fleet.running.address, 5, force=True)
+        await link.listen_again()
+        await fleet.until_ready(2)
+        assert hold(5, fleet.daemons[0])
 
 
 async def test_a_canary_does_not_become_the_version_of_the_fleet() -> None:
@@ -197,20 +194,16 @@ async def test_replica_that_joins_during_a_partial_wake_up_is_put_to_sleep() -> 
 
 async def test_a_replica_that_was_away_when_the_fleet_woke_up_is_woken() -> None:
     """Otherwise its requests would wait for ever."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await fleet.client.sleep(level=1)
-            link.kill()
-            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
-            await fleet.client.wake_up()
-            assert daemons[1].engine.asleep
-            await link.listen_again()
-            await fleet.until_ready(2)
-            assert not daemons[1].engine.asleep
+    async with linked(2) as fleet:
+        daemon, link = fleet.daemons[0], fleet.links[0]
+        await fleet.client.sleep(level=1)
+        link.kill()
+        await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+        await fleet.client.wake_up()
+        assert daemon.engine.asleep
+        await link.listen_again()
+        await fleet.until_ready(2)
+        assert not daemon.engine.asleep
 
 
 async def test_a_replica_that_knows_more_than_the_others_is_believed() -> None:

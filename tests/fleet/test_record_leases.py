@@ -7,7 +7,7 @@ import pytest
 
 from genserve.fleet import pauses
 from genserve.fleet.fleet import Fleet
-from tests.fleet.routers import over, replica, restarted, routed, running
+from tests.fleet.routers import linked, over, replica, restarted, routed, running
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 
@@ -78,48 +78,37 @@ async def test_a_pause_before_the_fleet_is_known_lasts() -> None:
 
 async def test_lease_that_ended_without_a_replica_ends_there_once_known() -> None:
     """The router has started with that replica alone, which had the lease written down."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([]) as fleet:
-            for link in links:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            lease = (await fleet.client.pause(no_expiry=True)).lease
-            links[0].kill()
-            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
-            await fleet.client.resume(lease.lease_id)
-            links[1].kill()
-        async with over(daemons[:1]) as again:
+    async with linked(2) as fleet:
+        lease = (await fleet.client.pause(no_expiry=True)).lease
+        fleet.links[0].kill()
+        await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+        await fleet.client.resume(lease.lease_id)
+        fleet.links[1].kill()
+        await fleet.stack.aclose()
+        async with over(fleet.daemons[:1]) as again:
             await again.until_ready(1)
-            again.running.router.add(daemons[1].address)
+            again.running.router.add(fleet.daemons[1].address)
             await again.until_ready(2)
-            await until(lambda: daemons[0].engine.running)
-            assert daemons[1].engine.running
+            await until(lambda: fleet.daemons[0].engine.running)
+            assert fleet.daemons[1].engine.running
             assert not (await again.client.status()).state.pauses
 
 
 async def test_a_lease_is_written_down_wherever_the_others_learn_of_it() -> None:
     """The replica that had missed it is told of it by a router, and is the first one that the next router reads."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        daemons.sort(key=lambda daemon: daemon.address)
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([]) as fleet:
-            for link in links:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            links[0].kill()
-            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
-            await fleet.client.pause(no_expiry=True)
-            links[1].kill()
-        async with over(daemons[:1]) as again:
+    async with linked(2) as fleet:
+        fleet.links[0].kill()
+        await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+        await fleet.client.pause(no_expiry=True)
+        fleet.links[1].kill()
+        await fleet.stack.aclose()
+        async with over(fleet.daemons[:1]) as again:
             await again.until_ready(1)
-            again.running.router.add(daemons[1].address)
+            again.running.router.add(fleet.daemons[1].address)
             await again.until_ready(2)
-            await until(lambda: not daemons[0].engine.running)
+            await until(lambda: not fleet.daemons[0].engine.running)
             await again.until_ready(2)
-            async with restarted(again, daemons) as last:
+            async with restarted(again, fleet.daemons) as last:
                 await last.until_ready(2)
                 await last.until_reported()
                 assert running(last) == [False] * 2

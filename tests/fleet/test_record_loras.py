@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -16,14 +15,11 @@ from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundErr
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
-from genserve.settings.config import ServeConfig
-from tests.fleet.routers import MAX_STAGING_BYTES, RoutedFleet, hold, over, push, replica, restarted, until_reached
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import RoutedFleet, hold, linked, over, push, replica, restarted, until_reached
 from tests.support.patience import until
-from tests.support.pulled_peers import CHECKPOINT
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
-from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
+from tests.support.scripted_daemon import Daemon, GeneratingEngine
 from tests.support.scripted_engine import Gate
 
 
@@ -101,22 +97,17 @@ async def test_replica_with_another_adapter_of_that_name_gets_no_requests() -> N
 
 async def test_an_adapter_that_no_replica_has_any_more_is_reported() -> None:
     """Where operators look; nothing is routed to who lacks it."""
-    async with AsyncExitStack() as stack:
-        first, second = [await stack.enter_async_context(adapting()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(first.address))
-        async with over([]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(1)
-            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
-            link.kill()
-            await until(lambda: not fleet.running.router.fleet.ready)
-            fleet.running.router.add(second.address)
-            await fleet.until_ready(1)
-            await until(lambda: "push it again" in fleet.running.router.find(second.address).member.sync_failure)
-            (reason,) = [
-                each.reason for each in (await fleet.client.list_replicas()).replicas if each.address == second.address
-            ]
-            assert "'poet'" in reason and "push it again" in reason
+    async with adapting() as second, linked(1, opened=adapting) as fleet:
+        await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+        fleet.links[0].kill()
+        await until(lambda: not fleet.running.router.fleet.ready)
+        fleet.running.router.add(second.address)
+        await fleet.until_ready(1)
+        await until(lambda: "push it again" in fleet.running.router.find(second.address).member.sync_failure)
+        (reason,) = [
+            each.reason for each in (await fleet.client.list_replicas()).replicas if each.address == second.address
+        ]
+        assert "'poet'" in reason and "push it again" in reason
 
 
 async def test_an_adapter_that_nobody_has_any_more_keeps_no_other_one_away() -> None:
@@ -201,25 +192,21 @@ async def test_an_adapter_is_loaded_once_on_each_replica(tmp_path: Path) -> None
 
 async def test_an_adapter_that_is_being_unloaded_is_not_loaded_again(tmp_path: Path) -> None:
     """One replica has done it, and another one takes its time."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await fleet.client.load_lora("poet", adapter(tmp_path))
-            members = fleet.running.router.fleet.members
-            await until(lambda: all(each.lora_names == {"poet"} for each in members))
-            link.silence()
-            unloading = asyncio.create_task(fleet.client.unload_lora("poet"))
-            one = fleet.running.router.find(daemons[0].address).member
-            await until(lambda: one.lora_names != {"poet"})
-            fleet.running.router.fleet.refresh()
-            await until_reported_by(fleet, daemons[0].address)
-            link.let_go()
-            await unloading
-            await until(lambda: "poet" not in daemons[0].engine.loras.files)
-            assert not any("poet" in daemon.engine.loras.files for daemon in daemons)
+    async with linked(2, opened=adapting) as fleet:
+        link, one = fleet.links
+        await fleet.client.load_lora("poet", adapter(tmp_path))
+        members = fleet.running.router.fleet.members
+        await until(lambda: all(each.lora_names == {"poet"} for each in members))
+        link.silence()
+        unloading = asyncio.create_task(fleet.client.unload_lora("poet"))
+        done = fleet.running.router.find(one.address).member
+        await until(lambda: done.lora_names != {"poet"})
+        fleet.running.router.fleet.refresh()
+        await until_reported_by(fleet, one.address)
+        link.let_go()
+        await unloading
+        await until(lambda: "poet" not in fleet.daemons[1].engine.loras.files)
+        assert not any("poet" in daemon.engine.loras.files for daemon in fleet.daemons)
 
 
 async def test_an_adapter_that_is_unloaded_while_it_is_loaded_stays_away(tmp_path: Path) -> None:
@@ -367,8 +354,7 @@ async def adapting() -> AsyncIterator[Daemon]:
     """A replica that takes adapters, and says so."""
     engine = GeneratingEngine()
     engine.max_loras = 4
-    settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
-    async with serving(ServeConfig(port=0), engine=engine, **settings) as daemon:
+    async with replica(engine=engine) as daemon:
         yield daemon
 
 

@@ -13,7 +13,7 @@ from genserve.rpc.server import DaemonServer
 from genserve.settings.config import ServeConfig
 from genserve.v1 import control_pb2
 from genserve.wire.literals import SleepTag
-from tests.fleet.routers import QUICK, hold, over, push, replica, routed
+from tests.fleet.routers import QUICK, hold, linked, over, push, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.clocks import advanced_clock
 from tests.support.patience import slow, turns, until
@@ -22,70 +22,54 @@ from tests.support.refusals import refuses
 
 async def test_a_router_that_takes_its_replicas_back_believes_the_one_between() -> None:
     """A push has gone through another router, which looked after them while this one could not reach them."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([]) as first:
-            for link in links:
-                first.running.router.add(link.address)
-            await first.until_ready(2)
-            await push(first.running.address, 1)
-            for link in links:
-                link.kill()
-            async with over(daemons) as second:
-                await second.until_ready()
-                await push(second.running.address, 2)
-                await second.stack.aclose()
-            for link in links:
-                await link.listen_again()
-            await first.until_ready(2)
-            assert first.running.router.fleet.committed_version == 2
-            assert all(hold(2, daemon) for daemon in daemons)
+    async with linked(2) as first:
+        await push(first.running.address, 1)
+        for link in first.links:
+            link.kill()
+        async with over(first.daemons) as second:
+            await second.until_ready()
+            await push(second.running.address, 2)
+            await second.stack.aclose()
+        for link in first.links:
+            await link.listen_again()
+        await first.until_ready(2)
+        assert first.running.router.fleet.committed_version == 2
+        assert all(hold(2, daemon) for daemon in first.daemons)
 
 
 async def test_a_replica_that_starts_again_before_its_first_report_gets_the_record() -> None:
     """Another run than the one that was asked what it keeps is at its address when the router begins to watch."""
-    async with AsyncExitStack() as stack:
-        stays, before, after = [await stack.enter_async_context(replica()) for _ in range(3)]
-        link = await stack.enter_async_context(BreakableLink(before.address))
-        async with over([stays]) as fleet:
-            upstream = fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            connects = upstream.connect
+    async with replica() as after, linked(2) as fleet:
+        link, stays = fleet.links[0], fleet.daemons[1]
+        upstream = fleet.running.router.find(link.address)
+        connects = upstream.connect
 
-            async def connected(timeout_s: float) -> None:
-                upstream.connect = connects
-                link.target = after.address
-                link.cut()
-                with suppress(GenserveError):  # of a connection that has ended
-                    await upstream.ask(upstream.control.GetStatus, control_pb2.GetStatusRequest(), timeout_s)
-                await connects(timeout_s)
-
-            upstream.connect = connected
+        async def connected(timeout_s: float) -> None:
+            upstream.connect = connects
+            link.target = after.address
             link.cut()
-            await until(lambda: after.board.membership.record.epoch == stays.board.membership.record.epoch > 0)
+            with suppress(GenserveError):  # of a connection that has ended
+                await upstream.ask(upstream.control.GetStatus, control_pb2.GetStatusRequest(), timeout_s)
+            await connects(timeout_s)
+
+        upstream.connect = connected
+        link.cut()
+        await until(lambda: after.board.membership.record.epoch == stays.board.membership.record.epoch > 0)
 
 
 async def test_a_replica_that_missed_a_part_of_a_wake_up_puts_nobody_to_sleep() -> None:
     """Its memory sleeps still when the rest is woken: it is woken as well, and the others are awake."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        links.sort(key=lambda link: link.address)
-        async with over([]) as fleet:
-            for link in links:
-                fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            await fleet.client.sleep(level=1)
-            links[0].kill()
-            await until(lambda: len(fleet.running.router.fleet.ready) == 1)
-            await fleet.client.wake_up(tags=["weights"])
-            await links[0].listen_again()
-            await until(lambda: len(fleet.running.router.fleet.answering) == 2)
-            await fleet.client.wake_up(tags=["kv_cache"])
-            assert fleet.running.router.fleet.desired.asleep.tags == frozenset()
-            await fleet.until_ready(2)
-            assert not any(daemon.engine.asleep for daemon in daemons)
+    async with linked(2) as fleet:
+        await fleet.client.sleep(level=1)
+        fleet.links[0].kill()
+        await until(lambda: len(fleet.running.router.fleet.ready) == 1)
+        await fleet.client.wake_up(tags=["weights"])
+        await fleet.links[0].listen_again()
+        await until(lambda: len(fleet.running.router.fleet.answering) == 2)
+        await fleet.client.wake_up(tags=["kv_cache"])
+        assert fleet.running.router.fleet.desired.asleep.tags == frozenset()
+        await fleet.until_ready(2)
+        assert not any(daemon.engine.asleep for daemon in fleet.daemons)
 
 
 async def test_a_replica_joins_a_fleet_whose_weights_are_awake() -> None:
@@ -148,34 +132,27 @@ async def test_what_is_brought_to_all_is_followed_after_a_push_that_failed() -> 
 @pytest.mark.slow
 async def test_a_router_that_stood_by_waits_for_all_replicas() -> None:
     """The first one that it gets may have missed the last push."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        async with over([]) as first:
-            for link in links:
-                first.running.router.add(link.address)
-            await first.until_ready(2)
-            await push(first.running.address, 1)
-            first.running.router.find(links[0].address).member.is_draining = True
-            first.running.router.fleet.refresh()
-            await push(first.running.address, 2)
-            way = await stack.enter_async_context(BreakableLink(daemons[1].address))
-            async with over(daemons[:1], replace(QUICK, settle_s=0.1)) as second:
-                second.running.router.add(way.address)
-                members = second.running.router.fleet.members
-                await until(lambda: all("looks after this daemon" in member.failure for member in members))
-                await slow(0.3)
-                second.running.router.fleet.settings = QUICK
-                way.kill()
-                await until(lambda: not all("looks after this daemon" in member.failure for member in members))
-                for link in links:
-                    link.kill()
-                await until(lambda: any(member.version is not None for member in members))
-                await turns()
-                await way.listen_again()
-                await second.until_ready(2)
-                assert second.running.router.fleet.committed_version == 2
-                assert second.running.router.fleet.previous is None
+    async with linked(2) as first, BreakableLink(first.daemons[1].address) as way:
+        await push(first.running.address, 1)
+        first.running.router.find(first.links[0].address).member.is_draining = True
+        first.running.router.fleet.refresh()
+        await push(first.running.address, 2)
+        async with over(first.daemons[:1], replace(QUICK, settle_s=0.1)) as second:
+            second.running.router.add(way.address)
+            members = second.running.router.fleet.members
+            await until(lambda: all("looks after this daemon" in member.failure for member in members))
+            await slow(0.3)
+            second.running.router.fleet.settings = QUICK
+            way.kill()
+            await until(lambda: not all("looks after this daemon" in member.failure for member in members))
+            for link in first.links:
+                link.kill()
+            await until(lambda: any(member.version is not None for member in members))
+            await turns()
+            await way.listen_again()
+            await second.until_ready(2)
+            assert second.running.router.fleet.committed_version == 2
+            assert second.running.router.fleet.previous is None
 
 
 async def test_a_router_that_has_nobody_any_more_waits_anew() -> None:
@@ -303,17 +280,11 @@ async def test_a_router_that_stands_by_does_not_ask_for_a_replica_that_starts() 
 
 async def test_standby_router_takes_no_replica_from_a_fleet_that_has_others() -> None:
     """As soon as it is reached again, it belongs to its fleet."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
-        async with over(daemons[:1]) as fleet:
-            fleet.running.router.add(link.address)
-            await fleet.until_ready(2)
-            async with over(daemons) as standby:
-                members = standby.running.router.fleet.members
-                await until(lambda: all("looks after this daemon" in member.failure for member in members))
-                link.kill()
-                alone = standby.running.router.find(daemons[1].address).member
-                await until(lambda: "is left to the router" in alone.failure or alone.engine is not None)
-                await link.listen_again()
-                await fleet.until_ready(2)
+    async with linked(2) as fleet, over(fleet.daemons) as standby:
+        members = standby.running.router.fleet.members
+        await until(lambda: all("looks after this daemon" in member.failure for member in members))
+        fleet.links[0].kill()
+        alone = standby.running.router.find(fleet.daemons[0].address).member
+        await until(lambda: "is left to the router" in alone.failure or alone.engine is not None)
+        await fleet.links[0].listen_again()
+        await fleet.until_ready(2)

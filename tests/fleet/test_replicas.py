@@ -1,7 +1,6 @@
 """Who belongs to the fleet, and who gets requests."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,7 @@ from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.reports import silence_passes, time_passes
-from tests.fleet.routers import QUICK, over, replica, routed
-from tests.support.breakable_link import BreakableLink
+from tests.fleet.routers import QUICK, linked, over, replica, routed
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
@@ -128,46 +126,34 @@ async def test_a_replica_that_is_not_there_is_not_found(replicas: list[str], nam
 
 async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers() -> None:
     """Its reason says what is wrong. What it served meanwhile does not matter: it fetches what the fleet serves."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[0].address))
-        async with over([]) as fleet:
-            router = fleet.running.router
-            router.add(link.address)
-            router.add(daemons[1].address)
-            await fleet.until_ready(2)
-            link.cut()
-            await until(lambda: len(router.fleet.ready) == 1)
-            await fleet.until_ready(2)
-            link.kill()
-            await until(lambda: len(router.fleet.ready) == 1)
-            state, reason = router.fleet.where(router.find(link.address).member)
-            assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
-            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-            await link.listen_again()
-            await fleet.until_ready(2)
-            assert daemons[0].engine.live == content(1)
+    async with linked(2) as fleet:
+        router, link = fleet.running.router, fleet.links[0]
+        link.cut()
+        await until(lambda: len(router.fleet.ready) == 1)
+        await fleet.until_ready(2)
+        link.kill()
+        await until(lambda: len(router.fleet.ready) == 1)
+        state, reason = router.fleet.where(router.find(link.address).member)
+        assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await link.listen_again()
+        await fleet.until_ready(2)
+        assert fleet.daemons[0].engine.live == content(1)
 
 
 async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
     """A host that vanishes closes no connection: nothing but the silence tells."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        link = await stack.enter_async_context(BreakableLink(daemons[0].address))
-        async with over([]) as fleet:
-            router = fleet.running.router
-            router.add(link.address)
-            router.add(daemons[1].address)
+    async with linked(2) as fleet:
+        router, (link, other) = fleet.running.router, fleet.links
+        with advanced_clock() as clock:
+            await time_passes(clock, router.fleet, 2 * QUICK.silence_s)
+            assert len(router.fleet.ready) == 2, "idle is not silent"
+            link.silence()
+            await silence_passes(clock, router.fleet, link.address)
+            assert [each.address for each in router.fleet.ready] == [other.address]
+            assert "for 60 s" in router.fleet.where(router.find(link.address).member)[1]
+            link.let_go()
             await fleet.until_ready(2)
-            with advanced_clock() as clock:
-                await time_passes(clock, router.fleet, 2 * QUICK.silence_s)
-                assert len(router.fleet.ready) == 2, "idle is not silent"
-                link.silence()
-                await silence_passes(clock, router.fleet, link.address)
-                assert [each.address for each in router.fleet.ready] == [daemons[1].address]
-                assert "for 60 s" in router.fleet.where(router.find(link.address).member)[1]
-                link.let_go()
-                await fleet.until_ready(2)
 
 
 async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from genserve.fleet import watch
 from genserve.fleet.config import FleetSettings
-from tests.fleet.routers import QUICK, RoutedFleet, hold, over, push, replica
+from tests.fleet.routers import QUICK, RoutedFleet, hold, linked, over, push, replica
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.scripted_daemon import Daemon
@@ -78,15 +78,9 @@ async def test_of_two_routers_with_a_part_each_one_gives_way(first: int) -> None
 
 async def test_of_two_routers_that_each_serve_a_part_one_gives_way() -> None:
     """Each was cut off from what the other one has, for so long that it was told what the fleet is by its own part."""
-    async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
-        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
-        first = await stack.enter_async_context(over([]))
-        for link in links:
-            first.running.router.add(link.address)
-        await first.until_ready(2)
+    async with linked(2) as first, AsyncExitStack() as stack:
         await push(first.running.address, 1)
-        routers = [Standby(first, links), await standing_by(stack, daemons, replace(QUICK, settle_s=0.5))]
+        routers = [Standby(first, first.links), await standing_by(stack, first.daemons, replace(QUICK, settle_s=0.5))]
         for number, router in enumerate(routers):
             router.links[1 - number].kill()
         await until(lambda: [router.num_ready for router in routers] == [1, 1])
