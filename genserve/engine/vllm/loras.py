@@ -99,14 +99,15 @@ class LiveLoras:
         while len(self._held) >= self._capacity and self._removals and time.monotonic() < free_by_s:
             await asyncio.wait(self._removals, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         if len(self._held) >= self._capacity:
-            await asyncio.to_thread(files.close)
             held = ", ".join(sorted(each.name if each.is_current else f"{each.name} (old)" for each in self._held))
             if self._removals:
-                held += f"; {len(self._removals)} of them are being removed: load again later"
-            raise StagingFullError(
+                held += "; some are being removed: load again later"
+            full = StagingFullError(
                 f"the workers hold {len(self._held)} adapters, the limit of --max-cpu-loras: {held}",
                 metadata={"max_loras": str(self._capacity)},
             )
+            await asyncio.to_thread(files.close)
+            raise full
         self._held.add(lora)
         request = AddLora(uuid.uuid4().hex, lora.lora_id, lora.unique_name, files.directory)
         try:

@@ -130,9 +130,7 @@ async def test_a_load_does_not_wait_for_a_place_that_never_comes(
         await loras.load(f"policy {number}", Files(), 5.0)
     loras.unload("policy 1")
     files = Files()
-    with refuses(
-        StagingFullError, says="policy 1 (old), policy 2, policy 3; 1 of them are being removed: load again later"
-    ):
+    with refuses(StagingFullError, says="policy 1 (old), policy 2, policy 3; some are being removed: load again later"):
         await loras.load("policy 4", files, 600.0)
     assert files.is_closed
 
