@@ -1,7 +1,7 @@
 """`refuses`: what a test says of an error that users get. Its class is the reason; `field` is the field or tensor that
 is wrong. The words may change; `says` is for what has to be among them, such as the flag of a remedy or a tensor."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,3 +25,12 @@ def refuses(
     fields = [violation.field for violation in error.violations]
     assert field is None or fields == [field], f"violations of {fields}: {error}"
     assert says is None or says in error.message, f"{says!r} is not said: {error}"
+
+
+async def told_in_time(errors: Callable[[float], Awaitable[Sequence[object]]], timeout_s: float) -> Sequence[object]:
+    """The errors of calls that wait for `timeout_s`, which the server explains shortly before. They are made again once
+    with twice the time if one ended by itself: the server, or this process, stood still then."""
+    found = await errors(timeout_s)
+    if any(text in str(error) for error in found for text in ("within its timeout", "Deadline Exceeded")):
+        found = await errors(2 * timeout_s)
+    return found
