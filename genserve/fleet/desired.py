@@ -181,8 +181,10 @@ class Desired:
         self._begin_life()
         self.change()
 
-    def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
-        """The record for the replicas."""
+    def record(
+        self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease], undecided_push_id: str = ""
+    ) -> types_pb2.FleetState:
+        """The record for the replicas. `undecided_push_id`: as there."""
         loras = [types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())]
         pushed = sorted(self.pushed_loras.items())
         loras += [types_pb2.FleetLora(lora_name=name, push_id=push_id) for name, push_id in pushed]
@@ -196,6 +198,7 @@ class Desired:
             sleep_level=self.asleep.level,
             asleep_tags=sorted(self.asleep.tags),
             loras=loras,
+            undecided_push_id=undecided_push_id,
         )
 
     @contextmanager

@@ -127,17 +127,23 @@ class Fleet(Destinations[Upstream]):
     def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
         """A replica has reported what it serves. `beside`: the replicas that answered when it was asked."""
         upstream.member.serves(version, frozenset(each.address for each in (*beside, *self.answering)))
-        undecided = self._undecided
-        if undecided is None or upstream.address not in self._deciding:
+        self._decide(upstream)
+        self.refresh()  # also wakes those who wait for its version if its state is the same
+
+    def _decide(self, upstream: Upstream) -> None:
+        """A replica that serves the push which is being committed decides, if it was asked when it was up to date."""
+        undecided, version, record = self._undecided, upstream.member.version, upstream.member.record
+        if undecided is None or version is None or not version.push_id or version.push_id != undecided.push_id:
             return
-        if version.push_id and version.push_id == undecided.push_id:
+        if upstream.address in self._deciding or (record and record.undecided_push_id == undecided.push_id):
             self.commit(version, undecided.epoch)
 
     def record(self) -> types_pb2.FleetState | None:
         """The record for the replicas; None while the version is not known."""
         if self.committed is None:
             return None
-        return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write())
+        undecided_push_id = "" if self._undecided is None else self._undecided.push_id
+        return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write(), undecided_push_id)
 
     def record_with(self, version: Version) -> types_pb2.FleetState:
         """The same once a version is committed that may yet fail."""
@@ -151,6 +157,12 @@ class Fleet(Destinations[Upstream]):
             if not self.answering:
                 raise self.none_ready()
             await changed.wait()
+
+    async def until_read(self) -> None:
+        """Waits until it is known what the replicas have that answer. One that does not tell it in time is lost."""
+        unread = [(member, member.num_losses) for member in self.members if member.is_unread]
+        while any(member.is_unread and not member.was_lost_since(num_losses) for member, num_losses in unread):
+            await self.states_changed.wait()
 
     def changed(self) -> None:
         """Leases, sleep or adapters of the fleet have changed: replicas are to get the new record."""
@@ -198,6 +210,10 @@ class Fleet(Destinations[Upstream]):
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         self._now_serves(Version.of(record))
+        if record.undecided_push_id:
+            self.begin_commit(types_pb2.FleetState(push_id=record.undecided_push_id), deciding=())
+            for upstream in self._upstreams.values():
+                self._decide(upstream)
         self.refresh()
 
     def doubt(self, upstream: Upstream) -> None:
@@ -236,7 +252,7 @@ class Fleet(Destinations[Upstream]):
         first = answering[0].version if answering else None
         if self.committed is None or first is None or first.is_same(self.committed):
             return False
-        if self._undecided is not None and first.push_id == self._undecided.push_id:
+        if self._deciding and self._undecided is not None and first.push_id == self._undecided.push_id:
             return False
         if any(each.version is None or not each.version.is_same(first) for each in answering):
             return False

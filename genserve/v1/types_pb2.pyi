@@ -288,6 +288,7 @@ class FleetState(_message.Message):
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
+    UNDECIDED_PUSH_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Grows with each change. The upper half is the second in which the router has started, in Unix time, or more if
     replicas tell more; the lower half numbers its changes.
@@ -302,6 +303,10 @@ class FleetState(_message.Message):
     """See EngineState: which checkpoint the fleet has started with."""
     sleep_level: _builtins.int
     """The level of the Sleep of all; unset if the fleet is awake, or only parts sleep."""
+    undecided_push_id: _builtins.str
+    """A push that is just being committed, empty if none is. If a replica serves it that keeps this, it is the version of
+    the fleet: its router has ended before it could write that down.
+    """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
         """The leases of the fleet that are held; lease_id is that of the fleet."""
@@ -326,10 +331,11 @@ class FleetState(_message.Message):
         sleep_level: _builtins.int | None = ...,
         asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
         loras: _abc.Iterable[Global___FleetLora] | None = ...,
+        undecided_push_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "sleep_level", b"sleep_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "epoch", b"epoch", "leases", b"leases", "loras", b"loras", "push_id", b"push_id", "sleep_level", b"sleep_level", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "epoch", b"epoch", "leases", b"leases", "loras", b"loras", "push_id", b"push_id", "sleep_level", b"sleep_level", "undecided_push_id", b"undecided_push_id", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sleep_level: _TypeAlias = _typing.Literal["sleep_level"]  # noqa: Y015
     _WhichOneofArgType__sleep_level: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level"]  # noqa: Y015

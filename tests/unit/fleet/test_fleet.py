@@ -1,5 +1,6 @@
 """What a router takes its fleet to be. The replicas are told by the test; nothing is called."""
 
+import asyncio
 import random
 import time
 
@@ -16,6 +17,7 @@ from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2
 from genserve.wire.conversions import duration_of
 from tests.support.clocks import leaping_clock
+from tests.support.patience import turns
 from tests.support.refusals import refuses
 
 LEASE = "1" * 32
@@ -110,3 +112,90 @@ async def test_a_pause_does_not_wait_for_another_one_of_its_lease_for_ever() -> 
     async with fleet.lease_turns.taken(new_lease_id("r")):
         with leaping_clock(), refuses(DeadlineError, says="610 s"):
             await FleetPauses(fleet).pause(control_pb2.PauseRequest(request_id="r", timeout=duration_of(600)))
+
+
+async def of_commit(undecided_push_id: str, serves: Version) -> tuple[Fleet, Upstream]:
+    """The router of before has written something down while it committed a push, and has ended. A new one has found the
+    only replica."""
+    fleet = fleet_of_nobody()
+    upstream = await replica_of(fleet, "127.0.0.1:1")
+    upstream.member.record = types_pb2.FleetState(
+        epoch=7, weight_version=1, push_id="before", undecided_push_id=undecided_push_id
+    )
+    upstream.member.serves(serves)
+    fleet.settle()
+    return fleet, upstream
+
+
+async def test_a_push_that_was_being_committed_counts_where_it_is_served() -> None:
+    """Or nobody would have the version of the fleet any more, which the replica served before."""
+    fleet, upstream = await of_commit("pushed", Version(2, "pushed"))
+    assert fleet.committed == Version(2, "pushed")
+    record = fleet.record()
+    assert record is not None and (record.push_id, record.undecided_push_id) == ("pushed", "") and record.epoch > 7
+    await upstream.close()
+
+
+async def test_a_push_that_was_being_committed_may_come_to_count_later() -> None:
+    """The replica was still at it when the router of before ended; until then this is written down again."""
+    fleet, upstream = await of_commit("pushed", Version(1, "before"))
+    assert fleet.committed == Version(1, "before")
+    record = fleet.record()
+    assert record is not None and record.undecided_push_id == "pushed"
+    fleet.serves(upstream, Version(2, "pushed"))
+    assert fleet.committed == Version(2, "pushed")
+    await upstream.close()
+
+
+async def test_a_push_to_a_replica_alone_does_not_count_where_nobody_commits_it() -> None:
+    """Its version is not that of the fleet."""
+    fleet, upstream = await of_commit("", Version(2, "pushed"))
+    assert fleet.committed == Version(1, "before")
+    await upstream.close()
+
+
+async def test_a_record_says_which_push_is_being_committed() -> None:
+    """Until a replica serves it."""
+    fleet = fleet_of_nobody()
+    upstream = await replica_of(fleet, "127.0.0.1:1")
+    fleet.settle()
+    fleet.begin_commit(fleet.record_with(Version(1, "pushed")), [upstream])
+    fleet.changed()
+    record = fleet.record()
+    assert record is not None and (record.push_id, record.undecided_push_id) == ("", "pushed")
+    fleet.serves(upstream, Version(1, "pushed"))
+    record = fleet.record()
+    assert record is not None and (record.push_id, record.undecided_push_id) == ("pushed", "")
+    await upstream.close()
+
+
+async def test_whoever_waits_is_told_a_version_that_leaves_the_state_as_it_is() -> None:
+    """A drain, for example, of a replica that is DRAINING before and after."""
+    fleet = fleet_of_nobody()
+    upstream = await replica_of(fleet, "127.0.0.1:1")
+    fleet.settle()
+    upstream.member.is_draining = True
+    fleet.doubt(upstream)
+    changed = fleet.states_changed.next
+    fleet.serves(upstream, Version(0))
+    assert changed.is_set()
+    await upstream.close()
+
+
+async def test_a_replica_that_is_lost_meanwhile_is_not_waited_for() -> None:
+    """Though it is back, and is read again: two that are lost by turns would be waited for without an end."""
+    fleet = fleet_of_nobody()
+    upstreams = [await replica_of(fleet, "127.0.0.1:1"), await replica_of(fleet, "127.0.0.1:2")]
+    for upstream in upstreams:
+        upstream.member.doubt()
+    reading = asyncio.create_task(fleet.until_read())
+    await turns()
+    state = types_pb2.EngineState(instance_id="again", phase=types_pb2.PHASE_RUNNING)
+    fleet.lost(upstreams[0], "it is silent")
+    upstreams[0].member.reported(state, control_pb2.Load())
+    await turns()
+    assert upstreams[0].member.is_unread and not reading.done()
+    fleet.lost(upstreams[1], "it is silent")
+    await reading
+    for upstream in upstreams:
+        await upstream.close()

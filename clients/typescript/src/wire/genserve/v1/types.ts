@@ -144,6 +144,11 @@ export interface FleetState {
   asleepTags: string[];
   /** Adapters that all replicas have loaded. */
   loras: FleetLora[];
+  /**
+   * A push that is just being committed, empty if none is. If a replica serves it that keeps this, it is the version of
+   * the fleet: its router has ended before it could write that down.
+   */
+  undecidedPushId: string;
 }
 
 /** An adapter of a fleet. */
@@ -614,6 +619,7 @@ function createBaseFleetState(): FleetState {
     sleepLevel: undefined,
     asleepTags: [],
     loras: [],
+    undecidedPushId: "",
   };
 }
 
@@ -648,6 +654,9 @@ export const FleetState: MessageFns<FleetState> = {
     }
     for (const v of message.loras) {
       FleetLora.encode(v!, writer.uint32(74).fork()).join();
+    }
+    if (message.undecidedPushId !== "") {
+      writer.uint32(82).string(message.undecidedPushId);
     }
     return writer;
   },
@@ -737,6 +746,14 @@ export const FleetState: MessageFns<FleetState> = {
             message.loras.push(FleetLora.decode(reader, reader.uint32()));
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.undecidedPushId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -763,6 +780,7 @@ export const FleetState: MessageFns<FleetState> = {
     message.sleepLevel = object.sleepLevel ?? undefined;
     message.asleepTags = object.asleepTags?.map((e) => e) || [];
     message.loras = object.loras?.map((e) => FleetLora.fromPartial(e)) || [];
+    message.undecidedPushId = object.undecidedPushId ?? "";
     return message;
   },
 };
