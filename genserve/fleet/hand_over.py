@@ -12,17 +12,17 @@ from genserve.v1 import control_pb2, types_pb2
 
 
 def only_there(fleet: Fleet, member: Member) -> str:
-    """The pushed version or adapter that no other staying replica has, for people; "" = none. A replica that answers,
-    and whose version is just being read, may have that of the fleet."""
+    """The pushed version or adapter that no other staying replica has, for people; "" = none. One that is just being
+    asked what it has may have it."""
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
-    may_have = _has_version(fleet, member) or (member.version is None and member.engine is not None)
+    may_have = _has_version(fleet, member) or (member.is_unread and member.version is None)
     if not committed.is_checkpoint and may_have and not others_with_version(fleet, member):
         return f"version {committed.number}"
     for name, push_id in fleet.desired.pushed_loras.items():
-        has = [each for each in (member, *staying) if each.pushed_loras.get(name) == push_id]
-        if has == [member]:
+        may_have = member.pushed_loras.get(name) == push_id or (member.is_unread and member.lora_names is None)
+        if may_have and not any(each.pushed_loras.get(name) == push_id for each in staying):
             return f"adapter {name!r}"
     return ""
 

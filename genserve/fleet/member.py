@@ -182,6 +182,13 @@ class Member:
         is still on its way when a commit has been answered, for example."""
         return self.record is not None and engine.fleet_epoch < self.record.epoch
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether it answers, and is just being asked what it serves or which adapters it has."""
+        if self.engine is None or self.engine.phase == types_pb2.PHASE_STARTING:
+            return False
+        return self.version is None or (self.takes_loras and self.lora_names is None)
+
     def serves(self, version: Version, beside: frozenset[str] | None = None) -> None:
         """What it serves is known. `beside`: see `brought_beside`."""
         if version != self._known_version:

@@ -201,16 +201,28 @@ class Router:
         await asyncio.wait({draining})  # which is cancelled if the replica is added again
 
     async def _drain(self, upstream: Upstream) -> None:
-        member = upstream.member
+        member, is_only_one = upstream.member, False
         while not member.is_gone:
             if self._has_to_stay(member):
+                is_only_one = bool(only_there(self.fleet, member))
                 await self.fleet.states_changed.wait()
+            elif is_only_one and member.engine is None and not member.is_given_up:
+                is_only_one = False
+                await self._until_back(member)
             elif member.is_given_up or await self._is_not_needed(member):
                 await self.remove(upstream.address)
 
     def _has_to_stay(self, member: Member) -> bool:
         """Whether it may not go yet. Replicas that had the version when its drain began may be lost by now."""
         return bool(member.inflight) or (not member.is_given_up and bool(only_there(self.fleet, member)))
+
+    async def _until_back(self, member: Member) -> None:
+        """Waits for a replica that is lost, for as long as one may be silent: its connection may have broken for a
+        moment, and what it alone has is still there."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.fleet.settings.silence_s):
+                while member.engine is None and not (member.is_given_up or member.is_gone):
+                    await self.fleet.states_changed.wait()
 
     async def _is_not_needed(self, member: Member) -> bool:
         """Whether another replica has said that it has the version. If not, returns when it can be asked again."""
@@ -260,9 +272,10 @@ class Router:
                 async with asyncio.timeout(None if until_s is None else max(0.0, until_s - time.monotonic())):
                     await changed.wait()
 
-    def check_not_last(self, address: str) -> None:
+    async def check_not_last(self, address: str) -> None:
         """Raises LastReplicaError for the only replica that has a version or adapter that was pushed to the fleet, and
-        ReplicaNotFoundError."""
+        ReplicaNotFoundError. Waits until it is known what each has."""
+        await self.fleet.until_read()
         if what := only_there(self.fleet, self.find(address).member):
             raise LastReplicaError(
                 f"replica {address} is the only one that has {what}: wait until another one has it, or set force "

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from genserve.client import AsyncClient
+from genserve.control.drain import Drain, Drained
 from genserve.fleet.config import FleetSettings, RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.process.signals import Stopped
@@ -15,7 +16,7 @@ from genserve.routing.replica import ReplicaState
 from genserve.settings.config import ServeConfig
 from tests.fleet.reports import until_reported
 from tests.support.breakable_link import BreakableLink
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, weights
 from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
 from tests.support.scripted_engine import Gate
@@ -26,6 +27,7 @@ QUICK = FleetSettings(
 """Replicas tell at once what has changed. What only time brings does not come while a test lasts, however slow the
 machine is: a test that is about it sets the clock forward."""
 MAX_STAGING_BYTES = 1 << 30
+HOUR_S = 3600.0
 
 
 @asynccontextmanager
@@ -157,3 +159,16 @@ async def until_reached(gate: Gate) -> None:
 def running(fleet: RoutedFleet) -> list[bool]:
     """Whether each engine runs."""
     return [daemon.engine.running for daemon in fleet.daemons]
+
+
+def draining(daemon: Daemon, limit_s: float = HOUR_S) -> "asyncio.Task[Drained]":
+    """What SIGTERM does to a daemon."""
+    parts = daemon.parts
+    drain = Drain(daemon.engine, daemon.board, daemon.pauses, parts.transfers, daemon.registry)
+    return asyncio.create_task(drain.run(Stopped(), limit_s))
+
+
+async def ended(task: "asyncio.Task[Drained]") -> list[str]:
+    """What it has cut off, when it has ended."""
+    async with asyncio.timeout(STEP_S):
+        return (await task).cut

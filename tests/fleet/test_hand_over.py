@@ -6,31 +6,14 @@ from contextlib import AsyncExitStack
 import pytest
 
 from genserve.control.conditions import DaemonCondition, EngineCondition
-from genserve.control.drain import Drain, Drained
 from genserve.errors import LastReplicaError
 from genserve.fleet.hand_over import is_sound
-from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, hold, linked, over, push, replica, routed
+from tests.fleet.routers import RoutedFleet, draining, ended, hold, linked, over, push, replica, routed
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
-
-HOUR_S = 3600.0
-
-
-def draining(daemon: Daemon, limit_s: float = HOUR_S) -> "asyncio.Task[Drained]":
-    """What SIGTERM does to a daemon."""
-    parts = daemon.parts
-    drain = Drain(daemon.engine, daemon.board, daemon.pauses, parts.transfers, daemon.registry)
-    return asyncio.create_task(drain.run(Stopped(), limit_s))
-
-
-async def ended(task: "asyncio.Task[Drained]") -> list[str]:
-    """What it has cut off, when it has ended."""
-    async with asyncio.timeout(STEP_S):
-        return (await task).cut
 
 
 async def test_the_only_holder_ends_when_another_replica_has_the_version() -> None:
@@ -68,7 +51,7 @@ async def test_the_other_holder_has_to_answer_first() -> None:
     async with linked(2) as fleet:
         first, (link, to_first) = fleet.daemons[1], fleet.links
         await push(fleet.running.address, 3)
-        # Its version is read anew after the push, and after a report that is older.
+        # A report of the push may make the router ask what it serves.
         await until_told(fleet, link.address)
         await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
         link.silence()
@@ -138,20 +121,6 @@ async def test_a_replica_that_shuts_down_is_no_other_copy() -> None:
         await until(lambda: fleet.state(first) is ReplicaState.DRAINING)
         with refuses(LastReplicaError, says="version 1"):
             await fleet.client.drain_replica(second.address)
-
-
-async def test_a_replica_whose_version_is_being_read_may_be_the_only_holder() -> None:
-    """As after a push: it would take the version with it."""
-    async with linked(1) as fleet:
-        link = fleet.links[0]
-        await push(fleet.running.address, 3)
-        await until_told(fleet, link.address)
-        link.silence()
-        fleet.running.router.find(link.address).member.doubt()
-        fleet.running.router.fleet.refresh()
-        with refuses(LastReplicaError, says="version 3"):
-            await fleet.client.drain_replica(link.address)
-        link.let_go()
 
 
 async def test_a_drained_replica_that_becomes_the_only_holder_hands_over() -> None:

@@ -237,7 +237,7 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
 
 
 async def test_a_partial_push_waits_until_it_is_read_what_replicas_serve() -> None:
-    """As after the push before: a report that is older than it makes the router ask again."""
+    """As after a commit that they have not answered."""
     async with linked(2) as fleet:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         await fleet.until_ready(2)

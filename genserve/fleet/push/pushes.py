@@ -80,8 +80,8 @@ class FleetPushes:
         await self._fleet.until_known()
         if applies(header):
             await self._clear(header.push_id)
-        if header.manifest.partial:
-            await self._until_read()
+        if header.manifest.partial and not self._fleet.ready:  # it goes to replicas that have the version
+            await self._fleet.until_read()
         while (push := self._live.get(header.push_id)) is not None and push.is_closing:
             await push.closed.wait()
         if push is None or push.is_decided or header.action == weights_pb2.PUSH_ACTION_VALIDATE:
@@ -107,14 +107,6 @@ class FleetPushes:
             clearing.add_done_callback(self._clearing.discard)
         if self._clearing:
             await asyncio.wait(self._clearing)
-
-    async def _until_read(self) -> None:
-        """A part goes to replicas that have the version. What each has is read anew after a report of another one."""
-        while not self._fleet.ready:
-            changed = self._fleet.states_changed.next
-            if all(each.member.version is not None for each in self._fleet.in_state(ReplicaState.SYNCING)):
-                return  # none, or others are to catch up: that takes long
-            await changed.wait()
 
     def _check_alone(self, push_id: str) -> None:
         """Raises ApplyInProgressError while another push changes the version."""
@@ -170,6 +162,8 @@ class FleetPushes:
 
     async def _commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
         await self._fleet.until_known()
+        if len(self._fleet.ready) < max(1, self._fleet.settings.min_replicas):
+            await self._fleet.until_read()
         answers = await self._ask_all(request.push_id)
         push = next(iter(answers.values())).push
         if push.lora_name:

@@ -87,7 +87,7 @@ class FleetReplicas(FleetServiceServicer):
         """Removes one."""
         replica = self._replica(self._router.find(request.address))
         if not request.force:
-            self._router.check_not_last(request.address)
+            await self._router.check_not_last(request.address)
         await self._router.remove(request.address)
         return fleet_pb2.RemoveReplicaResponse(replica=replica)
 
@@ -97,7 +97,7 @@ class FleetReplicas(FleetServiceServicer):
         """Removes one when its requests have ended."""
         upstream = self._router.find(request.address)
         if not request.force:
-            self._router.check_not_last(request.address)
+            await self._router.check_not_last(request.address)
         await self._router.drain(request.address, force=request.force)
         return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
 

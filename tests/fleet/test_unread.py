@@ -1,0 +1,143 @@
+"""Replicas that answer, and of which the router does not know yet what they have."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from genserve.errors import LastReplicaError
+from genserve.fleet.member import Member
+from tests.fleet.routers import RoutedFleet, draining, ended, linked, push, replica
+from tests.support.patience import until
+from tests.support.refusals import refuses
+from tests.support.scripted_adapter import CONFIG, TENSORS
+from tests.support.scripted_daemon import GeneratingEngine
+
+
+def members(fleet: RoutedFleet) -> list[Member]:
+    """What the router knows of each replica, in the order of the links."""
+    return [fleet.running.router.find(link.address).member for link in fleet.links]
+
+
+@contextmanager
+def unread(fleet: RoutedFleet) -> Iterator[None]:
+    """The router has to ask every replica what it serves, and gets no answer."""
+    for link, member in zip(fleet.links, members(fleet), strict=True):
+        link.silence()
+        member.doubt()
+    fleet.running.router.fleet.refresh()
+    yield
+    for link in fleet.links:
+        link.let_go()
+
+
+async def begun(task: "asyncio.Task[object]") -> None:
+    """It has had the time to end, and waits."""
+    await asyncio.wait({task}, timeout=0.3)
+    assert not task.done()
+
+
+def drain(fleet: RoutedFleet) -> "asyncio.Task[object]":
+    """Somebody drains the first replica."""
+    return asyncio.create_task(fleet.client.drain_replica(fleet.links[0].address))
+
+
+async def test_the_only_holder_is_not_drained_while_it_is_read() -> None:
+    """As after a commit that it has not answered: it would take the version with it."""
+    async with linked(1) as fleet:
+        await push(fleet.running.address, 3)
+        with unread(fleet):
+            leaving = drain(fleet)
+            await begun(leaving)
+        with refuses(LastReplicaError, says="version 3"):
+            await leaving
+
+
+async def test_one_holder_of_two_is_drained_when_both_are_read() -> None:
+    """Neither is taken for the only one meanwhile."""
+    async with linked(2) as fleet:
+        await push(fleet.running.address, 3)
+        with unread(fleet):
+            leaving = drain(fleet)
+            await begun(leaving)
+        await leaving
+        assert list(fleet.running.router.fleet.upstreams) == [fleet.links[1].address]
+
+
+async def test_a_drain_goes_on_when_the_version_is_another_one() -> None:
+    """It waited because it might be the only holder, in a state that is the same before and after."""
+    async with linked(2) as fleet:
+        first, _ = members(fleet)
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        first.sent(1)  # a request that does not end yet
+        leaving = drain(fleet)
+        await until(lambda: first.is_draining)
+        await push(fleet.running.address, 4)
+        assert first.version is not None and first.version.number == 3
+        fleet.links[0].silence()
+        first.doubt()
+        await fleet.running.router.remove(fleet.links[1].address)
+        first.ended(1)
+        await begun(leaving)
+        fleet.links[0].let_go()
+        await leaving
+
+
+async def test_a_daemon_that_is_back_in_its_shutdown_is_told_that_it_may_end() -> None:
+    """Its connection breaks when it begins; it is in the same state before and after its version is read."""
+    async with linked(2) as fleet:
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        fleet.links[0].cut()
+        assert await ended(draining(fleet.daemons[0])) == []
+
+
+async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays() -> None:
+    """Whoever drains it ends it afterwards, with the version."""
+    async with linked(2) as fleet:
+        first, second = members(fleet)
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        first.sent(1)
+        leaving = drain(fleet)
+        await until(lambda: first.is_draining)
+        fleet.links[1].kill()
+        await until(lambda: second.engine is None)
+        first.ended(1)
+        await fleet.until_reported()
+        num_losses = first.num_losses
+        fleet.links[0].cut()
+        await until(lambda: first.num_losses > num_losses and first.version is not None)
+        await begun(leaving)
+        await fleet.links[1].listen_again()
+        await leaving
+
+
+async def test_the_only_holder_of_an_adapter_is_not_drained_before_it_has_told_its_adapters() -> None:
+    """It is back, and gets requests already."""
+    engine = GeneratingEngine()
+    engine.max_loras = 4
+    async with linked(1, opened=lambda: replica(engine=engine)) as fleet:
+        (only,) = members(fleet)
+        await fleet.client.push_lora("poet", TENSORS, CONFIG)
+        await fleet.until_reported()
+        lists = fleet.running.router.find(only.address).control.ListLoras
+        asked, let_go = asyncio.Event(), asyncio.Event()
+
+        async def late(*args: object, **more: object) -> object:
+            asked.set()
+            await let_go.wait()
+            return await lists(*args, **more)
+
+        fleet.running.router.find(only.address).control.ListLoras = lambda *args, **more: asyncio.ensure_future(
+            late(*args, **more)
+        )
+        fleet.links[0].cut()
+        await until(lambda: only.engine is None)
+        asked.clear()
+        await asked.wait()
+        leaving = drain(fleet)
+        await begun(leaving)
+        let_go.set()
+        with refuses(LastReplicaError, says="adapter 'poet'"):
+            await leaving
