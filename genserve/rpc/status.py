@@ -1,6 +1,7 @@
 """Errors on the wire: one table from classes to codes, and the details that clients read instead of messages."""
 
 import logging
+import math
 import secrets
 from collections.abc import Iterator
 
@@ -111,7 +112,7 @@ def _details(error: GenserveError) -> Iterator[message.Message]:
         yield error_details_pb2.BadRequest(field_violations=violations)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
-        delay.FromMilliseconds(round(1000 * error.retry_after_s))
+        delay.FromMilliseconds(math.ceil(1000 * error.retry_after_s))  # 0 would say at once
         yield error_details_pb2.RetryInfo(retry_delay=delay)
 
 
