@@ -124,11 +124,20 @@ class Fleet(Destinations[Upstream]):
         self._undecided = record
         self._deciding = frozenset(upstream.address for upstream in deciding)
 
+    def is_undecided(self, push_id: str) -> bool:
+        """Whether a commit of this push was begun, may yet come about, and is the last one."""
+        return self._undecided is not None and self._undecided.push_id == push_id
+
+    def end_commit(self) -> None:
+        """Nothing comes of the last commit that is not known: no replica decides any more."""
+        self._undecided, self._deciding = None, frozenset()
+
     def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
         """A replica has reported what it serves. `beside`: the replicas that answered when it was asked."""
         upstream.member.serves(version, frozenset(each.address for each in (*beside, *self.answering)))
         self._decide(upstream)
-        self.refresh()  # also wakes those who wait for its version if its state is the same
+        self.refresh(upstream)
+        self.states_changed.notify()  # somebody may wait for its version though its state is the same
 
     def _decide(self, upstream: Upstream) -> None:
         """A replica that serves the push which is being committed decides, if it was asked when it was up to date."""
@@ -136,7 +145,11 @@ class Fleet(Destinations[Upstream]):
         if undecided is None or version is None or not version.push_id or version.push_id != undecided.push_id:
             return
         if upstream.address in self._deciding or (record and record.undecided_push_id == undecided.push_id):
-            self.commit(version, undecided.epoch)
+            if undecided.epoch:
+                self.commit(version, undecided.epoch)
+            else:  # begun by the router before: what a replica that is away has seen since is to be believed
+                self._now_serves(version)
+                self.refresh()
 
     def record(self) -> types_pb2.FleetState | None:
         """The record for the replicas; None while the version is not known."""
@@ -210,6 +223,7 @@ class Fleet(Destinations[Upstream]):
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         self._now_serves(Version.of(record))
+        self.end_commit()
         if record.undecided_push_id:
             self.begin_commit(types_pb2.FleetState(push_id=record.undecided_push_id), deciding=())
             for upstream in self._upstreams.values():

@@ -206,11 +206,12 @@ class Member:
 
     @property
     def changed_by_others(self) -> bool:
-        """Whether it serves something else than what was written down when its fleet brought it something: somebody has
-        pushed to it, and not to the fleet."""
-        return (
-            self.record is not None and self.version is not None and not self.version.is_same(Version.of(self.record))
-        )
+        """Whether it serves something else than what was written down when its fleet brought it something, or was about
+        to: somebody has pushed to it, and not to the fleet."""
+        record, version = self.record, self.version
+        if record is None or version is None or version.is_same(Version.of(record)):
+            return False
+        return not version.push_id or version.push_id != record.undecided_push_id
 
     def is_ahead_of(self, committed: Version) -> bool:
         """Whether somebody has brought a newer version to this replica alone."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from genserve.aio import cancel_all
+from genserve.aio import cancel_all, silence
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.hand_over import check_other_has_version, only_there
@@ -204,7 +204,7 @@ class Router:
         member, is_only_one = upstream.member, False
         while not member.is_gone:
             if self._has_to_stay(member):
-                is_only_one = bool(only_there(self.fleet, member))
+                is_only_one = bool(only_there(self.fleet, member)) or (is_only_one and member.engine is None)
                 await self.fleet.states_changed.wait()
             elif is_only_one and member.engine is None and not member.is_given_up:
                 is_only_one = False
@@ -220,7 +220,7 @@ class Router:
         """Waits for a replica that is lost, for as long as one may be silent: its connection may have broken for a
         moment, and what it alone has is still there."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.fleet.settings.silence_s):
+            async with silence(self.fleet.settings.silence_s):
                 while member.engine is None and not (member.is_given_up or member.is_gone):
                     await self.fleet.states_changed.wait()
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.errors import FleetHeldError, LastReplicaError
+from genserve.errors import FleetHeldError, LastReplicaError, PushRolledBackError
 from genserve.fleet.desired import Version
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
@@ -347,3 +347,22 @@ async def test_a_router_that_restarts_between_the_phases_finds_the_truth(committ
                 assert result.push.state == "applied"
             assert all(hold(2, daemon) for daemon in fleet.daemons)
             assert (await again.client.status()).state.weight_version == 2
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_canary_of_a_push_that_failed_stays_one(*, restarts: bool) -> None:
+    """All replicas have rolled it back. Then somebody tries it on one of them alone."""
+    async with routed(2) as fleet:
+        await push(fleet.running.address, 1, push_id="before")
+        for daemon in fleet.daemons:
+            daemon.engine.fails["commit_weights"] = PushRolledBackError("does not fit")
+        with pytest.raises(PushRolledBackError):
+            await push(fleet.running.address, 2, push_id="failed")
+        await fleet.until_ready()
+        async with AsyncExitStack() as stack:
+            router = await stack.enter_async_context(restarted(fleet)) if restarts else fleet
+            await router.until_ready()
+            await push(fleet.daemons[0].address, 2, push_id="failed")
+            await router.until_reported()
+            assert router.running.router.fleet.committed_version == 1
+            assert hold(1, fleet.daemons[1]) and router.state(fleet.daemons[1]) is ReplicaState.READY

@@ -1,13 +1,15 @@
 """Replicas that answer, and of which the router does not know yet what they have."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
 
 from genserve.errors import LastReplicaError
 from genserve.fleet.member import Member
 from tests.fleet.routers import RoutedFleet, draining, ended, linked, push, replica
-from tests.support.patience import until
+from tests.support.patience import turns, until
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import GeneratingEngine
@@ -18,9 +20,11 @@ def members(fleet: RoutedFleet) -> list[Member]:
     return [fleet.running.router.find(link.address).member for link in fleet.links]
 
 
-@contextmanager
-def unread(fleet: RoutedFleet) -> Iterator[None]:
+@asynccontextmanager
+async def unread(fleet: RoutedFleet) -> AsyncIterator[None]:
     """The router has to ask every replica what it serves, and gets no answer."""
+    await fleet.until_reported()  # no earlier answer is on its way
+    await fleet.until_ready()
     for link, member in zip(fleet.links, members(fleet), strict=True):
         link.silence()
         member.doubt()
@@ -45,7 +49,7 @@ async def test_the_only_holder_is_not_drained_while_it_is_read() -> None:
     """As after a commit that it has not answered: it would take the version with it."""
     async with linked(1) as fleet:
         await push(fleet.running.address, 3)
-        with unread(fleet):
+        async with unread(fleet):
             leaving = drain(fleet)
             await begun(leaving)
         with refuses(LastReplicaError, says="version 3"):
@@ -56,7 +60,7 @@ async def test_one_holder_of_two_is_drained_when_both_are_read() -> None:
     """Neither is taken for the only one meanwhile."""
     async with linked(2) as fleet:
         await push(fleet.running.address, 3)
-        with unread(fleet):
+        async with unread(fleet):
             leaving = drain(fleet)
             await begun(leaving)
         await leaving
@@ -92,8 +96,9 @@ async def test_a_daemon_that_is_back_in_its_shutdown_is_told_that_it_may_end() -
         assert await ended(draining(fleet.daemons[0])) == []
 
 
-async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays() -> None:
-    """Whoever drains it ends it afterwards, with the version."""
+@pytest.mark.parametrize("serves", [False, True], ids=["idle", "serves"])
+async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays(*, serves: bool) -> None:
+    """Whoever drains it ends it afterwards, with the version. Its last request ends before, or with the connection."""
     async with linked(2) as fleet:
         first, second = members(fleet)
         await push(fleet.running.address, 3)
@@ -103,11 +108,17 @@ async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays() -> None:
         await until(lambda: first.is_draining)
         fleet.links[1].kill()
         await until(lambda: second.engine is None)
-        first.ended(1)
+        if not serves:
+            first.ended(1)
         await fleet.until_reported()
         num_losses = first.num_losses
         fleet.links[0].cut()
-        await until(lambda: first.num_losses > num_losses and first.version is not None)
+        await until(lambda: first.num_losses > num_losses)
+        if serves:
+            await turns()
+            first.ended(1)
+            fleet.running.router.fleet.states_changed.notify()
+        await until(lambda: first.is_gone or first.version is not None)
         await begun(leaving)
         await fleet.links[1].listen_again()
         await leaving

@@ -14,9 +14,10 @@ def _epochs(events: Events) -> list[str]:
     found, named, last = [], dict[int, tuple[object, ...]](), dict[tuple[str, int], int]()
     for kept in events.kept:
         record = types_pb2.FleetState.FromString(kept.content)
+        # One of a push that was being committed may say later that it is the version: it says both with this push.
+        version = (0, record.undecided_push_id) if record.undecided_push_id else (record.weight_version, record.push_id)
         told = (
-            record.weight_version,
-            record.push_id,
+            *version,
             tuple(record.asleep_tags),
             tuple(lora.lora_name for lora in record.loras),
         )

@@ -32,6 +32,7 @@ async def commit_everywhere(
     base_digest = "" if fleet.committed is None else fleet.committed.base_digest
     version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
     request.fleet.CopyFrom(fleet.record_with(version))
+    is_repeated = fleet.is_undecided(push.push_id)  # the attempt before may still come about
     fleet.begin_commit(request.fleet, deciding)
     outcomes = _Outcomes()
     await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=each in deciding), push)
@@ -40,6 +41,8 @@ async def commit_everywhere(
         upstream.member.doubt()
     fleet.refresh()
     if deciding <= failures.keys():
+        if not is_repeated and not any(may_have_done(failures[each]) for each in deciding):
+            fleet.end_commit()
         fleet.changed()  # one that was behind may keep a record of what did not come about
         await write_record(fleet)
         # One that did not answer may have committed: this must not look as if nothing had changed.

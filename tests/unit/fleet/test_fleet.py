@@ -131,9 +131,21 @@ async def test_a_push_that_was_being_committed_counts_where_it_is_served() -> No
     """Or nobody would have the version of the fleet any more, which the replica served before."""
     fleet, upstream = await of_commit("pushed", Version(2, "pushed"))
     assert fleet.committed == Version(2, "pushed")
-    record = fleet.record()
-    assert record is not None and (record.push_id, record.undecided_push_id) == ("pushed", "") and record.epoch > 7
     await upstream.close()
+
+
+async def test_a_newer_record_is_believed_after_a_push_of_before_was_decided() -> None:
+    """Of a replica that was away when the router started, and has seen what came after that push."""
+    fleet, upstream = await of_commit("pushed", Version(2, "pushed"))
+    late = await replica_of(fleet, "127.0.0.1:2")
+    late.member.doubt()
+    fleet.found(late, types_pb2.FleetState(epoch=9, weight_version=3, push_id="newer"))
+    fleet.serves(late, Version(3, "newer"))
+    assert fleet.committed == Version(3, "newer")
+    record = fleet.record()
+    assert record is not None and not record.undecided_push_id
+    await upstream.close()
+    await late.close()
 
 
 async def test_a_push_that_was_being_committed_may_come_to_count_later() -> None:

@@ -179,6 +179,15 @@ def test_newest_record_counts_in_whatever_order_answers_come() -> None:
     assert member.changed_by_others
 
 
+def test_a_push_that_was_being_committed_was_not_pushed_to_one_replica_alone() -> None:
+    """Its router could not write down what came of it: the replica is brought to the version of the fleet."""
+    member = serving(Version(2, "q"))
+    member.keeps(types_pb2.FleetState(epoch=1, weight_version=1, push_id="p", undecided_push_id="q"))
+    assert not member.changed_by_others
+    member.serves(Version(3, "r"))
+    assert member.changed_by_others
+
+
 def test_policies_see_all_that_a_replica_told_and_what_was_sent_since() -> None:
     """After each event, though what they see is made anew only then."""
     seen: list[Replica] = []
