@@ -11,23 +11,24 @@ def violations(events: Events) -> list[str]:
 
 def _epochs(events: Events) -> list[str]:
     """The epochs that a replica keeps grow, and each names one record. Epoch 1 is what a router has found."""
-    found, named, last = [], dict[int, tuple[object, ...]](), dict[tuple[str, int], int]()
+    found, named, last = [], dict[int, types_pb2.FleetState](), dict[tuple[str, int], int]()
     for kept in events.kept:
         record = types_pb2.FleetState.FromString(kept.content)
-        # One of a push that was being committed may say later that it is the version: it says both with this push.
-        version = (0, record.undecided_push_id) if record.undecided_push_id else (record.weight_version, record.push_id)
-        told = (
-            *version,
-            tuple(record.asleep_tags),
-            tuple(lora.lora_name for lora in record.loras),
-        )
-        if kept.epoch > 1 and named.setdefault(kept.epoch, told) != told:
-            found.append(f"{kept.at_s:.3f} epoch {kept.epoch} names {named[kept.epoch]} and {told}")
+        if kept.epoch > 1 and not _is_same(named.setdefault(kept.epoch, record), record):
+            found.append(f"{kept.at_s:.3f} epoch {kept.epoch} names {named[kept.epoch]} and {record}")
         run = (kept.address, kept.run)
         if kept.epoch < last.get(run, 0):
             found.append(f"{kept.at_s:.3f} epoch {kept.epoch} follows {last[run]} at {kept.address}")
         last[run] = kept.epoch
     return found
+
+
+def _is_same(one: types_pb2.FleetState, other: types_pb2.FleetState) -> bool:
+    """Whether two records say the same of a fleet. A push that was being committed may have become its version."""
+    is_decided = one.push_id == other.undecided_push_id != "" or other.push_id == one.undecided_push_id != ""
+    is_version = (one.weight_version, one.push_id) == (other.weight_version, other.push_id)
+    loras = [[lora.lora_name for lora in record.loras] for record in (one, other)]
+    return (is_version or is_decided) and one.asleep_tags == other.asleep_tags and loras[0] == loras[1]
 
 
 def _tokens(events: Events) -> list[str]:
