@@ -90,8 +90,8 @@ def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> 
         client.drain_replica(address, force=force, timeout_s=timeout_s)
     except DeadlineError:
         raise DeadlineError(
-            f"{address} still has requests after {timeout_s:g} s, or no other replica has the version of the fleet: it "
-            "continues to drain unless it is added again"
+            f"{address} still has requests after {timeout_s:g} s, or no other replica is known to have the version of "
+            "the fleet: if `genserve replicas list` says that it is draining, it goes on unless it is added again"
         ) from None
 
 

@@ -184,7 +184,7 @@ class Desired:
     def record(
         self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease], undecided_push_id: str = ""
     ) -> types_pb2.FleetState:
-        """The record for the replicas. `undecided_push_id`: as there."""
+        """The record for the replicas. `undecided_push_id`: see FleetState."""
         loras = [types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())]
         pushed = sorted(self.pushed_loras.items())
         loras += [types_pb2.FleetLora(lora_name=name, push_id=push_id) for name, push_id in pushed]

@@ -140,7 +140,8 @@ class Fleet(Destinations[Upstream]):
         self.states_changed.notify()  # somebody may wait for its version though its state is the same
 
     def _decide(self, upstream: Upstream) -> None:
-        """A replica that serves the push which is being committed decides, if it was asked when it was up to date."""
+        """A replica that serves the push which is being committed decides, if it was asked to commit it while it had
+        the version of the fleet, or keeps a record that names the push."""
         undecided, version, record = self._undecided, upstream.member.version, upstream.member.record
         if undecided is None or version is None or not version.push_id or version.push_id != undecided.push_id:
             return
@@ -266,6 +267,7 @@ class Fleet(Destinations[Upstream]):
         first = answering[0].version if answering else None
         if self.committed is None or first is None or first.is_same(self.committed):
             return False
+        # One that the router before had begun is followed: whoever would have decided may be gone.
         if self._deciding and self._undecided is not None and first.push_id == self._undecided.push_id:
             return False
         if any(each.version is None or not each.version.is_same(first) for each in answering):

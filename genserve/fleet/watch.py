@@ -145,7 +145,7 @@ class Watch:
             self._fleet.refresh(upstream)
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await self._ask(upstream.weights.GetWeights, omitting)
-            if not member.is_outdated(weights.state):  # a push may have been committed meanwhile
+            if not member.is_outdated(weights.state):  # by a commit meanwhile: the next report asks again
                 self._fleet.serves(upstream, Version.of(weights.state), beside)
         if report.state.fleet_epoch > (member.record.epoch if member.record is not None else 0):
             self._found(await self._ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest()))

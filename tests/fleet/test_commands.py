@@ -82,8 +82,9 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
         for timeout_s in (0.1, 5, 25):  # a busy machine may take longer to bring it there
             _, _, errors = await genserve("replicas", "drain", address, "--timeout", f"{timeout_s}s")
             assert errors == (
-                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or no other "
-                "replica has the version of the fleet: it continues to drain unless it is added again\n"
+                f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or no other replica "
+                "is known to have the version of the fleet: if `genserve replicas list` says that it is draining, it "
+                "goes on unless it is added again\n"
             )
             if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
                 break

@@ -34,7 +34,7 @@ async def unread(fleet: RoutedFleet) -> AsyncIterator[None]:
         link.let_go()
 
 
-async def begun(task: "asyncio.Task[object]") -> None:
+async def still_waits(task: "asyncio.Task[object]") -> None:
     """It has had the time to end, and waits."""
     await asyncio.wait({task}, timeout=0.3)
     assert not task.done()
@@ -51,7 +51,7 @@ async def test_the_only_holder_is_not_drained_while_it_is_read() -> None:
         await push(fleet.running.address, 3)
         async with unread(fleet):
             leaving = drain(fleet)
-            await begun(leaving)
+            await still_waits(leaving)
         with refuses(LastReplicaError, says="version 3"):
             await leaving
 
@@ -62,7 +62,7 @@ async def test_one_holder_of_two_is_drained_when_both_are_read() -> None:
         await push(fleet.running.address, 3)
         async with unread(fleet):
             leaving = drain(fleet)
-            await begun(leaving)
+            await still_waits(leaving)
         await leaving
         assert list(fleet.running.router.fleet.upstreams) == [fleet.links[1].address]
 
@@ -82,7 +82,7 @@ async def test_a_drain_goes_on_when_the_version_is_another_one() -> None:
         first.doubt()
         await fleet.running.router.remove(fleet.links[1].address)
         first.ended(1)
-        await begun(leaving)
+        await still_waits(leaving)
         fleet.links[0].let_go()
         await leaving
 
@@ -119,7 +119,7 @@ async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays(*, serves: 
             first.ended(1)
             fleet.running.router.fleet.states_changed.notify()
         await until(lambda: first.is_gone or first.version is not None)
-        await begun(leaving)
+        await still_waits(leaving)
         await fleet.links[1].listen_again()
         await leaving
 
@@ -148,7 +148,7 @@ async def test_the_only_holder_of_an_adapter_is_not_drained_before_it_has_told_i
         asked.clear()
         await asked.wait()
         leaving = drain(fleet)
-        await begun(leaving)
+        await still_waits(leaving)
         let_go.set()
         with refuses(LastReplicaError, says="adapter 'poet'"):
             await leaving

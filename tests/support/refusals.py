@@ -28,8 +28,8 @@ def refuses(
 
 
 async def told_in_time(errors: Callable[[float], Awaitable[Sequence[object]]], timeout_s: float) -> Sequence[object]:
-    """The errors of calls that wait for `timeout_s`, which the server explains shortly before. They are made again once
-    with twice the time if one ended by itself: the server, or this process, stood still then."""
+    """The errors of calls with this timeout. They are made once more with twice the time if the client gave up before
+    the server said why: one of both stood still."""
     found = await errors(timeout_s)
     if any(text in str(error) for error in found for text in ("within its timeout", "Deadline Exceeded")):
         found = await errors(2 * timeout_s)

@@ -32,7 +32,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Sets the limit anew after a failure: what a test waits for its fixtures may, too."""
+    """Sets the limit anew after a failure: its fixtures may hang on what the test hung on."""
     settings = item.stash.get(_SETTINGS, None)
     if settings is not None and not settings.func_only and item.stash[_HAS_ENDED]:
         item.ihook.pytest_timeout_set_timer(item=item, settings=settings)

@@ -162,7 +162,7 @@ class FleetPushes:
 
     async def _commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
         await self._fleet.until_known()
-        if len(self._fleet.ready) < max(1, self._fleet.settings.min_replicas):
+        if len(self._fleet.ready) < max(1, self._fleet.settings.min_replicas):  # some may be just being read
             await self._fleet.until_read()
         answers = await self._ask_all(request.push_id)
         push = next(iter(answers.values())).push

@@ -85,9 +85,10 @@ class FleetReplicas(FleetServiceServicer):
         self, request: fleet_pb2.RemoveReplicaRequest, context: "ServicerContext[Any, Any]"
     ) -> fleet_pb2.RemoveReplicaResponse:
         """Removes one."""
-        replica = self._replica(self._router.find(request.address))
+        upstream = self._router.find(request.address)
         if not request.force:
             await self._router.check_not_last(request.address)
+        replica = self._replica(upstream)
         await self._router.remove(request.address)
         return fleet_pb2.RemoveReplicaResponse(replica=replica)
 
