@@ -18,8 +18,8 @@ from tests.simulation.story import Outcome, simulate
 
 FIRST = int(os.environ.get("GENSERVE_SIMULATION_SEED", "1"))
 NUM_QUICK, NUM_LONG = 8, int(os.environ.get("GENSERVE_SIMULATION_SEEDS", "1000"))
-MOST_SEEDS = 200
-"""Within which the lack of a safeguard is to be found."""
+MOST_SEEDS = 1000
+"""Within which the lack of a safeguard is to be found. The rarest, a pause that is not undone, shows in one of 130."""
 ABOUT = ("genserve/fleet", "genserve/control", "tests/simulation")
 
 
