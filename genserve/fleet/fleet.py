@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from genserve.errors import NoReplicaError
@@ -22,6 +23,27 @@ from genserve.v1 import types_pb2
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A push that replicas were asked to commit, while it is not known whether one has.
+
+    `epoch`: of the record that they keep with it, 0 if the router before has begun it. `deciding`: the addresses of
+    those that were up to date then. The first of them that turns out to serve it decides, also if all answers are lost,
+    and so does a replica that keeps a record which names the push.
+    """
+
+    push_id: str
+    epoch: int = 0
+    deciding: frozenset[str] = frozenset()
+
+    def is_decided_by(self, member: Member) -> bool:
+        """Whether the fleet serves the push because this replica does."""
+        if member.version is None or member.version.push_id != self.push_id:
+            return False
+        record = member.record
+        return member.address in self.deciding or (record is not None and record.undecided_push_id == self.push_id)
+
+
 class Fleet(Destinations[Upstream]):
     """The table of replicas. A caller that changes a member then calls `refresh`, which wakes waiters.
 
@@ -37,8 +59,7 @@ class Fleet(Destinations[Upstream]):
         self.previous: Version | None = None
         self.router = types_pb2.Router(router_id=uuid.uuid4().hex)
         self.desired = Desired(time.time(), mark=int(self.router.router_id[:4], 16))
-        self._undecided: types_pb2.FleetState | None = None
-        self._deciding: frozenset[str] = frozenset()
+        self._undecided: Undecided | None = None
         self.leases = Leases()
         self.lease_turns = Turns()
         self.lora_turns = Turns()
@@ -119,10 +140,9 @@ class Fleet(Destinations[Upstream]):
         self.refresh()
 
     def begin_commit(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
-        """Replicas are asked to commit a push, and to keep this record of the fleet with it. The first one of
-        `deciding` that turns out to serve it decides, also if all answers are lost."""
-        self._undecided = record
-        self._deciding = frozenset(upstream.address for upstream in deciding)
+        """Replicas are asked to commit a push, and to keep this record of the fleet with it: see Undecided."""
+        addresses = frozenset(upstream.address for upstream in deciding)
+        self._undecided = Undecided(record.push_id, record.epoch, addresses)
 
     def is_undecided(self, push_id: str) -> bool:
         """Whether a commit of this push was begun, may yet come about, and is the last one."""
@@ -130,7 +150,7 @@ class Fleet(Destinations[Upstream]):
 
     def end_commit(self) -> None:
         """Nothing comes of the last commit that is not known: no replica decides any more."""
-        self._undecided, self._deciding = None, frozenset()
+        self._undecided = None
 
     def serves(self, upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
         """A replica has reported what it serves. `beside`: the replicas that answered when it was asked."""
@@ -140,17 +160,14 @@ class Fleet(Destinations[Upstream]):
         self.states_changed.notify()  # somebody may wait for its version though its state is the same
 
     def _decide(self, upstream: Upstream) -> None:
-        """A replica that serves the push which is being committed decides, if it was asked to commit it while it had
-        the version of the fleet, or keeps a record that names the push."""
-        undecided, version, record = self._undecided, upstream.member.version, upstream.member.record
-        if undecided is None or version is None or not version.push_id or version.push_id != undecided.push_id:
+        undecided, version = self._undecided, upstream.member.version
+        if undecided is None or version is None or not undecided.is_decided_by(upstream.member):
             return
-        if upstream.address in self._deciding or (record and record.undecided_push_id == undecided.push_id):
-            if undecided.epoch:
-                self.commit(version, undecided.epoch)
-            else:  # begun by the router before: what a replica that is away has seen since is to be believed
-                self._now_serves(version)
-                self.refresh()
+        if undecided.epoch:
+            self.commit(version, undecided.epoch)
+        else:  # what a replica that is away has seen since is to be believed
+            self._now_serves(version)
+            self.refresh()
 
     def record(self) -> types_pb2.FleetState | None:
         """The record for the replicas; None while the version is not known."""
@@ -224,11 +241,9 @@ class Fleet(Destinations[Upstream]):
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         self._now_serves(Version.of(record))
-        self.end_commit()
-        if record.undecided_push_id:
-            self.begin_commit(types_pb2.FleetState(push_id=record.undecided_push_id), deciding=())
-            for upstream in self._upstreams.values():
-                self._decide(upstream)
+        self._undecided = Undecided(record.undecided_push_id) if record.undecided_push_id else None
+        for upstream in self._upstreams.values():
+            self._decide(upstream)
         self.refresh()
 
     def doubt(self, upstream: Upstream) -> None:
@@ -267,8 +282,8 @@ class Fleet(Destinations[Upstream]):
         first = answering[0].version if answering else None
         if self.committed is None or first is None or first.is_same(self.committed):
             return False
-        # One that the router before had begun is followed: whoever would have decided may be gone.
-        if self._deciding and self._undecided is not None and first.push_id == self._undecided.push_id:
+        # One that the router before has begun is followed: whoever would have decided may be gone.
+        if self._undecided is not None and self._undecided.deciding and first.push_id == self._undecided.push_id:
             return False
         if any(each.version is None or not each.version.is_same(first) for each in answering):
             return False

@@ -17,13 +17,11 @@ def only_there(fleet: Fleet, member: Member) -> str:
     committed, staying = fleet.committed, _staying(fleet, member)
     if committed is None:
         return ""
-    may_have = _has_version(fleet, member) or (member.is_unread and member.version is None)
+    may_have = _has_version(fleet, member) or member.version_is_unread
     if not committed.is_checkpoint and may_have and not others_with_version(fleet, member):
         return f"version {committed.number}"
     for name, push_id in fleet.desired.pushed_loras.items():
-        may_have = member.pushed_loras.get(name) == push_id or (
-            member.is_unread and member.takes_loras and member.lora_names is None
-        )
+        may_have = member.pushed_loras.get(name) == push_id or member.loras_are_unread
         if may_have and not any(each.pushed_loras.get(name) == push_id for each in staying):
             return f"adapter {name!r}"
     return ""

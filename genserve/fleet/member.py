@@ -185,9 +185,21 @@ class Member:
     @property
     def is_unread(self) -> bool:
         """Whether it answers, and is just being asked what it serves or which adapters it has."""
-        if self.engine is None or self.engine.phase == types_pb2.PHASE_STARTING:
-            return False
-        return self.version is None or (self.takes_loras and self.lora_names is None)
+        return self.version_is_unread or self.loras_are_unread
+
+    @property
+    def version_is_unread(self) -> bool:
+        """Whether it answers, and is just being asked what it serves."""
+        return self._serves_something and self.version is None
+
+    @property
+    def loras_are_unread(self) -> bool:
+        """Whether it answers, and is just being asked which adapters it has."""
+        return self._serves_something and self.takes_loras and self.lora_names is None
+
+    @property
+    def _serves_something(self) -> bool:
+        return self.engine is not None and self.engine.phase != types_pb2.PHASE_STARTING
 
     def serves(self, version: Version, beside: frozenset[str] | None = None) -> None:
         """What it serves is known. `beside`: see `brought_beside`."""

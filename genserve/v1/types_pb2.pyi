@@ -304,8 +304,8 @@ class FleetState(_message.Message):
     sleep_level: _builtins.int
     """The level of the Sleep of all; unset if the fleet is awake, or only parts sleep."""
     undecided_push_id: _builtins.str
-    """A push that is just being committed, empty if none is. If a replica serves it that keeps this, it is the version of
-    the fleet: its router has ended before it could write that down.
+    """A push that replicas were asked to commit and of which no outcome is known yet, empty if there is none. If a replica
+    serves it that keeps this, it is the version of the fleet: its router has ended before it could write that down.
     """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:

@@ -151,6 +151,28 @@ def hold(version: int, daemon: Daemon) -> bool:
     return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
 
 
+@dataclass
+class LateAnswers:
+    """`given`: the replica has given one. `let_go`: from then on they arrive."""
+
+    given: asyncio.Event = field(default_factory=asyncio.Event)
+    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def hold_back(calls: Any, name: str) -> LateAnswers:
+    """Answers to this call of a router to a replica are on their way until they are let go."""
+    call, answers = getattr(calls, name), LateAnswers()
+
+    async def late(*args: Any, **more: Any) -> Any:
+        answer = await call(*args, **more)
+        answers.given.set()
+        await answers.let_go.wait()
+        return answer
+
+    setattr(calls, name, lambda *args, **more: asyncio.ensure_future(late(*args, **more)))
+    return answers
+
+
 async def until_reached(gate: Gate) -> None:
     """Waits until an engine is at a step."""
     await until(gate.reached.is_set)
@@ -161,7 +183,7 @@ def running(fleet: RoutedFleet) -> list[bool]:
     return [daemon.engine.running for daemon in fleet.daemons]
 
 
-def draining(daemon: Daemon, limit_s: float = HOUR_S) -> "asyncio.Task[Drained]":
+def shutting_down(daemon: Daemon, limit_s: float = HOUR_S) -> "asyncio.Task[Drained]":
     """What SIGTERM does to a daemon."""
     parts = daemon.parts
     drain = Drain(daemon.engine, daemon.board, daemon.pauses, parts.transfers, daemon.registry)

@@ -9,7 +9,7 @@ from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.errors import LastReplicaError
 from genserve.fleet.hand_over import is_sound
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, draining, ended, hold, linked, over, push, replica, routed
+from tests.fleet.routers import RoutedFleet, ended, hold, linked, over, push, replica, routed, shutting_down
 from tests.support.patience import STEP_S, until
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
@@ -23,7 +23,7 @@ async def test_the_only_holder_ends_when_another_replica_has_the_version() -> No
         async with over([last]) as fleet:
             await fleet.until_ready(1)
             await push(fleet.running.address, 3)
-            ending = draining(last)
+            ending = shutting_down(last)
             await until_draining(fleet, last)
             assert not ending.done()
             fleet.running.router.add(joiner.address)
@@ -41,23 +41,23 @@ async def test_one_holder_of_two_ends_at_once() -> None:
     """So does one of a fleet to which nobody has pushed."""
     async with routed(2) as fleet:
         await push(fleet.running.address, 3)
-        assert await ended(draining(fleet.daemons[0])) == []
+        assert await ended(shutting_down(fleet.daemons[0])) == []
     async with routed(1) as fleet:
-        assert await ended(draining(fleet.daemons[0])) == []
+        assert await ended(shutting_down(fleet.daemons[0])) == []
 
 
 async def test_the_other_holder_has_to_answer_first() -> None:
     """It may be lost, and the router has not noticed yet."""
     async with linked(2) as fleet:
-        first, (link, to_first) = fleet.daemons[1], fleet.links
+        leaving, (link, to_leaving) = fleet.daemons[1], fleet.links
         await push(fleet.running.address, 3)
         # A report of the push may make the router ask what it serves.
         await until_told(fleet, link.address)
         await until(lambda: fleet.state_of(link.address) is ReplicaState.READY)
         link.silence()
-        ending = draining(first)
-        member = fleet.running.router.find(to_first.address).member
-        await until(lambda: fleet.state_of(to_first.address) is ReplicaState.DRAINING)
+        ending = shutting_down(leaving)
+        member = fleet.running.router.find(to_leaving.address).member
+        await until(lambda: fleet.state_of(to_leaving.address) is ReplicaState.DRAINING)
         for _ in range(3):
             before = member.engine
             await until(lambda before=before: member.engine is not before)  # type: ignore[misc]
@@ -72,7 +72,7 @@ async def test_a_fleet_of_which_all_replicas_end_waits_for_nobody() -> None:
     """None of them could take the version."""
     async with routed(3) as fleet:
         await push(fleet.running.address, 3)
-        endings = [draining(daemon) for daemon in fleet.daemons]
+        endings = [shutting_down(daemon) for daemon in fleet.daemons]
         assert [await ended(each) for each in endings] == [[]] * 3
 
 
@@ -80,7 +80,7 @@ async def test_the_only_holder_waits_no_longer_than_its_drain_may_take() -> None
     """It says what is lost."""
     async with routed(1) as fleet:
         await push(fleet.running.address, 3)
-        (cut,) = await ended(draining(fleet.daemons[0], 0.2))
+        (cut,) = await ended(shutting_down(fleet.daemons[0], 0.2))
         assert "handing over of what was pushed" in cut and "push it again" in cut
 
 
@@ -88,7 +88,7 @@ async def test_the_only_holder_says_why_it_does_not_end(capsys: pytest.CaptureFi
     """On its stderr, with the router."""
     async with routed(1) as fleet:
         await push(fleet.running.address, 3)
-        ending = draining(fleet.daemons[0])
+        ending = shutting_down(fleet.daemons[0])
         await until_draining(fleet, fleet.daemons[0])
         said: list[str] = []
         await until(lambda: said.append(capsys.readouterr().err) or "(version 3): waiting until" in "".join(said))  # type: ignore[func-returns-value]
@@ -109,7 +109,7 @@ async def test_a_daemon_without_a_router_ends_at_once(pushed: str) -> None:
                 await fleet.until_ready(1)
                 await push(fleet.running.address, 3)
             await until(lambda: not daemon.board.membership.router_address)
-        assert await ended(draining(daemon)) == []
+        assert await ended(shutting_down(daemon)) == []
 
 
 async def test_a_replica_that_shuts_down_is_no_other_copy() -> None:
@@ -156,7 +156,7 @@ async def test_a_replica_without_sound_weights_is_no_other_copy(condition: Engin
         await until(lambda: member.engine is not None and not is_sound(member.engine))
         with refuses(LastReplicaError, says="version 3"):
             await fleet.client.drain_replica(first.address)
-        ending = draining(first)
+        ending = shutting_down(first)
         await until_draining(fleet, first)
         assert not ending.done()
         ending.cancel()
@@ -213,7 +213,7 @@ async def test_the_other_holder_has_to_have_the_version(what: str) -> None:
                 other.board.become(DaemonCondition.DRAINING)
             else:
                 await push(other.address, 4)
-            ending = draining(first)
+            ending = shutting_down(first)
             await until_told(fleet, first.address)
             assert not ending.done()
             ending.cancel()
@@ -232,7 +232,7 @@ async def test_a_connection_that_breaks_does_not_end_the_only_holder() -> None:
     async with replica() as joiner, linked(1) as fleet:
         last, link = fleet.daemons[0], fleet.links[0]
         await push(fleet.running.address, 3)
-        ending = draining(last)
+        ending = shutting_down(last)
         await until(lambda: fleet.state_of(link.address) is ReplicaState.DRAINING)
         member = fleet.running.router.find(link.address).member
         num_losses = member.num_losses

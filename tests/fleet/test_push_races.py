@@ -19,7 +19,7 @@ from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.wire.conversions import manifest_message
-from tests.fleet.routers import RoutedFleet, hold, linked, over, replica, routed, until_reached
+from tests.fleet.routers import RoutedFleet, hold, hold_back, linked, over, replica, routed, until_reached
 from tests.support.paced_push import PacedPush
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
@@ -236,48 +236,23 @@ async def test_a_daemon_joins_after_a_partial_push() -> None:
         assert live == {"a": content(2)["a"], "b": content(1)["b"]}
 
 
-async def test_a_partial_push_waits_until_it_is_read_what_replicas_serve() -> None:
-    """As after a commit that they have not answered."""
-    async with linked(2) as fleet:
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        await fleet.until_ready(2)
-        for link in fleet.links:
-            link.silence()
-            fleet.running.router.find(link.address).member.doubt()
-        fleet.running.router.fleet.refresh()
-        part = fleet.client.push_weights({"a": weights(2)["a"]}, version=2, partial=True, timeout_s=30)
-        pushing = asyncio.create_task(part)
-        await asyncio.wait({pushing}, timeout=0.3)
-        assert not pushing.done()
-        for link in fleet.links:
-            link.let_go()
-        assert (await pushing).push.state == "applied"
-
-
 async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_back() -> None:
     """The router has asked a replica what it serves; a push is committed before the answer has come."""
     async with routed(1) as fleet:
         upstream = fleet.running.router.find(fleet.daemons[0].address)
-        asks, serves = upstream.weights.GetWeights, fleet.running.router.fleet.serves
-        answered, let_go = asyncio.Event(), asyncio.Event()
+        serves = fleet.running.router.fleet.serves
         found: list[int] = []
-
-        async def late(*args: Any, **more: Any) -> weights_pb2.GetWeightsResponse:
-            answer = await asks(*args, **more)
-            answered.set()
-            await let_go.wait()
-            return answer
 
         def noted(upstream: Upstream, version: Version, beside: Iterable[Upstream] = ()) -> None:
             found.append(version.number)
             serves(upstream, version, beside)
 
-        upstream.weights.GetWeights = lambda *args, **more: asyncio.ensure_future(late(*args, **more))
+        answers = hold_back(upstream.weights, "GetWeights")
         fleet.running.router.fleet.serves = noted
         upstream.member.doubt()
-        await answered.wait()
+        await answers.given.wait()
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        let_go.set()
+        answers.let_go.set()
         await fleet.until_reported()
         assert 0 not in found
         await fleet.until_ready(1)

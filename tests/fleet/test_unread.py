@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from genserve.errors import LastReplicaError
 from genserve.fleet.member import Member
-from tests.fleet.routers import RoutedFleet, draining, ended, linked, push, replica
+from tests.fleet.routers import QUICK, RoutedFleet, ended, hold_back, linked, push, replica, shutting_down
 from tests.support.patience import turns, until
+from tests.support.pulled_peers import weights
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import GeneratingEngine
@@ -93,7 +95,33 @@ async def test_a_daemon_that_is_back_in_its_shutdown_is_told_that_it_may_end() -
         await push(fleet.running.address, 3)
         await fleet.until_ready()
         fleet.links[0].cut()
-        assert await ended(draining(fleet.daemons[0])) == []
+        assert await ended(shutting_down(fleet.daemons[0])) == []
+
+
+async def test_a_partial_push_waits_for_a_replica_that_has_the_version() -> None:
+    """It goes to no other ones, and nobody is known to have it."""
+    async with linked(2) as fleet:
+        await push(fleet.running.address, 1)
+        async with unread(fleet):
+            part = fleet.client.push_weights({"a": weights(2)["a"]}, version=2, partial=True, timeout_s=30)
+            pushing = asyncio.create_task(part)
+            await still_waits(pushing)
+        assert (await pushing).push.state == "applied"
+
+
+async def test_a_commit_waits_for_as_many_replicas_as_it_needs() -> None:
+    """One of them has the push, and is just being read."""
+    async with linked(2, replace(QUICK, min_replicas=2)) as fleet:
+        first, _ = members(fleet)
+        await fleet.client.push_weights(weights(1), version=1, action="prepare", push_id="p", timeout_s=30)
+        answers = hold_back(fleet.running.router.find(first.address).weights, "GetWeights")
+        first.doubt()
+        fleet.running.router.fleet.refresh()
+        await answers.given.wait()
+        committing = asyncio.create_task(fleet.client.commit_push("p"))
+        await still_waits(committing)
+        answers.let_go.set()
+        assert (await committing).push.state == "applied"
 
 
 @pytest.mark.parametrize("serves", [False, True], ids=["idle", "serves"])
@@ -132,23 +160,13 @@ async def test_the_only_holder_of_an_adapter_is_not_drained_before_it_has_told_i
         (only,) = members(fleet)
         await fleet.client.push_lora("poet", TENSORS, CONFIG)
         await fleet.until_reported()
-        lists = fleet.running.router.find(only.address).control.ListLoras
-        asked, let_go = asyncio.Event(), asyncio.Event()
-
-        async def late(*args: object, **more: object) -> object:
-            asked.set()
-            await let_go.wait()
-            return await lists(*args, **more)
-
-        fleet.running.router.find(only.address).control.ListLoras = lambda *args, **more: asyncio.ensure_future(
-            late(*args, **more)
-        )
+        answers = hold_back(fleet.running.router.find(only.address).control, "ListLoras")
         fleet.links[0].cut()
         await until(lambda: only.engine is None)
-        asked.clear()
-        await asked.wait()
+        answers.given.clear()
+        await answers.given.wait()
         leaving = drain(fleet)
         await still_waits(leaving)
-        let_go.set()
+        answers.let_go.set()
         with refuses(LastReplicaError, says="adapter 'poet'"):
             await leaving

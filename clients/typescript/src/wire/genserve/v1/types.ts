@@ -145,8 +145,8 @@ export interface FleetState {
   /** Adapters that all replicas have loaded. */
   loras: FleetLora[];
   /**
-   * A push that is just being committed, empty if none is. If a replica serves it that keeps this, it is the version of
-   * the fleet: its router has ended before it could write that down.
+   * A push that replicas were asked to commit and of which no outcome is known yet, empty if there is none. If a replica
+   * serves it that keeps this, it is the version of the fleet: its router has ended before it could write that down.
    */
   undecidedPushId: string;
 }
