@@ -86,12 +86,16 @@ def _naming_daemons() -> Iterator[None]:
 
 
 def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> None:
+    goes_on = "if `genserve replicas list` says that it is draining, it goes on unless it is added again"
     try:
         client.drain_replica(address, force=force, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        print(f"{address} is not waited for any more: {goes_on}", file=sys.stderr)
+        raise
     except DeadlineError:
         raise DeadlineError(
             f"{address} still has requests after {timeout_s:g} s, or no other replica is known to have the version of "
-            "the fleet: if `genserve replicas list` says that it is draining, it goes on unless it is added again"
+            f"the fleet: {goes_on}"
         ) from None
 
 
@@ -142,7 +146,11 @@ def version_row(replicas: "Replicas") -> str:
     serving = [each.engine for each in replicas.replicas if each.engine is not None and each.engine.startup is None]
     if not replicas.replicas or any(engine.weight_version == version for engine in serving):
         return f"version {version}"
-    return f"version {version}, which no replica serves: push it again" if version else "version not known yet"
+    if not version:
+        return "version not known yet"
+    if any(each.engine is None for each in replicas.replicas):
+        return f"version {version}, which no replica that answers serves: push it again if the others do not come back"
+    return f"version {version}, which no replica serves: push it again"
 
 
 def remark(replica: "FleetReplica") -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,10 +12,9 @@ from genserve.control.conditions import DaemonCondition
 from genserve.fleet.config import RouteConfig
 from genserve.net import DEFAULT_ROUTER
 from genserve.routing.replica import ReplicaState, Request
-from tests.fleet.routers import RoutedFleet, replica, routed
+from tests.fleet.routers import RoutedFleet, linked, push, replica, routed
+from tests.support.commands import Command, Outcome, start
 from tests.support.patience import until
-
-Command = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def fleet() -> AsyncIterator[RoutedFleet]:
 def genserve(fleet: RoutedFleet, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command against the router; gives exit status, stdout and stderr."""
 
-    async def run(*arguments: str, target: str = fleet.running.address) -> tuple[int, str, str]:
+    async def run(*arguments: str, target: str = fleet.running.address) -> Outcome:
         status = await asyncio.to_thread(main, [*arguments, "--target", target])
         output = capsys.readouterr()
         return status, output.out, output.err
@@ -53,6 +53,16 @@ async def test_the_table_says_why_ready_replicas_generate_nothing(fleet: RoutedF
     await until(lambda: all(up.member.engine is not None and up.member.engine.pauses for up in paused.ready))
     _, output, _ = await genserve("replicas", "list")
     assert output.count("it is paused") == 2
+
+
+async def test_the_table_does_not_give_up_a_version_whose_holder_is_away(genserve: Command) -> None:
+    """It may be back in a moment."""
+    async with linked(1) as fleet:
+        await push(fleet.running.address, 3)
+        fleet.links[0].kill()
+        await until(lambda: not fleet.running.router.fleet.ready)
+        _, output, _ = await genserve("replicas", "list", target=fleet.running.address)
+        assert output.startswith("version 3, which no replica that answers serves: push it again if ")
 
 
 async def test_json_has_zeros(genserve: Command) -> None:
@@ -89,6 +99,19 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
             if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
                 break
         assert "it is being drained" in (await genserve("replicas", "list"))[1]
+
+
+async def test_an_interrupted_drain_says_that_it_goes_on(fleet: RoutedFleet) -> None:
+    """Whoever has ended the command may take it to be undone."""
+    leaving = fleet.daemons[0]
+    with fleet.running.router.fleet.carrying(Request(), fleet.running.router.find(leaving.address)):
+        process = await start(fleet.running.address, "replicas", "drain", leaving.address)
+        await until(lambda: fleet.state(leaving) is ReplicaState.DRAINING)
+        process.send_signal(signal.SIGINT)
+        output, errors = await process.communicate()
+        assert (process.returncode, output) == (130, b"")
+        assert f"{leaving.address} is not waited for any more" in errors.decode() and "it goes on" in errors.decode()
+        assert fleet.state(leaving) is ReplicaState.DRAINING
 
 
 async def test_wait_tells_a_router_that_shuts_down(fleet: RoutedFleet, genserve: Command) -> None:

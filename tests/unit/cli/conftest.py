@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from genserve.cli import main
+from tests.support.commands import Command, Outcome
 from tests.support.scripted_services import ScriptedDaemon
 from tests.support.scripted_services import daemon as daemon
-from tests.unit.cli.commands import Command, Outcome
 
 
 @pytest.fixture

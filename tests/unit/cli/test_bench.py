@@ -6,7 +6,6 @@ What is measured against the real push and pause code is in tests/rpc/test_bench
 import asyncio
 import json
 import signal
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from google.rpc import code_pb2
 
 from genserve.cli import main
 from genserve.cli.bench import GenerationFigures, StreamTimes, percentile, table
+from tests.support.commands import start
 from tests.support.scripted_services import ScriptedDaemon, refuse
 
 
@@ -97,14 +97,7 @@ async def test_what_was_measured_before_an_error_is_printed(
 async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: ScriptedDaemon) -> None:
     """Exit 130."""
     daemon.hangs_after = 2
-    program = (  # see test_commands.start
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from genserve.cli import main; sys.exit(main())"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, "bench", "generate", "--target", daemon.target,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start(daemon.target, "bench", "generate")
     await asyncio.wait_for(daemon.hanging.wait(), 60)
     process.send_signal(signal.SIGINT)
     assert await process.communicate() == (b"", b"")

@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 
 from genserve.cli import main
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.support.commands import Command, start
 from tests.support.patience import until
 from tests.support.scripted_services import ScriptedDaemon
-from tests.unit.cli.commands import Command, start
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ async def test_generate_prints_statistics_on_stderr(genserve: Command) -> None:
 async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> None:
     """Ctrl-C ends the request in the daemon; exit 130, no traceback."""
     daemon.hangs_after = 2
-    process = await start(daemon, "generate", "x")
+    process = await start(daemon.target, "generate", "x")
     assert await process.stdout.readexactly(len("Once upon")) == b"Once upon"
     process.send_signal(signal.SIGINT)
     _, errors = await process.communicate()
@@ -104,7 +104,7 @@ async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> 
 async def test_a_reader_that_goes_away_is_no_error_to_tell_of(daemon: ScriptedDaemon) -> None:
     """`genserve generate | head -c 4` prints no traceback."""
     daemon.words = ["x" * 1000] * 1000
-    process = await start(daemon, "generate", "x")
+    process = await start(daemon.target, "generate", "x")
     assert await process.stdout.readexactly(4) == b"xxxx"
     process._transport.get_pipe_transport(1).close()
     errors = await process.stderr.read()
@@ -226,7 +226,7 @@ async def test_pause_with_hold_renews_until_interrupted_and_resumes(
     daemon: ScriptedDaemon, number: signal.Signals
 ) -> None:
     """Ctrl-C is how a held pause ends, and SIGTERM where there is no terminal: exit 0."""
-    process = await start(daemon, "pause", "--hold", "--ttl", "6s")  # it is renewed after a third of that
+    process = await start(daemon.target, "pause", "--hold", "--ttl", "6s")  # it is renewed after a third of that
     assert b"lease-1" in await process.stdout.readline()
     await until(lambda: daemon.renewed.is_set() or process.returncode is not None)
     process.send_signal(number)

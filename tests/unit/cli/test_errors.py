@@ -11,8 +11,8 @@ from google.rpc import code_pb2, error_details_pb2
 
 from genserve.cli import main, make_parser
 from genserve.cli.options import to_the_same
+from tests.support.commands import Command, start
 from tests.support.scripted_services import ScriptedDaemon, refuse
-from tests.unit.cli.commands import Command, start
 
 
 async def test_an_error_is_one_line_and_one_a_violation(daemon: ScriptedDaemon, genserve: Command) -> None:
@@ -52,7 +52,7 @@ def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.slow
 async def test_what_grpc_logs_of_a_handshake_is_not_printed_beside_the_error(daemon: ScriptedDaemon) -> None:
     """In a process of its own, because gRPC reads its level once."""
-    process = await start(daemon, "status", "--tls")
+    process = await start(daemon.target, "status", "--tls")
     _, errors = await process.communicate()
     assert process.returncode == 1
     why = r"it has no TLS, or is no daemon: leave out what asks for it \(--tls\)"

@@ -9,9 +9,9 @@ import pytest
 
 from genserve.cli import main
 from genserve.v1 import generation_pb2
+from tests.support.commands import start
 from tests.support.patience import until
 from tests.support.scripted_services import ScriptedDaemon
-from tests.unit.cli.commands import start
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ async def test_an_answer_that_others_have_ended_is_told_on_stderr(
 async def test_terminal_says_why_the_first_token_is_late(daemon: ScriptedDaemon) -> None:
     """While it waits, once; the answer is not mixed with it."""
     daemon.hangs_after = 0
-    pause = await start(daemon, "pause", "--ttl", "10m", "--holder", "alice@host")
+    pause = await start(daemon.target, "pause", "--ttl", "10m", "--holder", "alice@host")
     await pause.communicate()
     terminal, stderr = pty.openpty()
     try:
@@ -75,7 +75,7 @@ async def test_terminal_says_why_the_first_token_is_late(daemon: ScriptedDaemon)
 async def test_nothing_is_said_where_a_program_reads_stderr(daemon: ScriptedDaemon) -> None:
     """It has the error's details."""
     daemon.hangs_after = 0
-    await (await start(daemon, "pause", "--ttl", "10m")).communicate()
-    process = await start(daemon, "generate", "x", "--timeout", "3s")
+    await (await start(daemon.target, "pause", "--ttl", "10m")).communicate()
+    process = await start(daemon.target, "generate", "x", "--timeout", "3s")
     _, errors = await process.communicate()
     assert errors.startswith(b"genserve: DEADLINE_EXCEEDED: ")

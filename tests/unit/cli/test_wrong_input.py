@@ -14,8 +14,8 @@ import pytest
 from genserve import cli
 from genserve.cli import main, make_parser
 from genserve.cli.options import unrecognized
+from tests.support.commands import start
 from tests.support.scripted_services import ScriptedDaemon
-from tests.unit.cli.commands import start
 
 VALUES = ("3000000000", "-1", "9" * 30, "9" * 5000, "1e999", "nan", "", "\udc80", "é", "\x00", "a\nb")
 NUMBERS = ("3000000000", "-1", "1e999")
@@ -219,7 +219,7 @@ async def test_an_output_that_is_closed_or_full_ends_without_a_traceback(
 @pytest.mark.slow
 async def test_a_held_pause_ends_when_its_lease_is_lost(daemon: ScriptedDaemon) -> None:
     """Somebody else has ended it: the engine may run, and who holds it has to know. Exit 1."""
-    process = await start(daemon, "pause", "--hold", "--ttl", "300ms")
+    process = await start(daemon.target, "pause", "--hold", "--ttl", "300ms")
     assert b"lease-1" in await process.stdout.readline()
     daemon.leases.clear()
     output, errors = await asyncio.wait_for(process.communicate(), 60)

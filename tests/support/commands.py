@@ -5,14 +5,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.support.scripted_services import ScriptedDaemon
-
 Outcome = tuple[int, str, str]
 """Exit status, stdout and stderr."""
 Command = Callable[..., Awaitable[Outcome]]
 
 
-async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
+async def start(target: str, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
     """Starts a command as a process of its own.
 
     A test run in the background of a shell ignores SIGINT, and the command would do so too. It is told there and not
@@ -23,6 +21,6 @@ async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.s
         "from genserve.cli import main; sys.exit(main())"
     )
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, *arguments, "--target", daemon.target,
+        sys.executable, "-c", program, *arguments, "--target", target,
         stdout=stdout, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
