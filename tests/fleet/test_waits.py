@@ -22,9 +22,9 @@ from genserve.settings.config import ServeConfig
 from genserve.v1.generation_pb2 import GenerateRequest
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed
-from tests.support.patience import SCALE, STEP_S, until
+from tests.support.patience import SCALE, STEP_S, told_in_time, until
 from tests.support.pulled_peers import weights
-from tests.support.refusals import refuses, told_in_time
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import reason_of
 
 TIMEOUT_S = 3.0 * SCALE
@@ -49,12 +49,11 @@ async def test_error_of_a_request_to_a_paused_fleet_names_the_holder() -> None:
     async with routed(2) as fleet:
         lease = (await fleet.client.pause(holder="alice@host", ttl_s=600)).lease
 
-        async def errors(timeout_s: float) -> Sequence[object]:
-            one = fleet.client.generate("a", timeout_s=timeout_s)
-            many = fleet.client.generate_many(["b"], timeout_s=timeout_s)
-            return await asyncio.gather(one, many, return_exceptions=True)
+        async def calls(timeout_s: float) -> Sequence[Awaitable[object]]:
+            one, many = fleet.client.generate, fleet.client.generate_many
+            return [one("a", timeout_s=timeout_s), many(["b"], timeout_s=timeout_s)]
 
-        for error in await told_in_time(errors, TIMEOUT_S):
+        for error in await told_in_time(calls, TIMEOUT_S):
             assert isinstance(error, DeadlineError), error
             assert "paused by alice@host" in error.message
             assert (error.metadata["holder"], error.metadata["lease_id"]) == ("alice@host", lease.lease_id)

@@ -1,7 +1,7 @@
 """A call whose time is over while the engine is paused: over the wire, and in the client."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import grpc
 from google.rpc import error_details_pb2
@@ -9,8 +9,8 @@ from google.rpc import error_details_pb2
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError
 from genserve.v1 import generation_pb2
-from tests.support.patience import SCALE
-from tests.support.refusals import refuses, told_in_time
+from tests.support.patience import SCALE, told_in_time
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, detail_of, reason_of, update
 
 TIMEOUT_S = 3.0 * SCALE
@@ -22,7 +22,7 @@ async def test_error_of_a_request_to_a_paused_engine_names_the_holder(daemon: Da
     async with AsyncClient(daemon.address) as client:
         leases = []
 
-        async def errors(timeout_s: float) -> Sequence[object]:
+        async def calls(timeout_s: float) -> Sequence[Awaitable[object]]:
             if leases:
                 await client.resume(leases.pop().lease_id)
             num_streams = len(daemon.engine.streams)
@@ -30,9 +30,9 @@ async def test_error_of_a_request_to_a_paused_engine_names_the_holder(daemon: Da
             (await daemon.stream(num_streams)).put(update(7, first=True))
             leases.append((await client.pause(holder="alice@host", ttl_s=600)).lease)
             waiting = [client.generate("a", timeout_s=timeout_s), client.generate_many(["b", "c"], timeout_s=timeout_s)]
-            return await asyncio.gather(begun, *waiting, return_exceptions=True)
+            return [begun, *waiting]
 
-        for error in await told_in_time(errors, TIMEOUT_S):
+        for error in await told_in_time(calls, TIMEOUT_S):
             assert isinstance(error, DeadlineError), error
             assert "paused by alice@host" in error.message and "s left" in error.message
             assert f"genserve resume {leases[0].lease_id}" in error.message
@@ -46,11 +46,11 @@ async def test_the_wire_tells_it_as_details(daemon: Daemon) -> None:
     async with AsyncClient(daemon.address) as client:
         await client.pause(holder="alice@host", no_expiry=True)
 
-        async def errors(timeout_s: float) -> Sequence[object]:
+        async def calls(timeout_s: float) -> Sequence[Awaitable[object]]:
             call = daemon.generation.Generate(generation_pb2.GenerateRequest(text="x"), timeout=timeout_s)
-            return await asyncio.gather(call.read(), return_exceptions=True)
+            return [call.read()]
 
-        (error,) = await told_in_time(errors, TIMEOUT_S)
+        (error,) = await told_in_time(calls, TIMEOUT_S)
     assert isinstance(error, grpc.aio.AioRpcError)
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError.reason)
     info = detail_of(error, error_details_pb2.ErrorInfo)
@@ -64,10 +64,10 @@ async def test_a_request_that_is_still_being_admitted_learns_it_too(daemon: Daem
     async with AsyncClient(daemon.address) as client:
         await client.pause(holder="alice@host")
 
-        async def errors(timeout_s: float) -> Sequence[object]:
-            return await asyncio.gather(client.generate("x", timeout_s=timeout_s), return_exceptions=True)
+        async def calls(timeout_s: float) -> Sequence[Awaitable[object]]:
+            return [client.generate("x", timeout_s=timeout_s)]
 
-        (error,) = await told_in_time(errors, TIMEOUT_S)
+        (error,) = await told_in_time(calls, TIMEOUT_S)
         assert isinstance(error, DeadlineError) and "paused by alice@host" in error.message
 
 

@@ -1,7 +1,7 @@
 """`refuses`: what a test says of an error that users get. Its class is the reason; `field` is the field or tensor that
 is wrong. The words may change; `says` is for what has to be among them, such as the flag of a remedy or a tensor."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,12 +25,3 @@ def refuses(
     fields = [violation.field for violation in error.violations]
     assert field is None or fields == [field], f"violations of {fields}: {error}"
     assert says is None or says in error.message, f"{says!r} is not said: {error}"
-
-
-async def told_in_time(errors: Callable[[float], Awaitable[Sequence[object]]], timeout_s: float) -> Sequence[object]:
-    """The errors of calls with this timeout. They are made once more with twice the time if the client gave up before
-    the server said why: one of both stood still."""
-    found = await errors(timeout_s)
-    if any(text in str(error) for error in found for text in ("within its timeout", "Deadline Exceeded")):
-        found = await errors(2 * timeout_s)
-    return found
