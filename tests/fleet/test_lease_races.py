@@ -72,11 +72,10 @@ async def test_a_resume_that_failed_on_one_replica_is_made_up_for(monkeypatch: p
         failing = fleet.daemons[0].pauses
 
         async def fail(lease_id: str, *, force: bool = False) -> bool:
-            monkeypatch.undo()
             raise DeadlineError("not now")
 
-        monkeypatch.setattr(failing, "resume", fail)
-        with refuses(DeadlineError, says="not now"):
+        with monkeypatch.context() as patched, refuses(DeadlineError, says="not now"):
+            patched.setattr(failing, "resume", fail)
             await fleet.client.resume(lease_id)
         await until(lambda: running(fleet) == [True, True])
 

@@ -136,6 +136,8 @@ async def test_a_stream_goes_on_after_an_item_was_not_waited_for(daemon: Scripte
             for _ in range(2):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(anext(deltas), 0.01)
+            await daemon.hanging.wait()
+            daemon.hanging.clear()
             daemon.hangs_after = position + 1
             daemon.goes_on.set()
             texts.append((await anext(deltas)).text)

@@ -277,9 +277,10 @@ def test_processes_are_observed_with_their_children() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "cause"), [("while True: pass", "no step may take that long"), ("event.wait()", "use no CPU")]
+    ("work", "works", "cause"),
+    [("while True: pass", True, "no step may take that long"), ("event.wait()", False, "use no CPU")],
 )
-async def test_starved_processes_count_as_busy_and_idle_ones_do_not(work: str, cause: str) -> None:
+async def test_starved_processes_count_as_busy_and_idle_ones_do_not(work: str, works: bool, cause: str) -> None:
     """A machine whose CPUs are taken by other programs. A worker prepares a version in a thread that is not its first
     one; the first one sleeps."""
     core = min(os.sched_getaffinity(0))
@@ -288,8 +289,11 @@ async def test_starved_processes_count_as_busy_and_idle_ones_do_not(work: str, c
     worker += f"def work():\n    {work}\nthreading.Thread(target=work).start(); print(flush=True); event.wait()"
     other = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     with ExitStack() as stack:
-        running = [stack.enter_context(_running(program)) for program in (worker, other, other)]
-        processes, limits = Processes([running[0].pid], lambda: 0), HeartbeatLimits(1.0, step_s=3.0, idle_s=0.0)
+        processes = Processes([stack.enter_context(_running(worker)).pid], lambda: 0)
+        await until(lambda: processes.activity().works is works)  # starved, it would take seconds to go to sleep
+        for _ in range(2):
+            stack.enter_context(_running(other))
+        limits = HeartbeatLimits(1.0, step_s=3.0, idle_s=0.0)
         liveness, before = Liveness(), processes.activity()
         unanswered = Heartbeat(liveness, lambda _: asyncio.Event().wait(), processes, limits, lambda _: None)
         await asyncio.wait_for(unanswered.run(), 60)
