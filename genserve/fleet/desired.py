@@ -98,6 +98,7 @@ class Desired:
         self.pushed_loras: dict[str, str] = {}
         self._changing_loras: set[str] = set()
         self.issued = 0
+        self._issued_before = 0  # what another router has written down was adopted
         self.is_own = False
         self._changing_sleep: list[frozenset[str]] = []
         self._loading: dict[str, str] = {}
@@ -155,7 +156,7 @@ class Desired:
     def change(self, epoch: int = 0) -> None:
         """It has changed, by what this epoch was issued for; 0 = none was. If another change came between, what holds
         now is that one and this one."""
-        self.epoch = epoch if epoch > self.epoch else self.issue()
+        self.epoch = epoch if epoch > max(self.epoch, self._issued_before) else self.issue()
         self.is_own = True
 
     def begin(self) -> None:
@@ -166,6 +167,7 @@ class Desired:
         """It is what another router has written down."""
         self.epoch = record.epoch
         self.is_own = False
+        self._issued_before = self.issued
         if record.epoch > self.issued:  # the next change is above all that its router may have issued as well
             self.issued, self._life = record.epoch, 0
         self.asleep = FleetSleep(

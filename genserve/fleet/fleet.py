@@ -28,8 +28,8 @@ class Undecided:
     """A push that replicas were asked to commit, while it is not known whether one has.
 
     `epoch`: of the record that they keep with it, 0 if the router before has begun it. `deciding`: the addresses of
-    those that were up to date then. The first of them that turns out to serve it decides, also if all answers are lost,
-    and so does a replica that keeps a record which names the push.
+    those that were up to date then. The first of them that turns out to serve it decides, also if all answers are lost.
+    Which these were the router before has not told: a replica decides that was asked to by its record.
     """
 
     push_id: str
@@ -40,8 +40,9 @@ class Undecided:
         """Whether the fleet serves the push because this replica does."""
         if member.version is None or member.version.push_id != self.push_id:
             return False
-        record = member.record
-        return member.address in self.deciding or (record is not None and record.undecided_push_id == self.push_id)
+        if self.epoch:
+            return member.address in self.deciding
+        return member.record is not None and self.push_id in (member.record.push_id, member.record.undecided_push_id)
 
 
 class Fleet(Destinations[Upstream]):
@@ -148,6 +149,10 @@ class Fleet(Destinations[Upstream]):
         """Whether a commit of this push was begun, may yet come about, and is the last one."""
         return self._undecided is not None and self._undecided.push_id == push_id
 
+    def has_served(self, push_id: str) -> bool:
+        """Whether this router knows that the fleet serves a push, or has served it before."""
+        return any(each is not None and each.push_id == push_id for each in (self.committed, self.previous))
+
     def end_commit(self) -> None:
         """Nothing comes of the last commit that is not known: no replica decides any more."""
         self._undecided = None
@@ -241,7 +246,8 @@ class Fleet(Destinations[Upstream]):
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         self._now_serves(Version.of(record))
-        self._undecided = Undecided(record.undecided_push_id) if record.undecided_push_id else None
+        if self._undecided is None or not self._undecided.epoch:  # a commit of this router goes on
+            self._undecided = Undecided(record.undecided_push_id) if record.undecided_push_id else None
         for upstream in self._upstreams.values():
             self._decide(upstream)
         self.refresh()

@@ -166,6 +166,54 @@ async def test_a_push_to_a_replica_alone_does_not_count_where_nobody_commits_it(
     await upstream.close()
 
 
+async def test_a_replica_decides_that_keeps_the_record_of_the_push_itself() -> None:
+    """Its link broke when it had committed: it missed the later record, in which the push is only named."""
+    fleet = fleet_of_nobody()
+    first, second = [await replica_of(fleet, f"127.0.0.1:{port}") for port in (1, 2)]
+    first.member.record = types_pb2.FleetState(epoch=7, weight_version=2, push_id="pushed")
+    first.member.serves(Version(2, "pushed"))
+    before = types_pb2.FleetState(epoch=8, weight_version=1, push_id="before", undecided_push_id="pushed")
+    second.member.record = before
+    second.member.serves(Version(1, "before"))
+    fleet.settle()
+    assert fleet.committed == Version(2, "pushed")
+    for upstream in first, second:
+        await upstream.close()
+
+
+async def test_a_replica_that_is_behind_does_not_decide_by_its_record() -> None:
+    """It was asked to commit as well, and something was written down meanwhile. Those that get requests may refuse."""
+    fleet = fleet_of_nobody()
+    ready, behind = [await replica_of(fleet, f"127.0.0.1:{port}") for port in (1, 2)]
+    fleet.settle()
+    fleet.begin_commit(fleet.record_with(Version(1, "pushed")), [ready])
+    fleet.changed()
+    record = fleet.record()
+    assert record is not None and record.undecided_push_id == "pushed"
+    behind.member.keeps(record)
+    fleet.serves(behind, Version(1, "pushed"))
+    assert fleet.committed == Version(0)
+    for upstream in ready, behind:
+        await upstream.close()
+
+
+async def test_a_commit_goes_on_when_a_late_replica_has_a_later_record() -> None:
+    """Of the router before. What that says is kept, and written down with the push: its epoch was issued before."""
+    fleet, upstream = await of_commit("", Version(1, "before"))
+    late = await replica_of(fleet, "127.0.0.1:2")
+    committing = fleet.record_with(Version(2, "pushed"))
+    fleet.begin_commit(committing, [upstream])
+    path = types_pb2.FleetLora(lora_name="poet", path="/poet")
+    fleet.found(late, types_pb2.FleetState(epoch=9, weight_version=1, push_id="before", loras=[path]))
+    upstream.member.doubt()
+    fleet.serves(upstream, Version(2, "pushed"))
+    record = fleet.record()
+    assert fleet.committed == Version(2, "pushed") and record is not None
+    assert list(record.loras) == [path] and record.epoch > committing.epoch
+    for each in upstream, late:
+        await each.close()
+
+
 async def test_a_record_says_which_push_is_being_committed() -> None:
     """Until a replica serves it."""
     fleet = fleet_of_nobody()
