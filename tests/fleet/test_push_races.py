@@ -258,6 +258,33 @@ async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_bac
         await fleet.until_ready(1)
 
 
+@pytest.mark.parametrize("position", [0, 1])
+async def test_a_repeat_of_a_push_that_was_undone_is_not_applied(position: int) -> None:
+    """A replica that got no requests had committed it, and was brought back, because the other one had refused. It
+    gives its first answer again, whether it receives the repeat or the other one does."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await fleet.until_ready()
+        behind, other = fleet.daemons[position], fleet.daemons[1 - position]
+
+        async def pushed() -> None:
+            other.engine.fails["commit_weights"] = PushRolledBackError("no room")
+            with refuses(PushRolledBackError):
+                await fleet.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p")
+            other.engine.fails.clear()
+
+        async with AsyncClient(behind.address) as alone:
+            lease = (await alone.pause(holder="somebody", no_expiry=True)).lease
+            await until(lambda: fleet.state(behind) is ReplicaState.SYNCING)
+            await pushed()
+            await until(lambda: hold(1, behind))
+            await alone.resume(lease.lease_id)
+        await fleet.until_ready()
+        await pushed()
+        await fleet.until_ready()
+        assert fleet.running.router.fleet.committed_version == 1
+
+
 class OpenTwice(asyncio.Event):
     """Lets a push pass, and what undoes its failed commit, but not the router, which catches up for it at once."""
 

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from genserve.errors import GenserveError
+from genserve.errors import GenserveError, PushRolledBackError
 from genserve.fleet.desired import Version
 from genserve.fleet.everywhere import everywhere, leaves, replica_error, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.upstream import Upstream, apply_s
 from genserve.forward.upstream import may_have_done
-from genserve.v1 import weights_pb2
+from genserve.v1 import types_pb2, weights_pb2
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,39 @@ async def commit_everywhere(
     fleet.begin_commit(request.fleet, deciding)
     outcomes = _Outcomes()
     await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=each in deciding), push)
-    failures = outcomes.failures
-    for upstream in failures:
+    for upstream in outcomes.failures:
         upstream.member.doubt()
     fleet.refresh()
-    if deciding <= failures.keys():
-        if not is_repeated and not any(may_have_done(failures[each]) for each in deciding):
+    if not any(each in deciding and _serves(answer.state, push) for each, answer in outcomes.answers.items()):
+        errors = [outcomes.failures[each] for each in replicas if each in deciding and each in outcomes.failures]
+        if not is_repeated and not any(map(may_have_done, errors)):
             fleet.end_commit()
         fleet.changed()  # one that was behind may keep a record of what did not come about
         await write_record(fleet)
-        # One that did not answer may have committed: this must not look as if nothing had changed.
-        errors = [failures[upstream] for upstream in replicas if upstream in deciding]
-        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+        _check_was_served(fleet, replicas, push, errors)
     await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
     return outcomes.answer()
+
+
+def _serves(state: types_pb2.EngineState, push: weights_pb2.Push) -> bool:
+    """Whether a replica that has answered a commit serves the push now. A repeat for a push of long ago, or for one
+    that was undone, gets its first answer again, though another version is served."""
+    return state.push_id == push.push_id
+
+
+def _check_was_served(
+    fleet: Fleet, replicas: Sequence[Upstream], push: weights_pb2.Push, errors: Sequence[GenserveError]
+) -> None:
+    """For a push that no replica has committed now: all that were asked have served it before, or have failed with one
+    of these errors. Raises it, and PushRolledBackError for a push that some replicas had committed and others had not,
+    so that it was undone."""
+    if errors:  # one that did not answer may have committed: this must not look as if nothing had changed
+        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+    if not fleet.has_served(push.push_id) and not set(fleet.ready) <= set(replicas):
+        raise PushRolledBackError(
+            f"push {push.push_id!r} was undone: not all replicas had committed it. Push it again with another push_id",
+            metadata={"push_id": push.push_id},
+        )
 
 
 async def _commit_lora(
@@ -136,9 +155,7 @@ async def _commit(
     if request.apply.pause_lease_id:
         own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
     answer = await upstream.ask(upstream.weights.CommitPush, own, apply_s(request.apply))
-    push = answer.push
-    # A repeat for a push of long ago gets its first answer again, though another version is served now.
-    if not push.lora_name and answer.state.weight_version == push.weight_version:
+    if not answer.push.lora_name and _serves(answer.state, answer.push):
         version = Version.of(answer.state)
         upstream.member.serves(version)
         if answer.state.fleet_epoch == request.fleet.epoch:
