@@ -1,6 +1,7 @@
 """Whether a replica may leave without the fleet losing a version or an adapter."""
 
 import random
+from collections.abc import Iterator
 
 from genserve.errors import NoReplicaError
 from genserve.fleet.desired import Version
@@ -14,17 +15,26 @@ from genserve.v1 import control_pb2, types_pb2
 def only_there(fleet: Fleet, member: Member) -> str:
     """The pushed version or adapter that no other staying replica has, for people; "" = none. One that is just being
     asked what it has may have it."""
-    committed, staying = fleet.committed, _staying(fleet, member)
+    return next((what for what, may_have in _not_elsewhere(fleet, member) if may_have), "")
+
+
+def may_be_only_there(fleet: Fleet, member: Member) -> bool:
+    """Whether there is something of that kind which no other staying replica has, also while this one does not answer,
+    so that nobody knows what it has."""
+    return any(True for _ in _not_elsewhere(fleet, member))
+
+
+def _not_elsewhere(fleet: Fleet, member: Member) -> Iterator[tuple[str, bool]]:
+    """Each of them, and whether this replica may have it."""
+    committed = fleet.committed
     if committed is None:
-        return ""
-    may_have = _has_version(fleet, member) or member.version_is_unread
-    if not committed.is_checkpoint and may_have and not others_with_version(fleet, member):
-        return f"version {committed.number}"
+        return
+    if not committed.is_checkpoint and not others_with_version(fleet, member):
+        yield f"version {committed.number}", _has_version(fleet, member) or member.version_is_unread
+    staying = _staying(fleet, member)
     for name, push_id in fleet.desired.pushed_loras.items():
-        may_have = member.pushed_loras.get(name) == push_id or member.loras_are_unread
-        if may_have and not any(each.pushed_loras.get(name) == push_id for each in staying):
-            return f"adapter {name!r}"
-    return ""
+        if not any(each.pushed_loras.get(name) == push_id for each in staying):
+            yield f"adapter {name!r}", member.pushed_loras.get(name) == push_id or member.loras_are_unread
 
 
 def others_with_version(fleet: Fleet, leaving: Member) -> list[Member]:

@@ -11,12 +11,12 @@ from typing import Final
 from genserve.aio import cancel_all, silence
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import check_other_has_version, only_there
+from genserve.fleet.hand_over import check_other_has_version, may_be_only_there, only_there
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.watch import Watch
+from genserve.fleet.watch import MAX_PAUSE_S, Watch
 from genserve.net import check_replica
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
@@ -201,15 +201,16 @@ class Router:
         await asyncio.wait({draining})  # which is cancelled if the replica is added again
 
     async def _drain(self, upstream: Upstream) -> None:
-        member, is_only_one = upstream.member, False
+        member, waited_for = upstream.member, -1  # the loss of it, by its number
         while not member.is_gone:
             if self._has_to_stay(member):
-                is_only_one = bool(only_there(self.fleet, member)) or (is_only_one and member.engine is None)
                 await self.fleet.states_changed.wait()
-            elif is_only_one and member.engine is None and not member.is_given_up:
-                is_only_one = False
+            elif member.is_given_up:
+                await self.remove(upstream.address)
+            elif member.engine is None and waited_for != member.num_losses and may_be_only_there(self.fleet, member):
+                waited_for = member.num_losses
                 await self._until_back(member)
-            elif member.is_given_up or await self._is_not_needed(member):
+            elif await self._is_not_needed(member):
                 await self.remove(upstream.address)
 
     def _has_to_stay(self, member: Member) -> bool:
@@ -217,10 +218,10 @@ class Router:
         return bool(member.inflight) or (not member.is_given_up and bool(only_there(self.fleet, member)))
 
     async def _until_back(self, member: Member) -> None:
-        """Waits for a replica that is lost, for as long as one may be silent: its connection may have broken for a
-        moment, and what it alone has is still there."""
+        """Waits for a replica that is lost, for as long as one may be silent, and until it was called again: its
+        connection may have broken for a moment, and what it alone has is still there."""
         with suppress(TimeoutError):
-            async with silence(self.fleet.settings.silence_s):
+            async with silence(self.fleet.settings.silence_s + MAX_PAUSE_S):
                 while member.engine is None and not (member.is_given_up or member.is_gone):
                     await self.fleet.states_changed.wait()
 
@@ -234,7 +235,7 @@ class Router:
                 async with asyncio.timeout(_ASK_AGAIN_S):
                     await self.fleet.states_changed.wait()
             return False
-        return not self._has_to_stay(member)
+        return not (member.is_gone or self._has_to_stay(member))
 
     async def settle(self) -> None:
         """Waits until all replicas have reported what they serve, or from the first one on for as long as the settings

@@ -152,6 +152,42 @@ async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays(*, serves: 
         await leaving
 
 
+async def test_a_drained_holder_stays_where_nobody_can_say_that_he_has_the_version_too() -> None:
+    """All links of the router break at once, its own to the drained one included, and with it the last request."""
+    async with linked(2) as fleet:
+        first, second = members(fleet)
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        first.sent(1)
+        leaving = drain(fleet)
+        await until(lambda: first.is_draining)
+        await fleet.until_reported()
+        for link in fleet.links:
+            link.kill()
+        await until(lambda: first.engine is None and second.engine is None)
+        first.ended(1)
+        fleet.running.router.fleet.states_changed.notify()
+        await still_waits(leaving)
+        for link in fleet.links:
+            await link.listen_again()
+        await leaving
+
+
+async def test_a_drained_only_holder_is_waited_for_until_it_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router calls it rarely while it is away: more rarely than it may be silent."""
+    monkeypatch.setattr("genserve.fleet.watch._FIRST_PAUSE_S", 2.0)
+    async with linked(1, replace(QUICK, silence_s=0.5)) as fleet:
+        (only,) = members(fleet)
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        only.is_draining = True
+        fleet.links[0].cut()
+        await until(lambda: only.engine is None)
+        leaving = asyncio.create_task(fleet.running.router.drain(only.address))
+        await until(lambda: only.is_gone or only.version is not None)
+        await still_waits(leaving)
+
+
 async def test_the_only_holder_of_an_adapter_is_not_drained_before_it_has_told_its_adapters() -> None:
     """It is back, and gets requests already."""
     engine = GeneratingEngine()
