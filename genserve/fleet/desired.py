@@ -98,7 +98,7 @@ class Desired:
         self.pushed_loras: dict[str, str] = {}
         self._changing_loras: set[str] = set()
         self.issued = 0
-        self._issued_before = 0  # what another router has written down was adopted
+        self._issued_at_adopt = 0  # epochs up to this one were issued before a record of another router was adopted
         self.is_own = False
         self._changing_sleep: list[frozenset[str]] = []
         self._loading: dict[str, str] = {}
@@ -154,9 +154,9 @@ class Desired:
         return self.issued
 
     def change(self, epoch: int = 0) -> None:
-        """It has changed, by what this epoch was issued for; 0 = none was. If another change came between, what holds
-        now is that one and this one."""
-        self.epoch = epoch if epoch > max(self.epoch, self._issued_before) else self.issue()
+        """It has changed, by what this epoch was issued for; 0 = none was. If another change, or the record of another
+        router, came between, a new one is issued: what holds now is both."""
+        self.epoch = epoch if epoch > max(self.epoch, self._issued_at_adopt) else self.issue()
         self.is_own = True
 
     def begin(self) -> None:
@@ -167,7 +167,7 @@ class Desired:
         """It is what another router has written down."""
         self.epoch = record.epoch
         self.is_own = False
-        self._issued_before = self.issued
+        self._issued_at_adopt = self.issued
         if record.epoch > self.issued:  # the next change is above all that its router may have issued as well
             self.issued, self._life = record.epoch, 0
         self.asleep = FleetSleep(
@@ -183,10 +183,8 @@ class Desired:
         self._begin_life()
         self.change()
 
-    def record(
-        self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease], undecided_push_id: str = ""
-    ) -> types_pb2.FleetState:
-        """The record for the replicas. `undecided_push_id`: see FleetState."""
+    def record(self, epoch: int, version: Version, leases: Iterable[types_pb2.PauseLease]) -> types_pb2.FleetState:
+        """The record for the replicas."""
         loras = [types_pb2.FleetLora(lora_name=name, path=path) for name, path in sorted(self.loras.items())]
         pushed = sorted(self.pushed_loras.items())
         loras += [types_pb2.FleetLora(lora_name=name, push_id=push_id) for name, push_id in pushed]
@@ -200,7 +198,6 @@ class Desired:
             sleep_level=self.asleep.level,
             asleep_tags=sorted(self.asleep.tags),
             loras=loras,
-            undecided_push_id=undecided_push_id,
         )
 
     @contextmanager

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from genserve.errors import NoReplicaError
@@ -14,6 +13,7 @@ from genserve.fleet.desired import Desired, FleetSleep, Version, newest
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
 from genserve.fleet.turns import Turns
+from genserve.fleet.undecided import Undecided
 from genserve.fleet.upstream import Upstream
 from genserve.forward.destinations import ANY_REQUEST, Destinations
 from genserve.routing.chain import Chain, with_reasons
@@ -21,28 +21,6 @@ from genserve.routing.replica import Replica, ReplicaState, Request
 from genserve.v1 import types_pb2
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """A push that replicas were asked to commit, while it is not known whether one has.
-
-    `epoch`: of the record that they keep with it, 0 if the router before has begun it. `deciding`: the addresses of
-    those that were up to date then. The first of them that turns out to serve it decides, also if all answers are lost.
-    Which these were the router before has not told: a replica decides that was asked to by its record.
-    """
-
-    push_id: str
-    epoch: int = 0
-    deciding: frozenset[str] = frozenset()
-
-    def is_decided_by(self, member: Member) -> bool:
-        """Whether the fleet serves the push because this replica does."""
-        if member.version is None or member.version.push_id != self.push_id:
-            return False
-        if self.epoch:
-            return member.address in self.deciding
-        return member.record is not None and self.push_id in (member.record.push_id, member.record.undecided_push_id)
 
 
 class Fleet(Destinations[Upstream]):
@@ -143,7 +121,7 @@ class Fleet(Destinations[Upstream]):
     def begin_commit(self, record: types_pb2.FleetState, deciding: Iterable[Upstream]) -> None:
         """Replicas are asked to commit a push, and to keep this record of the fleet with it: see Undecided."""
         addresses = frozenset(upstream.address for upstream in deciding)
-        self._undecided = Undecided(record.push_id, record.epoch, addresses)
+        self._undecided = Undecided(record.push_id, record.epoch, True, addresses)
 
     def is_undecided(self, push_id: str) -> bool:
         """Whether a commit of this push was begun, may yet come about, and is the last one."""
@@ -168,7 +146,7 @@ class Fleet(Destinations[Upstream]):
         undecided, version = self._undecided, upstream.member.version
         if undecided is None or version is None or not undecided.is_decided_by(upstream.member):
             return
-        if undecided.epoch:
+        if undecided.is_own:
             self.commit(version, undecided.epoch)
         else:  # what a replica that is away has seen since is to be believed
             self._now_serves(version)
@@ -178,8 +156,10 @@ class Fleet(Destinations[Upstream]):
         """The record for the replicas; None while the version is not known."""
         if self.committed is None:
             return None
-        undecided_push_id = "" if self._undecided is None else self._undecided.push_id
-        return self.desired.record(self.desired.epoch, self.committed, self.leases.to_write(), undecided_push_id)
+        record = self.desired.record(self.desired.epoch, self.committed, self.leases.to_write())
+        if self._undecided is not None:
+            record.undecided_push_id, record.undecided_epoch = self._undecided.push_id, self._undecided.epoch
+        return record
 
     def record_with(self, version: Version) -> types_pb2.FleetState:
         """The same once a version is committed that may yet fail."""
@@ -229,6 +209,7 @@ class Fleet(Destinations[Upstream]):
         this router has written before: another one has come after it, and gone."""
         upstream.member.record = record
         if self.committed is None or self.desired.knows(record.epoch):
+            self._decide(upstream)
             return
         if upstream.member.is_written or not (self.desired.is_own or upstream.member.joins):
             self._adopt(record)
@@ -246,8 +227,10 @@ class Fleet(Destinations[Upstream]):
         self.leases.adopt(lease.lease_id for lease in record.leases)
         self.leases.expect(lease for lease in record.leases if self.leases.known(lease.lease_id) is None)
         self._now_serves(Version.of(record))
-        if self._undecided is None or not self._undecided.epoch:  # a commit of this router goes on
-            self._undecided = Undecided(record.undecided_push_id) if record.undecided_push_id else None
+        undecided = self._undecided
+        if undecided is None or not undecided.is_own or undecided.epoch < record.epoch:  # or it goes on
+            named = record.undecided_push_id
+            self._undecided = Undecided(named, record.undecided_epoch) if named else None
         for upstream in self._upstreams.values():
             self._decide(upstream)
         self.refresh()
@@ -288,8 +271,8 @@ class Fleet(Destinations[Upstream]):
         first = answering[0].version if answering else None
         if self.committed is None or first is None or first.is_same(self.committed):
             return False
-        # One that the router before has begun is followed: whoever would have decided may be gone.
-        if self._undecided is not None and self._undecided.deciding and first.push_id == self._undecided.push_id:
+        # One that the previous router began is followed: whoever would have decided may be gone.
+        if self._undecided is not None and self._undecided.is_own and first.push_id == self._undecided.push_id:
             return False
         if any(each.version is None or not each.version.is_same(first) for each in answering):
             return False

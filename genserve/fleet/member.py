@@ -190,15 +190,15 @@ class Member:
     @property
     def version_is_unread(self) -> bool:
         """Whether it answers, and is just being asked what it serves."""
-        return self._serves_something and self.version is None
+        return self._has_started and self.version is None
 
     @property
     def loras_are_unread(self) -> bool:
         """Whether it answers, and is just being asked which adapters it has."""
-        return self._serves_something and self.takes_loras and self.lora_names is None
+        return self._has_started and self.takes_loras and self.lora_names is None
 
     @property
-    def _serves_something(self) -> bool:
+    def _has_started(self) -> bool:
         return self.engine is not None and self.engine.phase != types_pb2.PHASE_STARTING
 
     def serves(self, version: Version, beside: frozenset[str] | None = None) -> None:

@@ -384,7 +384,7 @@ Global___DrainReplicaRequest: _TypeAlias = DrainReplicaRequest  # noqa: Y015
 
 @_typing.final
 class DrainReplicaResponse(_message.Message):
-    """It is drained and removed. If the call ends early, it goes on draining."""
+    """It is drained and removed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -111,7 +111,8 @@ class FleetServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainReplica(self, request, context):
-        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+        ends early, the drain goes on: AddReplica ends it.
 
         Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
         unless force is set.

@@ -55,7 +55,8 @@ class FleetServiceStub:
     unless force is set.
     """
     DrainReplica: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]
-    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+    ends early, the drain goes on: AddReplica ends it.
 
     Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
     unless force is set.
@@ -88,7 +89,8 @@ class FleetServiceAsyncStub(FleetServiceStub):
     unless force is set.
     """
     DrainReplica: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainReplicaRequest, _fleet_pb2.DrainReplicaResponse]  # type: ignore[assignment]
-    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+    """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+    ends early, the drain goes on: AddReplica ends it.
 
     Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
     unless force is set.
@@ -148,7 +150,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DrainReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainReplicaResponse, _abc.Awaitable[_fleet_pb2.DrainReplicaResponse]]:
-        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+        """Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+        ends early, the drain goes on: AddReplica ends it.
 
         Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
         unless force is set.

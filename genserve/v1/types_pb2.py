@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17genserve/v1/types.proto\x12\x0bgenserve.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x01\n\nPauseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12$\n\x04mode\x18\x03 \x01(\x0e\x32\x16.genserve.v1.PauseMode\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x66leet_lease_id\x18\x05 \x01(\t\"\xfc\x02\n\x0b\x45ngineState\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.genserve.v1.Phase\x12\'\n\x06pauses\x18\x04 \x03(\x0b\x32\x17.genserve.v1.PauseLease\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x18\n\x10waiting_requests\x18\x06 \x01(\r\x12\x13\n\x0b\x61sleep_tags\x18\x07 \x03(\t\x12\x19\n\x11weights_discarded\x18\x08 \x01(\x08\x12%\n\x07startup\x18\t \x01(\x0b\x32\x14.genserve.v1.Startup\x12\x0f\n\x07push_id\x18\n \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x0b \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x0c \x01(\t\x12\x13\n\x0b\x66leet_epoch\x18\r \x01(\x04\x12\x16\n\x0erouter_address\x18\x0e \x01(\t\",\n\x06Router\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x9b\x02\n\nFleetState\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12\x0f\n\x07push_id\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x04 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\t\x12\'\n\x06leases\x18\x06 \x03(\x0b\x32\x17.genserve.v1.PauseLease\x12\x18\n\x0bsleep_level\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x61sleep_tags\x18\x08 \x03(\t\x12%\n\x05loras\x18\t \x03(\x0b\x32\x16.genserve.v1.FleetLora\x12\x19\n\x11undecided_push_id\x18\n \x01(\tB\x0e\n\x0c_sleep_level\"=\n\tFleetLora\x12\x11\n\tlora_name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07push_id\x18\x03 \x01(\t\"|\n\x07Startup\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x33\n\x0fstep_begin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nbegin_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\\\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0e\n\x06values\x18\x05 \x03(\x02\"O\n\nWeightSpan\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x14\n\x0clora_version\x18\x04 \x01(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r*\xb6\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_STARTING\x10\x01\x12\x11\n\rPHASE_RUNNING\x10\x02\x12\x10\n\x0cPHASE_PAUSED\x10\x03\x12\x12\n\x0ePHASE_APPLYING\x10\x04\x12\x11\n\rPHASE_TAINTED\x10\x05\x12\x12\n\x0ePHASE_SLEEPING\x10\x06\x12\x12\n\x0ePHASE_DRAINING\x10\x07\x12\x0e\n\nPHASE_DEAD\x10\x08*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x03*S\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_POLICY_REUSE\x10\x01\x12\x17\n\x13KV_POLICY_RECOMPUTE\x10\x02\x42\x1aP\x01Z\x16genserve/v1;genservev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17genserve/v1/types.proto\x12\x0bgenserve.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x01\n\nPauseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12$\n\x04mode\x18\x03 \x01(\x0e\x32\x16.genserve.v1.PauseMode\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x66leet_lease_id\x18\x05 \x01(\t\"\xfc\x02\n\x0b\x45ngineState\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.genserve.v1.Phase\x12\'\n\x06pauses\x18\x04 \x03(\x0b\x32\x17.genserve.v1.PauseLease\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x18\n\x10waiting_requests\x18\x06 \x01(\r\x12\x13\n\x0b\x61sleep_tags\x18\x07 \x03(\t\x12\x19\n\x11weights_discarded\x18\x08 \x01(\x08\x12%\n\x07startup\x18\t \x01(\x0b\x32\x14.genserve.v1.Startup\x12\x0f\n\x07push_id\x18\n \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x0b \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x0c \x01(\t\x12\x13\n\x0b\x66leet_epoch\x18\r \x01(\x04\x12\x16\n\x0erouter_address\x18\x0e \x01(\t\",\n\x06Router\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb4\x02\n\nFleetState\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12\x0f\n\x07push_id\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x04 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\t\x12\'\n\x06leases\x18\x06 \x03(\x0b\x32\x17.genserve.v1.PauseLease\x12\x18\n\x0bsleep_level\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x61sleep_tags\x18\x08 \x03(\t\x12%\n\x05loras\x18\t \x03(\x0b\x32\x16.genserve.v1.FleetLora\x12\x19\n\x11undecided_push_id\x18\n \x01(\t\x12\x17\n\x0fundecided_epoch\x18\x0b \x01(\x04\x42\x0e\n\x0c_sleep_level\"=\n\tFleetLora\x12\x11\n\tlora_name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07push_id\x18\x03 \x01(\t\"|\n\x07Startup\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x33\n\x0fstep_begin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nbegin_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\\\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0e\n\x06values\x18\x05 \x03(\x02\"O\n\nWeightSpan\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x14\n\x0clora_version\x18\x04 \x01(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r*\xb6\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_STARTING\x10\x01\x12\x11\n\rPHASE_RUNNING\x10\x02\x12\x10\n\x0cPHASE_PAUSED\x10\x03\x12\x12\n\x0ePHASE_APPLYING\x10\x04\x12\x11\n\rPHASE_TAINTED\x10\x05\x12\x12\n\x0ePHASE_SLEEPING\x10\x06\x12\x12\n\x0ePHASE_DRAINING\x10\x07\x12\x0e\n\nPHASE_DEAD\x10\x08*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x03*S\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_POLICY_REUSE\x10\x01\x12\x17\n\x13KV_POLICY_RECOMPUTE\x10\x02\x42\x1aP\x01Z\x16genserve/v1;genservev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,12 +23,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'genserve.v1.types_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'P\001Z\026genserve/v1;genservev1'
-  _globals['_PHASE']._serialized_start=1338
-  _globals['_PHASE']._serialized_end=1520
-  _globals['_PAUSEMODE']._serialized_start=1522
-  _globals['_PAUSEMODE']._serialized_end=1625
-  _globals['_KVPOLICY']._serialized_start=1627
-  _globals['_KVPOLICY']._serialized_end=1710
+  _globals['_PHASE']._serialized_start=1363
+  _globals['_PHASE']._serialized_end=1545
+  _globals['_PAUSEMODE']._serialized_start=1547
+  _globals['_PAUSEMODE']._serialized_end=1650
+  _globals['_KVPOLICY']._serialized_start=1652
+  _globals['_KVPOLICY']._serialized_end=1735
   _globals['_PAUSELEASE']._serialized_start=74
   _globals['_PAUSELEASE']._serialized_end=231
   _globals['_ENGINESTATE']._serialized_start=234
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTER']._serialized_start=616
   _globals['_ROUTER']._serialized_end=660
   _globals['_FLEETSTATE']._serialized_start=663
-  _globals['_FLEETSTATE']._serialized_end=946
-  _globals['_FLEETLORA']._serialized_start=948
-  _globals['_FLEETLORA']._serialized_end=1009
-  _globals['_STARTUP']._serialized_start=1011
-  _globals['_STARTUP']._serialized_end=1135
-  _globals['_LOGPROBS']._serialized_start=1137
-  _globals['_LOGPROBS']._serialized_end=1229
-  _globals['_WEIGHTSPAN']._serialized_start=1231
-  _globals['_WEIGHTSPAN']._serialized_end=1310
-  _globals['_TOKENIDS']._serialized_start=1312
-  _globals['_TOKENIDS']._serialized_end=1335
+  _globals['_FLEETSTATE']._serialized_end=971
+  _globals['_FLEETLORA']._serialized_start=973
+  _globals['_FLEETLORA']._serialized_end=1034
+  _globals['_STARTUP']._serialized_start=1036
+  _globals['_STARTUP']._serialized_end=1160
+  _globals['_LOGPROBS']._serialized_start=1162
+  _globals['_LOGPROBS']._serialized_end=1254
+  _globals['_WEIGHTSPAN']._serialized_start=1256
+  _globals['_WEIGHTSPAN']._serialized_end=1335
+  _globals['_TOKENIDS']._serialized_start=1337
+  _globals['_TOKENIDS']._serialized_end=1360
 # @@protoc_insertion_point(module_scope)

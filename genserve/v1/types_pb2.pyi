@@ -289,6 +289,7 @@ class FleetState(_message.Message):
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     UNDECIDED_PUSH_ID_FIELD_NUMBER: _builtins.int
+    UNDECIDED_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Grows with each change. The upper half is the second in which the router has started, in Unix time, or more if
     replicas tell more; the lower half numbers its changes.
@@ -304,9 +305,12 @@ class FleetState(_message.Message):
     sleep_level: _builtins.int
     """The level of the Sleep of all; unset if the fleet is awake, or only parts sleep."""
     undecided_push_id: _builtins.str
-    """A push that replicas were asked to commit and of which no outcome is known yet, empty if there is none. If a replica
-    serves it that keeps this, it is the version of the fleet: its router has ended before it could write that down.
+    """A push that replicas were asked to commit and whose outcome is not known yet, empty if there is none. After a restart
+    of the router it becomes the version of the fleet as soon as a replica serves it that keeps this record, or the one
+    that was sent with the commit.
     """
+    undecided_epoch: _builtins.int
+    """The epoch of the record that was sent with that commit."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
         """The leases of the fleet that are held; lease_id is that of the fleet."""
@@ -332,10 +336,11 @@ class FleetState(_message.Message):
         asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
         loras: _abc.Iterable[Global___FleetLora] | None = ...,
         undecided_push_id: _builtins.str = ...,
+        undecided_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "sleep_level", b"sleep_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "epoch", b"epoch", "leases", b"leases", "loras", b"loras", "push_id", b"push_id", "sleep_level", b"sleep_level", "undecided_push_id", b"undecided_push_id", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level", "asleep_tags", b"asleep_tags", "base_digest", b"base_digest", "content_digest", b"content_digest", "epoch", b"epoch", "leases", b"leases", "loras", b"loras", "push_id", b"push_id", "sleep_level", b"sleep_level", "undecided_epoch", b"undecided_epoch", "undecided_push_id", b"undecided_push_id", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sleep_level: _TypeAlias = _typing.Literal["sleep_level"]  # noqa: Y015
     _WhichOneofArgType__sleep_level: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level"]  # noqa: Y015

@@ -181,6 +181,55 @@ async def test_a_replica_decides_that_keeps_the_record_of_the_push_itself() -> N
         await upstream.close()
 
 
+async def test_a_record_from_before_the_commit_does_not_decide() -> None:
+    """The push was applied once, and replaced; its repeat was being committed when the router ended. A replica that was
+    away all the while still serves it."""
+    fleet = fleet_of_nobody()
+    away, other = [await replica_of(fleet, f"127.0.0.1:{port}") for port in (1, 2)]
+    away.member.doubt()
+    other.member.record = types_pb2.FleetState(
+        epoch=8, weight_version=2, push_id="next", undecided_push_id="repeated", undecided_epoch=7
+    )
+    other.member.serves(Version(2, "next"))
+    fleet.settle()
+    fleet.found(away, types_pb2.FleetState(epoch=5, weight_version=1, push_id="repeated"))
+    fleet.serves(away, Version(1, "repeated"))
+    assert fleet.committed == Version(2, "next")
+    for upstream in away, other:
+        await upstream.close()
+
+
+async def test_a_replica_decides_also_if_its_record_is_read_after_its_version() -> None:
+    """It ends its commit while the router asks."""
+    fleet, upstream = await of_commit("", Version(1, "before"))
+    other = await replica_of(fleet, "127.0.0.1:2")
+    naming = types_pb2.FleetState(epoch=9, weight_version=1, push_id="before")
+    naming.undecided_push_id, naming.undecided_epoch = "pushed", 8
+    fleet.found(other, naming)
+    fleet.serves(upstream, Version(2, "pushed"))
+    assert fleet.committed == Version(1, "before")
+    fleet.found(upstream, types_pb2.FleetState(epoch=8, weight_version=2, push_id="pushed"))
+    assert fleet.committed == Version(2, "pushed")
+    for each in upstream, other:
+        await each.close()
+
+
+async def test_a_commit_is_given_up_when_another_router_came_after_it() -> None:
+    """Which has pushed something else, while this one reached no replica."""
+    fleet, upstream = await of_commit("", Version(1, "before"))
+    other = await replica_of(fleet, "127.0.0.1:2")
+    other.member.serves(Version(1, "before"))
+    other.member.is_written = True
+    fleet.begin_commit(fleet.record_with(Version(2, "pushed")), [upstream, other])
+    later = types_pb2.FleetState(epoch=2 * fleet.desired.issued, weight_version=3, push_id="of the other router")
+    fleet.found(other, later)
+    fleet.serves(upstream, Version(2, "pushed"))
+    record = fleet.record()
+    assert fleet.committed == Version.of(later) and record is not None and not record.undecided_push_id
+    for each in upstream, other:
+        await each.close()
+
+
 async def test_a_replica_that_is_behind_does_not_decide_by_its_record() -> None:
     """It was asked to commit as well, and something was written down meanwhile. Those that get requests may refuse."""
     fleet = fleet_of_nobody()

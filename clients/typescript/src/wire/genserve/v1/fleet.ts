@@ -143,7 +143,7 @@ export interface DrainReplicaRequest {
   force: boolean;
 }
 
-/** It is drained and removed. If the call ends early, it goes on draining. */
+/** It is drained and removed. */
 export interface DrainReplicaResponse {
   /** The replica as it was. */
   replica?: Replica | undefined;
@@ -1081,7 +1081,8 @@ export const FleetServiceService = {
     responseDeserialize: (value: Buffer): RemoveReplicaResponse => RemoveReplicaResponse.decode(value),
   },
   /**
-   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+   * ends early, the drain goes on: AddReplica ends it.
    *
    * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
    * unless force is set.
@@ -1121,7 +1122,8 @@ export interface FleetServiceServer extends UntypedServiceImplementation {
    */
   removeReplica: handleUnaryCall<RemoveReplicaRequest, RemoveReplicaResponse>;
   /**
-   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+   * ends early, the drain goes on: AddReplica ends it.
    *
    * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
    * unless force is set.
@@ -1202,7 +1204,8 @@ export interface FleetServiceClient extends Client {
     callback: (error: ServiceError | null, response: RemoveReplicaResponse) => void,
   ): ClientUnaryCall;
   /**
-   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on.
+   * Sends a replica no more requests, waits for those that run, and removes it. The daemon itself goes on. If the call
+   * ends early, the drain goes on: AddReplica ends it.
    *
    * Errors: REPLICA_NOT_FOUND; LAST_REPLICA if nobody else has the version, or an adapter, that was pushed to the fleet,
    * unless force is set.

@@ -145,10 +145,13 @@ export interface FleetState {
   /** Adapters that all replicas have loaded. */
   loras: FleetLora[];
   /**
-   * A push that replicas were asked to commit and of which no outcome is known yet, empty if there is none. If a replica
-   * serves it that keeps this, it is the version of the fleet: its router has ended before it could write that down.
+   * A push that replicas were asked to commit and whose outcome is not known yet, empty if there is none. After a restart
+   * of the router it becomes the version of the fleet as soon as a replica serves it that keeps this record, or the one
+   * that was sent with the commit.
    */
   undecidedPushId: string;
+  /** The epoch of the record that was sent with that commit. */
+  undecidedEpoch: bigint;
 }
 
 /** An adapter of a fleet. */
@@ -620,6 +623,7 @@ function createBaseFleetState(): FleetState {
     asleepTags: [],
     loras: [],
     undecidedPushId: "",
+    undecidedEpoch: 0n,
   };
 }
 
@@ -657,6 +661,12 @@ export const FleetState: MessageFns<FleetState> = {
     }
     if (message.undecidedPushId !== "") {
       writer.uint32(82).string(message.undecidedPushId);
+    }
+    if (message.undecidedEpoch !== 0n) {
+      if (BigInt.asUintN(64, message.undecidedEpoch) !== message.undecidedEpoch) {
+        throw new globalThis.Error("value provided for field message.undecidedEpoch of type uint64 too large");
+      }
+      writer.uint32(88).uint64(message.undecidedEpoch);
     }
     return writer;
   },
@@ -754,6 +764,14 @@ export const FleetState: MessageFns<FleetState> = {
             message.undecidedPushId = reader.string();
             continue;
           }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.undecidedEpoch = reader.uint64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -781,6 +799,9 @@ export const FleetState: MessageFns<FleetState> = {
     message.asleepTags = object.asleepTags?.map((e) => e) || [];
     message.loras = object.loras?.map((e) => FleetLora.fromPartial(e)) || [];
     message.undecidedPushId = object.undecidedPushId ?? "";
+    message.undecidedEpoch = (object.undecidedEpoch !== undefined && object.undecidedEpoch !== null)
+      ? BigInt(object.undecidedEpoch)
+      : 0n;
     return message;
   },
 };
