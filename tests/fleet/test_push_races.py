@@ -9,7 +9,7 @@ from typing import Any, Literal
 import grpc.aio
 import pytest
 
-from genserve.client import AsyncClient
+from genserve.client import AsyncClient, PushResult
 from genserve.control.conditions import EngineCondition
 from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError, PauseLeaseLostError, PushRolledBackError
 from genserve.fleet.desired import Version
@@ -209,19 +209,19 @@ async def test_a_commit_waits_for_nobody_elses_push() -> None:
 async def test_a_repeat_of_an_applied_push_after_a_replica_has_joined() -> None:
     """It gets its first answer, though the new one never heard of it."""
     async with routed(2) as fleet, replica() as late:
-        for version in (1, 2):
+        for version in (1, 2, 3):
             await fleet.client.push_weights(
                 weights(version), version=version, timeout_s=30, push_id=f"p{version}", attempt="a"
             )
         fleet.running.router.add(late.address)
         await fleet.until_ready(3)
-        for version in (1, 2):
+        for version in (1, 2, 3):
             result = await fleet.client.push_weights(
                 weights(version), version=version, timeout_s=30, push_id=f"p{version}", attempt="a"
             )
             assert result.push.state == "applied"
         await fleet.until_ready(3)
-        assert all(hold(2, daemon) for daemon in [*fleet.daemons, late])
+        assert all(hold(3, daemon) for daemon in [*fleet.daemons, late])
 
 
 async def test_a_daemon_joins_after_a_partial_push() -> None:
@@ -258,29 +258,56 @@ async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_bac
         await fleet.until_ready(1)
 
 
-@pytest.mark.parametrize("position", [0, 1])
-async def test_a_repeat_of_a_push_that_was_undone_is_not_applied(position: int) -> None:
-    """A replica that got no requests had committed it, and was brought back, because the other one had refused. It
-    gives its first answer again, whether it receives the repeat or the other one does."""
+async def repeat(fleet: RoutedFleet) -> PushResult:
+    """Pushes version 2 under one id."""
+    return await fleet.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p")
+
+
+async def test_a_repeat_of_a_push_that_was_undone_is_not_applied() -> None:
+    """A replica that got no requests any more had committed it, and was brought back, because the other one had
+    refused. It receives the repeat, and gives its first answer again."""
     async with routed(2) as fleet:
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         await fleet.until_ready()
-        behind, other = fleet.daemons[position], fleet.daemons[1 - position]
+        first, other = fleet.daemons
+        gate = other.engine.gates["prepare_weights"] = Gate()
+        other.engine.fails["commit_weights"] = PushRolledBackError("no room")
+        pushing = asyncio.create_task(repeat(fleet))
+        await until_reached(gate)
+        async with AsyncClient(first.address) as alone:
+            lease = (await alone.pause(holder="somebody", no_expiry=True)).lease
+            await until(lambda: fleet.state(first) is ReplicaState.SYNCING)
+            gate.open.set()
+            with refuses(PushRolledBackError, says="no room"):
+                await pushing
+            assert (await alone.get_push("p")).push.state == "applied"
+            await until(lambda: hold(1, first))
+            await alone.resume(lease.lease_id)
+        await fleet.until_ready()
+        with refuses(PushRolledBackError, says="another push_id"):
+            await repeat(fleet)
+        assert all(hold(1, daemon) for daemon in fleet.daemons)
 
-        async def pushed() -> None:
-            other.engine.fails["commit_weights"] = PushRolledBackError("no room")
-            with refuses(PushRolledBackError):
-                await fleet.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p")
-            other.engine.fails.clear()
 
+async def test_a_repeat_that_is_refused_again_is_not_applied() -> None:
+    """Though a replica that had committed it, and was brought back, gives its first answer again."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await fleet.until_ready()
+        behind, other = fleet.daemons
         async with AsyncClient(behind.address) as alone:
             lease = (await alone.pause(holder="somebody", no_expiry=True)).lease
             await until(lambda: fleet.state(behind) is ReplicaState.SYNCING)
-            await pushed()
+            other.engine.fails["commit_weights"] = PushRolledBackError("no room")
+            with refuses(PushRolledBackError, says="no room"):
+                await repeat(fleet)
+            assert (await alone.get_push("p")).push.state == "applied"
             await until(lambda: hold(1, behind))
             await alone.resume(lease.lease_id)
         await fleet.until_ready()
-        await pushed()
+        other.engine.fails["commit_weights"] = PushRolledBackError("no room")
+        with refuses(PushRolledBackError, says="no room"):
+            await repeat(fleet)
         await fleet.until_ready()
         assert fleet.running.router.fleet.committed_version == 1
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient, PushResult
-from genserve.errors import PushConflictError
+from genserve.errors import PushConflictError, PushRolledBackError
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import PushHeader
 from tests.rpc.served import weights
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
+from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
@@ -68,3 +69,15 @@ async def test_a_push_that_is_applied_does_not_fail_for_want_of_its_answer(
     async with AsyncClient(daemon.address) as client:
         assert push.result().applied == (await client.get_push("p1")).applied
     assert len(repeats) == 1
+
+
+async def test_a_push_that_a_router_has_undone_fails(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GetPush was answered by a replica that had applied it alone."""
+
+    async def undone(header: PushHeader) -> PushStream:
+        raise PushRolledBackError("the fleet does not serve it")
+
+    async with lost_answer(daemon, timeout_s=30.0) as push:
+        monkeypatch.setattr(daemon.registry, "open", undone)
+    with refuses(PushRolledBackError):
+        push.result()

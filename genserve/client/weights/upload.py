@@ -11,7 +11,14 @@ from genserve.client.weights.layout import ByteSpace, computes_checksums
 from genserve.client.weights.options import Delivery
 from genserve.client.weights.results import Push, PushProgress, PushResult
 from genserve.client.weights.resumes import RESUME_TIMEOUT_S, Resumes, pauses
-from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
+from genserve.errors import (
+    DeadlineError,
+    GenserveError,
+    PushNotFoundError,
+    PushRolledBackError,
+    PushTruncatedError,
+    UnavailableError,
+)
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
@@ -102,7 +109,8 @@ class Upload:
 
     async def _answered(self, known: PushResult) -> PushResult:
         """The answer to this push that was lost. What GetPush says, `known`, is more: what became known after the
-        answer. It has to do if the answer cannot be had, because the push is applied all the same."""
+        answer. It has to do if the answer cannot be had, because the push is applied all the same, if not a router
+        says that only replicas without requests had applied it."""
         while True:
             try:
                 return await self._until_deadline(())
@@ -111,6 +119,8 @@ class Upload:
                     await self._pause_before_resume(error)
                 except UnavailableError:
                     return known
+            except PushRolledBackError:
+                raise
             except GenserveError:
                 return known
 

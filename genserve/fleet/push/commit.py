@@ -13,7 +13,7 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.adapters import ask_loras
 from genserve.fleet.upstream import Upstream, apply_s
 from genserve.forward.upstream import may_have_done
-from genserve.v1 import types_pb2, weights_pb2
+from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ async def commit_everywhere(
     if push.lora_name:
         async with fleet.lora_turns.taken(push.lora_name):
             return await _commit_lora(fleet, replicas, request, push)
-    deciding = set(fleet.ready).intersection(replicas) or set(replicas)  # one that is behind has nothing to say
+    # One that is behind has nothing to say.
+    deciding = set(fleet.ready).intersection(replicas) if fleet.ready else set(replicas)
     base_digest = "" if fleet.committed is None else fleet.committed.base_digest
     version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
     request.fleet.CopyFrom(fleet.record_with(version))
@@ -39,36 +40,43 @@ async def commit_everywhere(
     for upstream in outcomes.failures:
         upstream.member.doubt()
     fleet.refresh()
-    if not any(each in deciding and _serves(answer.state, push) for each, answer in outcomes.answers.items()):
-        errors = [outcomes.failures[each] for each in replicas if each in deciding and each in outcomes.failures]
-        if not is_repeated and not any(map(may_have_done, errors)):
-            fleet.end_commit()
-        fleet.changed()  # one that was behind may keep a record of what did not come about
+    serving = {each for each, answer in outcomes.answers.items() if _is_served(answer)}
+    if deciding & serving:
+        await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
+        return outcomes.answer()
+    told = deciding if outcomes.answers else replicas
+    errors = [outcomes.failures[each] for each in replicas if each in told and each in outcomes.failures]
+    if not is_repeated and not any(map(may_have_done, errors)):
+        fleet.end_commit()
+    if errors or serving:  # one that was behind may keep a record of what did not come about
+        fleet.changed()
         await write_record(fleet)
-        _check_was_served(fleet, replicas, push, errors)
-    await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
-    return outcomes.answer()
-
-
-def _serves(state: types_pb2.EngineState, push: weights_pb2.Push) -> bool:
-    """Whether a replica that has answered a commit serves the push now. A repeat for a push of long ago, or for one
-    that was undone, gets its first answer again, though another version is served."""
-    return state.push_id == push.push_id
-
-
-def _check_was_served(
-    fleet: Fleet, replicas: Sequence[Upstream], push: weights_pb2.Push, errors: Sequence[GenserveError]
-) -> None:
-    """For a push that no replica has committed now: all that were asked have served it before, or have failed with one
-    of these errors. Raises it, and PushRolledBackError for a push that some replicas had committed and others had not,
-    so that it was undone."""
-    if errors:  # one that did not answer may have committed: this must not look as if nothing had changed
-        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
-    if not fleet.has_served(push.push_id) and not set(fleet.ready) <= set(replicas):
+    if errors:
+        raise _worst(errors)
+    if not fleet.has_served(push.push_id) and (serving or not _is_replaced(fleet, push)):
         raise PushRolledBackError(
-            f"push {push.push_id!r} was undone: not all replicas had committed it. Push it again with another push_id",
+            f"the fleet does not serve push {push.push_id!r}: no replica that gets requests has committed it, or the "
+            "fleet was rolled back. Push it again under another push_id",
             metadata={"push_id": push.push_id},
         )
+    return outcomes.answer()  # a repeat of a push that has been replaced since
+
+
+def _is_served(answer: weights_pb2.CommitPushResponse) -> bool:
+    """Whether the replica serves the push now. A repeat for a push of long ago, or for one that was undone, gets its
+    first answer again, though another version is served."""
+    return answer.state.push_id == answer.push.push_id
+
+
+def _is_replaced(fleet: Fleet, push: weights_pb2.Push) -> bool:
+    """Whether a push that replicas have committed before was followed by another one, whatever became of it."""
+    return fleet.committed is not None and push.weight_version <= fleet.committed.number
+
+
+def _worst(errors: Sequence[GenserveError]) -> GenserveError:
+    """The one to raise. A replica that did not answer may have committed: it must not look as if nothing had
+    changed."""
+    return next((error for error in errors if may_have_done(error)), errors[0]).again()
 
 
 async def _commit_lora(
@@ -79,8 +87,7 @@ async def _commit_lora(
     with fleet.desired.changing_lora(push.lora_name):  # or the one before would be brought back meanwhile
         await outcomes.of(replicas, lambda each: _commit(fleet, each, request, decides=False), push)
         if not outcomes.answers:
-            errors = list(outcomes.failures.values())
-            raise next((error for error in errors if may_have_done(error)), errors[0]).again()
+            raise _worst(list(outcomes.failures.values()))
         failed = {upstream: error for upstream, error in outcomes.failures.items() if not leaves(upstream, error)}
         await _took_lora(fleet, push, outcomes.answers, by_all=not failed)
     fleet.refresh()  # now it is brought to replicas that lack it
@@ -155,7 +162,7 @@ async def _commit(
     if request.apply.pause_lease_id:
         own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
     answer = await upstream.ask(upstream.weights.CommitPush, own, apply_s(request.apply))
-    if not answer.push.lora_name and _serves(answer.state, answer.push):
+    if not answer.push.lora_name and _is_served(answer):
         version = Version.of(answer.state)
         upstream.member.serves(version)
         if answer.state.fleet_epoch == request.fleet.epoch:
