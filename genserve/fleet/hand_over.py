@@ -15,17 +15,17 @@ from genserve.v1 import control_pb2, types_pb2
 def only_there(fleet: Fleet, member: Member) -> str:
     """The pushed version or adapter that no other staying replica has, for people; "" = none. One that is just being
     asked what it has may have it."""
-    return next((what for what, may_have in _not_elsewhere(fleet, member) if may_have), "")
+    return next((what for what, may_have in _lacking_elsewhere(fleet, member) if may_have), "")
 
 
-def may_be_only_there(fleet: Fleet, member: Member) -> bool:
-    """Whether there is something of that kind which no other staying replica has, also while this one does not answer,
-    so that nobody knows what it has."""
-    return any(True for _ in _not_elsewhere(fleet, member))
+def others_lack_something(fleet: Fleet, member: Member) -> bool:
+    """Whether the other staying replicas lack the pushed version or a pushed adapter. Unlike `only_there` this does not
+    look at what the replica has: it may not answer."""
+    return next(_lacking_elsewhere(fleet, member), None) is not None
 
 
-def _not_elsewhere(fleet: Fleet, member: Member) -> Iterator[tuple[str, bool]]:
-    """Each of them, and whether this replica may have it."""
+def _lacking_elsewhere(fleet: Fleet, member: Member) -> Iterator[tuple[str, bool]]:
+    """The pushed version and adapters that no other staying replica has, and whether this one may have each."""
     committed = fleet.committed
     if committed is None:
         return

@@ -11,12 +11,12 @@ from typing import Final
 from genserve.aio import cancel_all, silence
 from genserve.errors import GenserveError, InvalidFieldError, LastReplicaError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.hand_over import check_other_has_version, may_be_only_there, only_there
+from genserve.fleet.hand_over import check_other_has_version, only_there, others_lack_something
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
-from genserve.fleet.watch import MAX_PAUSE_S, Watch
+from genserve.fleet.watch import CALL_AGAIN_S, Watch
 from genserve.net import check_replica
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
@@ -201,14 +201,15 @@ class Router:
         await asyncio.wait({draining})  # which is cancelled if the replica is added again
 
     async def _drain(self, upstream: Upstream) -> None:
-        member, waited_for = upstream.member, -1  # the loss of it, by its number
+        member, was_waited_for = upstream.member, False  # since it last answered
         while not member.is_gone:
+            was_waited_for = was_waited_for and member.engine is None
             if self._has_to_stay(member):
                 await self.fleet.states_changed.wait()
             elif member.is_given_up:
                 await self.remove(upstream.address)
-            elif member.engine is None and waited_for != member.num_losses and may_be_only_there(self.fleet, member):
-                waited_for = member.num_losses
+            elif self._is_missed(member) and not was_waited_for:
+                was_waited_for = True
                 await self._until_back(member)
             elif await self._is_not_needed(member):
                 await self.remove(upstream.address)
@@ -217,11 +218,15 @@ class Router:
         """Whether it may not go yet. Replicas that had the version when its drain began may be lost by now."""
         return bool(member.inflight) or (not member.is_given_up and bool(only_there(self.fleet, member)))
 
+    def _is_missed(self, member: Member) -> bool:
+        """Whether it is lost, and with it what no other replica is known to have."""
+        return member.engine is None and others_lack_something(self.fleet, member)
+
     async def _until_back(self, member: Member) -> None:
         """Waits for a replica that is lost, for as long as one may be silent, and until it was called again: its
         connection may have broken for a moment, and what it alone has is still there."""
         with suppress(TimeoutError):
-            async with silence(self.fleet.settings.silence_s + MAX_PAUSE_S):
+            async with silence(self.fleet.settings.silence_s + CALL_AGAIN_S):
                 while member.engine is None and not (member.is_given_up or member.is_gone):
                     await self.fleet.states_changed.wait()
 

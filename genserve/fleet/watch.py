@@ -25,7 +25,8 @@ ROUTER_FEATURE = "fleet"
 """The feature of GetServerInfo that only a router has."""
 _LORAS_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.2
-MAX_PAUSE_S = 5.0
+CALL_AGAIN_S = 5.0
+"""The longest wait before a replica that does not answer is called again."""
 _CALL_EVERY_S = 20.0
 """Seconds between calls. A replica lets another router in after a minute without a call from this one."""
 _STANDSTILL_S = 60.0
@@ -47,7 +48,7 @@ class Watch:
 
     async def run(self) -> None:
         """Watches until it is cancelled. Calls again after each loss of the replica."""
-        backoff = Backoff(_FIRST_PAUSE_S, MAX_PAUSE_S)
+        backoff = Backoff(_FIRST_PAUSE_S, CALL_AGAIN_S)
         while True:
             try:
                 await self._upstream.renew()

@@ -17,7 +17,7 @@ from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.reports import silence_passes, time_passes
-from tests.fleet.routers import QUICK, hold_back, linked, over, push, replica, routed
+from tests.fleet.routers import QUICK, linked, over, replica, routed
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import content, weights
@@ -90,19 +90,22 @@ async def test_a_replica_that_is_drained_can_be_added_again() -> None:
             assert fleet.state(fleet.daemons[0]) is ReplicaState.READY
 
 
-async def test_a_drain_leaves_a_replica_that_was_added_again_meanwhile() -> None:
+async def test_a_drain_leaves_a_replica_that_was_added_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody removes it while another one is asked whether it has the version."""
     async with routed(2) as fleet:
         router, address = fleet.running.router, fleet.daemons[0].address
-        await push(fleet.running.address, 1)
-        await fleet.until_reported()
-        await fleet.until_ready()
-        answers = hold_back(router.find(fleet.daemons[1].address).control, "GetStatus")
+        asked, answered = asyncio.Event(), asyncio.Event()
+
+        async def late(*_: object) -> None:
+            asked.set()
+            await answered.wait()
+
+        monkeypatch.setattr("genserve.fleet.router.check_other_has_version", late)
         draining = asyncio.create_task(router.drain(address))
-        await answers.given.wait()
+        await asked.wait()
         await router.remove(address)
         router.add(address)
-        answers.let_go.set()
+        answered.set()
         await draining
         assert address in router.fleet.upstreams
 

@@ -42,7 +42,7 @@ async def standing_by(stack: AsyncExitStack, daemons: list[Daemon], settings: Fl
 @pytest.fixture(autouse=True)
 def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a router that stands by."""
-    monkeypatch.setattr(watch, "MAX_PAUSE_S", 0.2)
+    monkeypatch.setattr(watch, "CALL_AGAIN_S", 0.2)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from genserve.errors import LastReplicaError
 from genserve.fleet.member import Member
 from tests.fleet.routers import QUICK, RoutedFleet, ended, hold_back, linked, push, replica, shutting_down
-from tests.support.patience import turns, until
+from tests.support.patience import STEP_S, turns, until
 from tests.support.pulled_peers import weights
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
@@ -152,7 +152,7 @@ async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays(*, serves: 
         await leaving
 
 
-async def test_a_drained_holder_stays_where_nobody_can_say_that_he_has_the_version_too() -> None:
+async def test_a_drained_holder_stays_while_no_replica_answers() -> None:
     """All links of the router break at once, its own to the drained one included, and with it the last request."""
     async with linked(2) as fleet:
         first, second = members(fleet)
@@ -173,9 +173,24 @@ async def test_a_drained_holder_stays_where_nobody_can_say_that_he_has_the_versi
         await leaving
 
 
+async def test_a_drained_only_holder_that_is_dead_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call to it fails at once, which counts as a loss."""
+    for name in "watch._FIRST_PAUSE_S", "watch.CALL_AGAIN_S", "router.CALL_AGAIN_S":
+        monkeypatch.setattr(f"genserve.fleet.{name}", 0.1)
+    async with linked(1, replace(QUICK, silence_s=0.5)) as fleet:
+        (only,) = members(fleet)
+        await push(fleet.running.address, 3)
+        await fleet.until_ready()
+        fleet.links[0].kill()
+        await until(lambda: only.engine is None)
+        async with asyncio.timeout(STEP_S):
+            await fleet.running.router.drain(only.address)
+        assert only.is_gone
+
+
 async def test_a_drained_only_holder_is_waited_for_until_it_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router calls it rarely while it is away: more rarely than it may be silent."""
-    monkeypatch.setattr("genserve.fleet.watch._FIRST_PAUSE_S", 2.0)
+    monkeypatch.setattr("genserve.fleet.watch._FIRST_PAUSE_S", 2.0)  # above silence_s, below what is waited in all
     async with linked(1, replace(QUICK, silence_s=0.5)) as fleet:
         (only,) = members(fleet)
         await push(fleet.running.address, 3)
