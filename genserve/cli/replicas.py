@@ -86,11 +86,12 @@ def _naming_daemons() -> Iterator[None]:
 
 
 def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> None:
-    goes_on = "if `genserve replicas list` says that it is draining, it goes on unless it is added again"
+    listed = "if `genserve replicas list` shows it as draining"
+    goes_on = f"{listed}, it goes on: `genserve replicas add {address}` ends that"
     try:
         client.drain_replica(address, force=force, timeout_s=timeout_s)
     except KeyboardInterrupt:
-        print(f"{address} is not waited for any more: {goes_on}", file=sys.stderr)
+        print(f"genserve: stopped waiting for {address}: {goes_on}", file=sys.stderr)
         raise
     except DeadlineError:
         raise DeadlineError(

@@ -93,8 +93,8 @@ async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, 
             _, _, errors = await genserve("replicas", "drain", address, "--timeout", f"{timeout_s}s")
             assert errors == (
                 f"genserve: DEADLINE_EXCEEDED: {address} still has requests after {timeout_s} s, or no other replica "
-                "is known to have the version of the fleet: if `genserve replicas list` says that it is draining, it "
-                "goes on unless it is added again\n"
+                "is known to have the version of the fleet: if `genserve replicas list` shows it as draining, it goes "
+                f"on: `genserve replicas add {address}` ends that\n"
             )
             if fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING:
                 break
@@ -110,7 +110,8 @@ async def test_an_interrupted_drain_says_that_it_goes_on(fleet: RoutedFleet) -> 
         process.send_signal(signal.SIGINT)
         output, errors = await process.communicate()
         assert (process.returncode, output) == (130, b"")
-        assert f"{leaving.address} is not waited for any more" in errors.decode() and "it goes on" in errors.decode()
+        assert f"stopped waiting for {leaving.address}" in errors.decode() and "it goes on" in errors.decode()
+        await fleet.until_reported()
         assert fleet.state(leaving) is ReplicaState.DRAINING
 
 
