@@ -22,7 +22,8 @@ from genserve.settings.config import ServeConfig
 from genserve.v1.generation_pb2 import GenerateRequest
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed
-from tests.support.patience import SCALE, STEP_S, told_in_time, until
+from tests.support.lateness import explained_errors
+from tests.support.patience import SCALE, STEP_S, until
 from tests.support.pulled_peers import weights
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import reason_of
@@ -53,7 +54,7 @@ async def test_error_of_a_request_to_a_paused_fleet_names_the_holder() -> None:
             one, many = fleet.client.generate, fleet.client.generate_many
             return [one("a", timeout_s=timeout_s), many(["b"], timeout_s=timeout_s)]
 
-        for error in await told_in_time(calls, TIMEOUT_S):
+        for error in await explained_errors(calls, TIMEOUT_S):
             assert isinstance(error, DeadlineError), error
             assert "paused by alice@host" in error.message
             assert (error.metadata["holder"], error.metadata["lease_id"]) == ("alice@host", lease.lease_id)

@@ -9,7 +9,8 @@ from google.rpc import error_details_pb2
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError
 from genserve.v1 import generation_pb2
-from tests.support.patience import SCALE, told_in_time
+from tests.support.lateness import explained_errors
+from tests.support.patience import SCALE
 from tests.support.refusals import refuses
 from tests.support.scripted_daemon import Daemon, detail_of, reason_of, update
 
@@ -32,7 +33,7 @@ async def test_error_of_a_request_to_a_paused_engine_names_the_holder(daemon: Da
             waiting = [client.generate("a", timeout_s=timeout_s), client.generate_many(["b", "c"], timeout_s=timeout_s)]
             return [begun, *waiting]
 
-        for error in await told_in_time(calls, TIMEOUT_S):
+        for error in await explained_errors(calls, TIMEOUT_S):
             assert isinstance(error, DeadlineError), error
             assert "paused by alice@host" in error.message and "s left" in error.message
             assert f"genserve resume {leases[0].lease_id}" in error.message
@@ -50,7 +51,7 @@ async def test_the_wire_tells_it_as_details(daemon: Daemon) -> None:
             call = daemon.generation.Generate(generation_pb2.GenerateRequest(text="x"), timeout=timeout_s)
             return [call.read()]
 
-        (error,) = await told_in_time(calls, TIMEOUT_S)
+        (error,) = await explained_errors(calls, TIMEOUT_S)
     assert isinstance(error, grpc.aio.AioRpcError)
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError.reason)
     info = detail_of(error, error_details_pb2.ErrorInfo)
@@ -67,7 +68,7 @@ async def test_a_request_that_is_still_being_admitted_learns_it_too(daemon: Daem
         async def calls(timeout_s: float) -> Sequence[Awaitable[object]]:
             return [client.generate("x", timeout_s=timeout_s)]
 
-        (error,) = await told_in_time(calls, TIMEOUT_S)
+        (error,) = await explained_errors(calls, TIMEOUT_S)
         assert isinstance(error, DeadlineError) and "paused by alice@host" in error.message
 
 

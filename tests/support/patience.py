@@ -9,12 +9,8 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
-
-import grpc.aio
-
-from genserve.errors import DeadlineError
+from collections.abc import Callable
+from typing import Final
 
 SCALE: Final = float(os.environ.get("GENSERVE_TEST_PATIENCE", "1"))
 
@@ -52,21 +48,6 @@ async def turns(count: int = 20) -> None:
 async def slow(seconds: float) -> None:
     """What a stand-in takes for its work. No test may depend on how long that is."""
     await asyncio.sleep(seconds)
-
-
-async def told_in_time(calls: Callable[[float], Awaitable[Sequence[Awaitable[object]]]], timeout_s: float) -> list[Any]:
-    """The errors of these calls with this timeout, to which a server says why they are late. They are made once more
-    with twice the time if a client gave up before: one of both stood still."""
-    told = await asyncio.gather(*await calls(timeout_s), return_exceptions=True)
-    if any(map(_is_unexplained, told)):
-        told = await asyncio.gather(*await calls(2 * timeout_s), return_exceptions=True)
-    return told
-
-
-def _is_unexplained(error: object) -> bool:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not error.trailing_metadata()
-    return isinstance(error, DeadlineError) and not error.metadata
 
 
 def stand_still(seconds: float) -> None:

@@ -223,8 +223,8 @@ OF_GRPC = re.compile(
 
 async def run_program(*arguments: str) -> list[dict[str, Outcome]]:
     """Its reports; it has to end by itself, with nothing of ours on stderr. A run without a report does not count, as
-    Python promises no finaliser at its end."""
-    for _ in range(8):
+    Python promises no finaliser at its end, and runs few on a busy machine."""
+    for _ in range(40):
         program = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.unit.client.call_table", *arguments,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
