@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
 import grpc.aio
@@ -258,9 +258,9 @@ async def test_an_answer_from_before_a_commit_does_not_bring_the_old_version_bac
         await fleet.until_ready(1)
 
 
-async def repeat(fleet: RoutedFleet) -> PushResult:
-    """Pushes version 2 under one id."""
-    return await fleet.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p")
+async def repeat(fleet: RoutedFleet, version: int = 2) -> PushResult:
+    """Pushes a version under one id."""
+    return await fleet.client.push_weights(weights(version), version=version, timeout_s=30, push_id="p", force=True)
 
 
 async def test_a_repeat_of_a_push_that_was_undone_is_not_applied() -> None:
@@ -289,27 +289,63 @@ async def test_a_repeat_of_a_push_that_was_undone_is_not_applied() -> None:
         assert all(hold(1, daemon) for daemon in fleet.daemons)
 
 
-async def test_a_repeat_that_is_refused_again_is_not_applied() -> None:
-    """Though a replica that had committed it, and was brought back, gives its first answer again."""
-    async with routed(2) as fleet:
-        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        await fleet.until_ready()
-        behind, other = fleet.daemons
-        async with AsyncClient(behind.address) as alone:
-            lease = (await alone.pause(holder="somebody", no_expiry=True)).lease
-            await until(lambda: fleet.state(behind) is ReplicaState.SYNCING)
-            other.engine.fails["commit_weights"] = PushRolledBackError("no room")
-            with refuses(PushRolledBackError, says="no room"):
-                await repeat(fleet)
-            assert (await alone.get_push("p")).push.state == "applied"
-            await until(lambda: hold(1, behind))
-            await alone.resume(lease.lease_id)
-        await fleet.until_ready()
+@asynccontextmanager
+async def out_of_rotation(fleet: RoutedFleet, number: int) -> AsyncIterator[None]:
+    """Somebody has paused this replica alone."""
+    async with AsyncClient(fleet.daemons[number].address) as alone:
+        lease = (await alone.pause(holder="somebody", no_expiry=True)).lease
+        await until(lambda: fleet.state_of(fleet.links[number].address) is ReplicaState.SYNCING)
+        yield
+        await alone.resume(lease.lease_id)
+
+
+async def undo(fleet: RoutedFleet, version: int) -> None:
+    """Pushes a version that only the first replica commits, which gets no requests: it is brought back to version 2."""
+    await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
+    await fleet.until_ready()
+    first, other = fleet.daemons
+    async with out_of_rotation(fleet, 0):
         other.engine.fails["commit_weights"] = PushRolledBackError("no room")
         with refuses(PushRolledBackError, says="no room"):
-            await repeat(fleet)
-        await fleet.until_ready()
-        assert fleet.running.router.fleet.committed_version == 1
+            await repeat(fleet, version)
+        async with AsyncClient(first.address) as alone:
+            assert (await alone.get_push("p")).push.state == "applied"
+        await until(lambda: hold(2, first))
+    await fleet.until_ready()
+
+
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("other_is", ["refusing again", "away"])
+async def test_a_repeat_that_the_other_replica_does_not_take_is_not_applied(version: int, other_is: str) -> None:
+    """Who had committed it gives its first answer again. Also if the push was a rollback: its number is below that of
+    the fleet in any case."""
+    async with linked(2) as fleet:
+        await undo(fleet, version)
+        first, other = fleet.daemons
+        if other_is == "away":
+            fleet.links[1].kill()
+            await fleet.until_ready(1)
+        else:
+            other.engine.fails["commit_weights"] = PushRolledBackError("no room")
+        with refuses(PushRolledBackError, says="another push_id" if other_is == "away" else "no room"):
+            await repeat(fleet, version)
+        assert hold(2, first) and fleet.running.router.fleet.committed_version == 2
+
+
+async def test_a_replica_that_commits_what_the_fleet_does_not_keeps_no_later_record() -> None:
+    """Its answer is lost. The next router would follow its record, though the trainer was told that the push failed."""
+    async with linked(2) as fleet:
+        await undo(fleet, 3)
+        other = fleet.daemons[1]
+        async with out_of_rotation(fleet, 1):
+            answers = hold_back(fleet.running.router.find(fleet.links[1].address).weights, "CommitPush")
+            repeating = asyncio.create_task(repeat(fleet, 3))
+            await answers.given.wait()
+            assert hold(3, other)
+            fleet.links[1].kill()
+            with refuses(PushRolledBackError, says="another push_id"):
+                await repeating
+        assert fleet.running.router.fleet.desired.epoch > other.board.membership.record.epoch
 
 
 class OpenTwice(asyncio.Event):

@@ -28,8 +28,9 @@ async def commit_everywhere(
     if push.lora_name:
         async with fleet.lora_turns.taken(push.lora_name):
             return await _commit_lora(fleet, replicas, request, push)
-    # One that is behind has nothing to say.
-    deciding = set(fleet.ready).intersection(replicas) if fleet.ready else set(replicas)
+    deciding = set(fleet.ready).intersection(replicas)  # one that is behind has nothing to say
+    if not deciding and (not fleet.ready or push.state != weights_pb2.PUSH_STATE_APPLIED):
+        deciding = set(replicas)  # all of them left the rotation just now; others may have refused what is repeated
     base_digest = "" if fleet.committed is None else fleet.committed.base_digest
     version = Version(push.weight_version, push.push_id, push.content_digest, base_digest)
     request.fleet.CopyFrom(fleet.record_with(version))
@@ -48,18 +49,19 @@ async def commit_everywhere(
     errors = [outcomes.failures[each] for each in replicas if each in told and each in outcomes.failures]
     if not is_repeated and not any(map(may_have_done, errors)):
         fleet.end_commit()
-    if errors or serving:  # one that was behind may keep a record of what did not come about
+    if outcomes.failures or serving:  # one that was behind may keep a record of what did not come about
         fleet.changed()
         await write_record(fleet)
     if errors:
         raise _worst(errors)
-    if not fleet.has_served(push.push_id) and (serving or not _is_replaced(fleet, push)):
+    answer = outcomes.answer()
+    if not fleet.has_served(push.push_id) and (serving or not _is_replaced(fleet, answer)):
         raise PushRolledBackError(
             f"the fleet does not serve push {push.push_id!r}: no replica that gets requests has committed it, or the "
             "fleet was rolled back. Push it again under another push_id",
             metadata={"push_id": push.push_id},
         )
-    return outcomes.answer()  # a repeat of a push that has been replaced since
+    return answer  # to a repeat of a push that has been replaced since
 
 
 def _is_served(answer: weights_pb2.CommitPushResponse) -> bool:
@@ -68,9 +70,12 @@ def _is_served(answer: weights_pb2.CommitPushResponse) -> bool:
     return answer.state.push_id == answer.push.push_id
 
 
-def _is_replaced(fleet: Fleet, push: weights_pb2.Push) -> bool:
-    """Whether a push that replicas have committed before was followed by another one, whatever became of it."""
-    return fleet.committed is not None and push.weight_version <= fleet.committed.number
+def _is_replaced(fleet: Fleet, first: weights_pb2.CommitPushResponse) -> bool:
+    """Whether a push that replicas have committed before, and `first` answered so, was followed by another one. The
+    fleet has a higher number then, which is not that from before the push, as after a rollback that was undone."""
+    if fleet.committed is None or first.push.weight_version > fleet.committed.number:
+        return False
+    return fleet.committed.number != first.applied.previous_version
 
 
 def _worst(errors: Sequence[GenserveError]) -> GenserveError:
