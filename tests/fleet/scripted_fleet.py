@@ -99,10 +99,11 @@ class ScriptedFleet:
         return [self.fleet.upstreams[link.address].member.inflight for link in self.links]
 
     @contextmanager
-    def busy(self, number: int, num_sequences: int = 1) -> Iterator[None]:
-        """Other clients have requests on this replica: a policy that counts them prefers the others."""
+    def busy(self, number: int) -> Iterator[None]:
+        """Other clients have requests on this replica: a policy that counts them prefers the others. They are more than
+        a scripted engine reports, so also after its next report."""
         upstream = self.fleet.upstreams[self.links[number].address]
-        with self.fleet.carrying(Request(num_sequences=num_sequences), upstream):
+        with self.fleet.carrying(Request(num_sequences=99), upstream):
             yield
 
     async def alone(self, number: int) -> None:

@@ -40,7 +40,7 @@ async def test_others_are_begun_and_aborted_meanwhile(router: ScriptedFleet, mon
     """What waits for the frozen one is before nothing of theirs."""
     monkeypatch.setattr(leg, "MAX_UNSENT_BYTES", 1 << 30)
     call = router.generation.GenerateMany(timeout=60)
-    with router.busy(1, num_sequences=99), router.busy(2, num_sequences=99):
+    with router.busy(1), router.busy(2):
         for number in range(20):
             await call.write(asked(f"large {number}", LARGE))
         await until(lambda: router.inflight[0] == 20)
@@ -61,7 +61,7 @@ async def test_when_enough_waits_for_it_others_get_what_would_follow(
     """So that what waits in the router is bounded."""
     monkeypatch.setattr(leg, "MAX_UNSENT_BYTES", MAX_UNSENT_BYTES)
     call = router.generation.GenerateMany(timeout=60)
-    with router.busy(1, num_sequences=99), router.busy(2, num_sequences=99):
+    with router.busy(1), router.busy(2):
         for number in range(20):
             await call.write(asked(str(number), LARGE))
         await until(lambda: sum(router.inflight) == 2 * 99 + 20)

@@ -113,7 +113,7 @@ async def test_a_refusal_is_not_told_if_another_replica_takes_the_request(router
     """Of a full one, and of one that shuts down. If all are full, that is told."""
     router.daemons[0].engine.refusal = QueueFullError("full", retry_after_s=1.5)
     router.daemons[1].engine.refusal = DrainingError("it shuts down")
-    with router.busy(2, num_sequences=9):
+    with router.busy(2):
         call, where = await opened(router, "a", "b")
     assert [number for number, _ in where.values()] == [2, 2]
     assert router.num_submitted == [2, 2, 2], "they were not tried where they are refused"
