@@ -55,8 +55,9 @@ async def test_ranks_of_fsdp_push_together(
         subprocess.run, torchrun, env=env, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = sorted(re.findall(r"rank \d+: version \d+ is served", done.stdout))
-    assert told == [f"rank {rank}: version {before + step} is served" for rank in (0, 1) for step in (1, 2)]
+    told = re.findall(r"rank (\d+): version (\d+) is served", done.stdout)
+    expected = [(rank, before + step) for rank in (0, 1) for step in (1, 2)]
+    assert sorted((int(rank), int(version)) for rank, version in told) == expected
     assert await served(client, checkpoints["b"])
 
 

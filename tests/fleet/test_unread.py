@@ -9,12 +9,11 @@ import pytest
 
 from genserve.errors import LastReplicaError
 from genserve.fleet.member import Member
-from tests.fleet.routers import QUICK, RoutedFleet, ended, hold_back, linked, push, replica, shutting_down
+from tests.fleet.routers import QUICK, RoutedFleet, adapting, ended, hold_back, linked, push, shutting_down
 from tests.support.patience import STEP_S, turns, until
 from tests.support.pulled_peers import weights
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
-from tests.support.scripted_daemon import GeneratingEngine
 
 
 def members(fleet: RoutedFleet) -> list[Member]:
@@ -47,6 +46,17 @@ def drain(fleet: RoutedFleet) -> "asyncio.Task[object]":
     return asyncio.create_task(fleet.client.drain_replica(fleet.links[0].address))
 
 
+async def drain_in_use(fleet: RoutedFleet) -> "asyncio.Task[object]":
+    """The same while version 3 is served, and a request runs there that does not end by itself."""
+    first = members(fleet)[0]
+    await push(fleet.running.address, 3)
+    await fleet.until_ready()
+    first.sent(1)
+    leaving = drain(fleet)
+    await until(lambda: first.is_draining)
+    return leaving
+
+
 async def test_the_only_holder_is_not_drained_while_it_is_read() -> None:
     """As after a commit that it has not answered: it would take the version with it."""
     async with linked(1) as fleet:
@@ -73,11 +83,7 @@ async def test_a_drain_goes_on_when_the_version_is_another_one() -> None:
     """It waited because it might be the only holder, in a state that is the same before and after."""
     async with linked(2) as fleet:
         first, _ = members(fleet)
-        await push(fleet.running.address, 3)
-        await fleet.until_ready()
-        first.sent(1)  # a request that does not end yet
-        leaving = drain(fleet)
-        await until(lambda: first.is_draining)
+        leaving = await drain_in_use(fleet)
         await push(fleet.running.address, 4)
         assert first.version is not None and first.version.number == 3
         fleet.links[0].silence()
@@ -129,11 +135,7 @@ async def test_a_drained_only_holder_that_is_lost_for_a_moment_stays(*, serves: 
     """Whoever drains it ends it afterwards, with the version. Its last request ends before, or with the connection."""
     async with linked(2) as fleet:
         first, second = members(fleet)
-        await push(fleet.running.address, 3)
-        await fleet.until_ready()
-        first.sent(1)
-        leaving = drain(fleet)
-        await until(lambda: first.is_draining)
+        leaving = await drain_in_use(fleet)
         fleet.links[1].kill()
         await until(lambda: second.engine is None)
         if not serves:
@@ -156,11 +158,7 @@ async def test_a_drained_holder_stays_while_no_replica_answers() -> None:
     """All links of the router break at once, its own to the drained one included, and with it the last request."""
     async with linked(2) as fleet:
         first, second = members(fleet)
-        await push(fleet.running.address, 3)
-        await fleet.until_ready()
-        first.sent(1)
-        leaving = drain(fleet)
-        await until(lambda: first.is_draining)
+        leaving = await drain_in_use(fleet)
         await fleet.until_reported()
         for link in fleet.links:
             link.kill()
@@ -205,9 +203,7 @@ async def test_a_drained_only_holder_is_waited_for_until_it_is_called_again(monk
 
 async def test_the_only_holder_of_an_adapter_is_not_drained_before_it_has_told_its_adapters() -> None:
     """It is back, and gets requests already."""
-    engine = GeneratingEngine()
-    engine.max_loras = 4
-    async with linked(1, opened=lambda: replica(engine=engine)) as fleet:
+    async with linked(1, opened=adapting) as fleet:
         (only,) = members(fleet)
         await fleet.client.push_lora("poet", TENSORS, CONFIG)
         await fleet.until_reported()
