@@ -76,6 +76,7 @@ class Member:
     those that it lacks; `lora_sources`: where all have come from, as far as it has told. `pushes`: those in flight
     there, as it last told. `record`: what it keeps of its fleet, as it last told or was told; None = nothing.
     `is_written`: this router has told it one; `is_forgetful`: it has another one since it was last connected to.
+    `is_being_brought`: the router brings it a version, which may be live already while the engine is yet to go on.
     `is_held`: it was looked after by another router when it was last asked. `brought_beside`: the addresses of the
     replicas that answered when it changed to the version that it serves, None = nobody has seen that. `instance_id`: of
     the run that told last; it stays when that does not answer any more, so that another run at this address can be told
@@ -102,6 +103,7 @@ class Member:
     record: types_pb2.FleetState | None = None
     is_written: bool = False
     is_forgetful: bool = False
+    is_being_brought: bool = False
     is_held: bool = False
     brought_beside: frozenset[str] | None = None
     sync_failure: str = ""
@@ -326,6 +328,8 @@ class Member:
         if not self.version.is_same(committed):
             difference = _difference(self.version, committed, is_ahead=self.is_ahead_of(committed))
             return ReplicaState.SYNCING, self.sync_failure or difference
+        if self.is_being_brought:  # it would refuse the next push
+            return ReplicaState.SYNCING, f"it is being brought to version {committed.number}"
         if not self.holds_leases:
             return ReplicaState.SYNCING, "it is being paused, as the fleet is"
         if self.has_foreign_lease:

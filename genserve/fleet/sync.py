@@ -241,7 +241,12 @@ class Sync:
         if not self._needs_version(committed) or not self._may_be_brought(committed):
             return
         before = member.version  # a push that overtakes what is asked for here is not undone by it
-        state = await self._commits(record) or await self._fetch(record, before)
+        member.is_being_brought = True
+        try:
+            state = await self._commits(record) or await self._fetch(record, before)
+        finally:
+            member.is_being_brought = False
+            self._fleet.refresh(self._upstream)
         member.serves(committed)
         if state.fleet_epoch == record.epoch:
             member.keeps(record)
