@@ -76,8 +76,8 @@ class ServeConfig(ListenConfig):
     max_n: int = setting(256, "limit of sequences (n) of one request; they start together")
     max_staging_bytes: int = setting(
         0,
-        "limit of staged and resident bytes together; 0 = twice the checkpoint + 256 MiB, or 64 GiB if the "
-        "checkpoint's files are not on this host",
+        "limit of staged and resident bytes together; 0 = twice the checkpoint + 256 MiB, and an adapter with "
+        "--enable-lora, or 64 GiB if the checkpoint's files are not on this host",
     )
     no_resident_weights: bool = setting(
         False,

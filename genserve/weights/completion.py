@@ -23,8 +23,8 @@ from genserve.weights.resident import ResidentStore
 
 
 class Completion:
-    """Carries out pushes, one at a time, each in its own task, because clients come and go meanwhile. `tied` names
-    tensors that equal another one."""
+    """Carries out pushes, each in its own task, because clients come and go meanwhile: one of weights at a time, and
+    adapters beside it. `tied` names tensors that equal another one."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class Completion:
     def check(self, header: PushHeader) -> None:
         """Repeats checks of a header, because their results may have changed while the bytes arrived."""
         for push in self._pushes.values():
-            if push.lifecycle.state in (State.PREPARING, State.APPLYING):
+            is_weights = header.lora is None and push.header.lora is None
+            if is_weights and push.lifecycle.state in (State.PREPARING, State.APPLYING):
                 raise push.in_progress()
         check_weights(self._board)
         self.check_version(header)

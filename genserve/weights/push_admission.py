@@ -4,6 +4,7 @@ refused before anything is allocated or freed."""
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 from genserve.errors import (
@@ -26,6 +27,8 @@ from genserve.wire.bounds import check_text
 
 MAX_STREAMS = 1024
 MAX_TENSORS = 1_000_000
+MAX_PUSHES = 256
+"""That wait or are sent at once: each has a file descriptor, and adapters may have few bytes."""
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 _PARTIAL: Final = "; to keep the served values of what is missing, set partial (--partial)"
@@ -155,13 +158,17 @@ def _field(tensor: str) -> str:
     return f'header.manifest.tensors["{tensor[:256]}"]' if tensor else "header.manifest"
 
 
-def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None) -> int:
-    """The limit of a daemon; without a configured one (0) it holds the served version and the next one."""
+def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None, max_lora_rank: int = 0) -> int:
+    """The limit of a daemon; without a configured one (0) it holds the served version, the next one, and an adapter.
+    `max_lora_rank`: 0 = the daemon takes none."""
     if configured_bytes > 0:
         return configured_bytes
     if checkpoint is None:
         return _BYTES_OF_UNKNOWN_MODEL
-    return 2 * checkpoint.total_bytes + _MARGIN_BYTES
+    shapes = [tensor.shape for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1]
+    # In float32, as PEFT may save it, with an A and a B for each matrix.
+    adapter_bytes = sum(4 * max_lora_rank * prod(shape[:-2]) * (shape[-2] + shape[-1]) for shape in shapes)
+    return 2 * checkpoint.total_bytes + adapter_bytes + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +219,13 @@ def plan_evictions(
 
     An idle push is freed unless it is staged or prepared, and was sent for that. One that is preemptible then gives way
     to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
-    ApplyInProgressError while another push is in progress, and StagingFullError, which names pushes that have the
-    memory, if nothing helps.
+    ApplyInProgressError for weights while others are in progress, and StagingFullError, which names pushes that have
+    the memory, if nothing helps. Adapters are in the way of nothing but memory.
     """
     for push in pushes:
-        if push.is_held:
+        if push.is_held and push.header.lora is None and not lora:
             raise push.in_progress()
-    leftovers = tuple(push for push in pushes if not _is_kept(push) or (replaces_weights and push.header.preemptible))
+    leftovers = tuple(push for push in pushes if _gives_way(push, replaces_weights))
     staged = [push for push in pushes if push not in leftovers]
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
@@ -235,8 +242,11 @@ def plan_evictions(
     return evicted
 
 
-def _is_kept(push: LivePush) -> bool:
-    return push.is_to_wait and push.lifecycle.state in (State.STAGED, State.PREPARED)
+def _gives_way(push: LivePush, replaces_weights: bool) -> bool:
+    if push.is_held:
+        return False
+    waits = push.is_to_wait and push.lifecycle.state in (State.STAGED, State.PREPARED)
+    return not waits or (replaces_weights and push.header.preemptible)
 
 
 def _plan(
@@ -249,6 +259,8 @@ def _plan(
     partial: bool,
 ) -> Evictions:
     staged_bytes = sum(push.size_bytes for push in staged)
+    if len(staged) >= MAX_PUSHES:
+        raise _full(f"there are {MAX_PUSHES} pushes", staged, staged_bytes + resident.held_bytes, max_bytes)
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
         return Evictions(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
@@ -257,6 +269,12 @@ def _plan(
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
         return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
+    why = f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use"
+    raise _full(why, staged, taken_bytes, max_bytes)
+
+
+def _full(why: str, staged: Sequence[LivePush], taken_bytes: int, max_bytes: int) -> StagingFullError:
+    """Names the largest of them, which have the memory."""
     metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}
     by_size = sorted(staged, key=lambda push: push.size_bytes, reverse=True)
     push_ids, waiting = [push.push_id for push in by_size[:_MAX_NAMED]], ""
@@ -264,7 +282,4 @@ def _plan(
         metadata["push_ids"] = ",".join(push_ids)
         others = f" and {len(staged) - _MAX_NAMED} more" if len(staged) > _MAX_NAMED else ""
         waiting = f"; commit or discard {', '.join(map(repr, push_ids))}{others}"
-    raise StagingFullError(
-        f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use{waiting}",
-        metadata=metadata,
-    )
+    return StagingFullError(f"{why}{waiting}", metadata=metadata)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.control import membership
-from tests.fleet.routers import RoutedFleet, over, replica
+from tests.fleet.routers import RoutedFleet, adapting, over
 from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet
 
 
@@ -41,9 +41,7 @@ async def router() -> AsyncIterator[ScriptedFleet]:
 async def fleet() -> AsyncIterator[RoutedFleet]:
     """Three replicas that take adapters."""
     async with AsyncExitStack() as stack:
-        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
-        for daemon in daemons:
-            daemon.engine.max_loras = 4
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
         async with over(daemons) as running:
             await running.until_ready()
             yield running

@@ -38,6 +38,15 @@ async def replica(port: int = 0, engine: GeneratingEngine | None = None) -> Asyn
         yield daemon
 
 
+@asynccontextmanager
+async def adapting() -> AsyncIterator[Daemon]:
+    """One that takes adapters, too."""
+    engine = GeneratingEngine()
+    engine.max_loras = 4
+    async with replica(engine=engine) as daemon:
+        yield daemon
+
+
 @dataclass
 class RoutedFleet:
     """Daemons, their router, what ends that, and a client of it. `links`: one to each daemon, in their order, where the

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundErr
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
-from tests.fleet.routers import RoutedFleet, hold, linked, over, push, replica, restarted, until_reached
+from tests.fleet.routers import RoutedFleet, adapting, hold, linked, over, push, replica, restarted, until_reached
 from tests.support.patience import until
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
-from tests.support.scripted_daemon import Daemon, GeneratingEngine
+from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 
@@ -347,15 +346,6 @@ def adapter(directory: Path) -> str:
     save_file(TENSORS, directory / "adapter_model.safetensors")
     (directory / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
     return str(directory)
-
-
-@asynccontextmanager
-async def adapting() -> AsyncIterator[Daemon]:
-    """A replica that takes adapters, and says so."""
-    engine = GeneratingEngine()
-    engine.max_loras = 4
-    async with replica(engine=engine) as daemon:
-        yield daemon
 
 
 async def test_unloaded_adapter_is_not_left_behind_when_loading_fails_elsewhere(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.weights import push_admission
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push_admission import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
+from genserve.weights.push_admission import MAX_PUSHES, Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 from tests.support.refusals import refuses
 
 MAX_BYTES = 100
@@ -26,11 +26,12 @@ def push(
     push_id: str = "p1",
     preemptible: bool = False,
     is_to_wait: bool = True,
+    lora: bool = False,
 ) -> Any:
     """One that is here already; its arena may have less than the push needs in the end."""
     return SimpleNamespace(
         push_id=push_id,
-        header=SimpleNamespace(preemptible=preemptible),
+        header=SimpleNamespace(preemptible=preemptible, lora=object() if lora else None),
         size_bytes=size_bytes,
         is_held=is_held,
         is_to_wait=is_to_wait,
@@ -141,10 +142,27 @@ def test_what_is_preemptible_gives_way_to_new_weights_only(state: State) -> None
         planned(50, first)
 
 
-def test_while_another_push_is_held_there_is_no_room() -> None:
+def test_while_other_weights_are_held_there_is_no_room_for_weights() -> None:
     """However much is free."""
     with pytest.raises(ApplyInProgressError):
         planned(1, push(1, State.RECEIVING, is_held=True))
+
+
+@pytest.mark.parametrize(("is_lora", "lora"), [(True, False), (False, True), (True, True)])
+def test_an_adapter_that_is_held_is_in_the_way_of_nothing_but_memory(is_lora: bool, lora: bool) -> None:
+    """And weights that are held are not in its way. They take nothing from each other, whatever they may be later."""
+    held = push(60, State.RECEIVING, is_held=True, lora=is_lora, preemptible=True, is_to_wait=False)
+    assert planned(40, held, lora=lora, replaces_weights=not lora) == Evictions()
+    with refuses(StagingFullError, says="'p1'"):
+        planned(41, held, lora=lora, replaces_weights=not lora)
+
+
+def test_pushes_are_not_more_than_so_many() -> None:
+    """However small they are."""
+    pushes = [push(0, push_id=f"p{number}") for number in range(MAX_PUSHES)]
+    assert planned(1, *pushes[1:]) == Evictions()
+    with refuses(StagingFullError, says="commit or discard"):
+        planned(1, *pushes)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +202,9 @@ def test_tensors_wider_than_the_checkpoints_are_named(
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:
-    """And 256 MiB; without the files nobody knows how much two are."""
+    """And 256 MiB, and an adapter of the largest rank in float32; without the files nobody knows how much two are."""
+    experts = CheckpointIndex({"a": CheckpointTensor("F16", (3, 5, 7), 210), "b": CheckpointTensor("F16", (9,), 18)})
+    assert limit_bytes(0, experts, 8) - limit_bytes(0, experts) == 3 * 8 * (5 + 7) * 4
     assert limit_bytes(0, INDEX) == 2 * 16 + (256 << 20)
     assert limit_bytes(0, None) == 64 << 30
     assert limit_bytes(7, INDEX) == limit_bytes(7, None) == 7
