@@ -232,21 +232,27 @@ class PushApplier:
             options = push.header.apply
             previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
+            is_prepared = is_held = False
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
                     preparation = await self._finish(push, deadline_s)
+                    is_prepared = True
                 async with self._pauses.hold(
                     options.pause_mode,
                     options.kv_policy,
                     timeout_s=remaining_s(deadline_s, "pause"),
                     lease_id=options.pause_lease_id,
                 ) as hold:
+                    is_held = True
                     if options.prepare_mode is PrepareMode.PAUSED:
                         preparation = await self._finish(push, deadline_s)
                     with step("commit"):
                         commit_s = await self._commit(push, preparation.nonce, deadline_s)
             except BaseException as error:
-                await self._clean_up(push, error)
+                if push.is_to_wait and is_prepared and not is_held and isinstance(error, DeadlineError):
+                    push.lifecycle.go("prepared")  # others had the engine for so long: it may be committed again
+                else:
+                    await self._clean_up(push, error)
                 raise
             push.wait_s += hold.wait_s
             steps = {

@@ -27,8 +27,8 @@ from genserve.wire.bounds import check_text
 
 MAX_STREAMS = 1024
 MAX_TENSORS = 1_000_000
-MAX_PUSHES = 256
-"""That wait or are sent at once: each has a file descriptor, and adapters may have few bytes."""
+MAX_LORA_PUSHES = 256
+"""That wait or are sent at once: each has a file descriptor, and may have few bytes."""
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 _PARTIAL: Final = "; to keep the served values of what is missing, set partial (--partial)"
@@ -166,9 +166,9 @@ def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None, max_l
     if checkpoint is None:
         return _BYTES_OF_UNKNOWN_MODEL
     shapes = [tensor.shape for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1]
-    # In float32, as PEFT may save it, with an A and a B for each matrix.
+    # In float32, as PEFT may save it, with an A and a B for each matrix; packed matrices have other shapes than theirs.
     adapter_bytes = sum(4 * max_lora_rank * prod(shape[:-2]) * (shape[-2] + shape[-1]) for shape in shapes)
-    return 2 * checkpoint.total_bytes + adapter_bytes + _MARGIN_BYTES
+    return 2 * checkpoint.total_bytes + min(adapter_bytes, checkpoint.total_bytes) + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,9 @@ def plan_evictions(
             raise push.in_progress()
     leftovers = tuple(push for push in pushes if _gives_way(push, replaces_weights))
     staged = [push for push in pushes if push not in leftovers]
+    adapters = [push for push in staged if push.header.lora is not None]
+    if lora and len(adapters) >= MAX_LORA_PUSHES:
+        raise _full(f"there are {MAX_LORA_PUSHES} pushes of adapters", adapters, {})
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
     if evicted.releases_resident or not lora:  # an adapter leaves the arena that waits to the next version
@@ -259,8 +262,6 @@ def _plan(
     partial: bool,
 ) -> Evictions:
     staged_bytes = sum(push.size_bytes for push in staged)
-    if len(staged) >= MAX_PUSHES:
-        raise _full(f"there are {MAX_PUSHES} pushes", staged, staged_bytes + resident.held_bytes, max_bytes)
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
         return Evictions(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
@@ -269,17 +270,17 @@ def _plan(
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
         return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
-    why = f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use"
-    raise _full(why, staged, taken_bytes, max_bytes)
-
-
-def _full(why: str, staged: Sequence[LivePush], taken_bytes: int, max_bytes: int) -> StagingFullError:
-    """Names the largest of them, which have the memory."""
     metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}
-    by_size = sorted(staged, key=lambda push: push.size_bytes, reverse=True)
+    why = f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use"
+    raise _full(why, staged, metadata)
+
+
+def _full(why: str, pushes: Sequence[LivePush], metadata: dict[str, str]) -> StagingFullError:
+    """Names the largest of these pushes."""
+    by_size = sorted(pushes, key=lambda push: push.size_bytes, reverse=True)
     push_ids, waiting = [push.push_id for push in by_size[:_MAX_NAMED]], ""
     if push_ids:
-        metadata["push_ids"] = ",".join(push_ids)
-        others = f" and {len(staged) - _MAX_NAMED} more" if len(staged) > _MAX_NAMED else ""
+        metadata = metadata | {"push_ids": ",".join(push_ids)}
+        others = f" and {len(pushes) - _MAX_NAMED} more" if len(pushes) > _MAX_NAMED else ""
         waiting = f"; commit or discard {', '.join(map(repr, push_ids))}{others}"
     return StagingFullError(f"{why}{waiting}", metadata=metadata)

@@ -10,11 +10,13 @@ from genserve.client import AsyncClient
 from genserve.errors import ApplyInProgressError
 from genserve.settings.config import ServeConfig
 from tests.support.patience import until
-from tests.support.pulled_peers import CHECKPOINT, content, weights
+from tests.support.pulled_peers import CHECKPOINT, TOTAL_BYTES, content, weights
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon, GeneratingEngine, serving
 from tests.support.scripted_engine import Gate
+
+MAX_STAGING_BYTES = 1 << 30
 
 
 @pytest.fixture
@@ -22,7 +24,9 @@ async def daemon() -> AsyncIterator[Daemon]:
     """One that takes weights and adapters."""
     engine = GeneratingEngine()
     engine.max_loras = 4
-    async with serving(ServeConfig(port=0), engine=engine, checkpoint=CHECKPOINT, max_staging_bytes=1 << 30) as running:
+    async with serving(
+        ServeConfig(port=0), engine=engine, checkpoint=CHECKPOINT, max_staging_bytes=MAX_STAGING_BYTES
+    ) as running:
         yield running
 
 
@@ -55,6 +59,17 @@ async def test_an_adapter_is_pushed_while_weights_are(daemon: Daemon, client: As
     await asyncio.gather(pushing, adapter)
     assert daemon.engine.live == content(1) and "poet" in daemon.engine.loras.files
     assert not daemon.engine.misuses
+
+
+async def test_a_version_that_is_live_is_not_counted_twice(daemon: Daemon, client: AsyncClient) -> None:
+    """Its engine is yet to go on: it is both what is served and a push that is carried out."""
+    gate = daemon.engine.gates["resume"] = Gate()
+    pushing = asyncio.create_task(client.push_weights(weights(1), version=1))
+    await gate.reached.wait()
+    assert daemon.registry.room_bytes == MAX_STAGING_BYTES - TOTAL_BYTES
+    gate.open.set()
+    await pushing
+    assert daemon.registry.room_bytes == MAX_STAGING_BYTES - TOTAL_BYTES
 
 
 @pytest.mark.parametrize("action", ["apply", "prepare"])

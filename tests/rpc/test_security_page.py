@@ -119,7 +119,10 @@ def test_the_limits_are_those_of_the_code() -> None:
     """Each with its default."""
     defaults = {flag_of(each.name): str(each.default) for each in settings_of(ServeConfig) if "max_" in each.name}
     told = {flag.strip("`"): default for flag, default, _ in rows("Limits") if flag.startswith("`--")}
-    assert told == {**defaults, "--max-staging-bytes": "twice the checkpoint + 256 MiB, and an adapter with `--enable-lora`"}
+    assert told == {
+        **defaults,
+        "--max-staging-bytes": "twice the checkpoint + 256 MiB, and an adapter with `--enable-lora`",
+    }
     assert str(RouteConfig().max_message_bytes) in PAGE
 
 

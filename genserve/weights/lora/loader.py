@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import LoadedLora
-from genserve.errors import InvalidFieldError, ManifestMismatchError, UnsupportedError
+from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError, UnsupportedError
 from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
@@ -35,6 +36,7 @@ class LoraLoader:
         self._pauses = pauses
         self._board = board
         self._checkpoint = checkpoint
+        self._turn = asyncio.Lock()  # one at a time: each has a copy of its bytes
 
     def check(self, lora: LoraAdapter) -> LoraConfig:
         """Returns the adapter's configuration. Also raises InvalidFieldError."""
@@ -98,29 +100,46 @@ class LoraLoader:
     ) -> tuple[LoadedLora, float, float]:
         """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. It is asked
         before the files are made, and again when nothing else can be loaded any more. Also returns the seconds for
-        making the files, and those until other calls to the engine had ended."""
-        self._check_next(name, version())
+        making the files, and those until other calls to the engine, and other loads, had ended."""
         deadline_s = time.monotonic() + timeout_s
+        async with self._alone(timeout_s) as waited_s:
+            self._check_next(name, version())
+            began_s = time.perf_counter()
+            files = await asyncio.to_thread(make)
+            made_s = time.perf_counter()
+            is_loading = False
+            try:
+                # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
+                async with self._pauses.undisturbed(
+                    max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
+                ):
+                    waited_s += time.perf_counter() - made_s
+                    number = version()
+                    self._check_next(name, number)
+                    is_loading = True
+                    remaining_s = max(deadline_s - time.monotonic(), 0.0)
+                    loaded = await self._engine.loras.load(name, files, remaining_s, number)
+                    return loaded, made_s - began_s, waited_s
+            except BaseException:
+                if not is_loading:
+                    await asyncio.to_thread(files.close)
+                raise
+
+    @asynccontextmanager
+    async def _alone(self, timeout_s: float) -> AsyncIterator[float]:
+        """No other adapter is loaded in the block. Yields the seconds until then."""
         began_s = time.perf_counter()
-        files = await asyncio.to_thread(make)
-        made_s = time.perf_counter()
-        is_loading = False
         try:
-            # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
-            async with self._pauses.undisturbed(
-                max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
-            ):
-                wait_s = time.perf_counter() - made_s
-                number = version()
-                self._check_next(name, number)
-                is_loading = True
-                remaining_s = max(deadline_s - time.monotonic(), 0.0)
-                loaded = await self._engine.loras.load(name, files, remaining_s, number)
-                return loaded, made_s - began_s, wait_s
-        except BaseException:
-            if not is_loading:
-                await asyncio.to_thread(files.close)
-            raise
+            async with asyncio.timeout(timeout_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise DeadlineError(
+                f"other adapters were loaded for {timeout_s:g} s, and nothing changed: allow more time"
+            ) from None
+        try:
+            yield time.perf_counter() - began_s
+        finally:
+            self._turn.release()
 
     def _check_next(self, name: str, version: int) -> None:
         if not version and self.version(name) == MAX_VERSION:

@@ -92,7 +92,8 @@ class Attempt:
 
 
 class LivePush:
-    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial. `clock` gives monotonic
+    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial; none once
+    the version is live, which has it then. `clock` gives monotonic
     seconds. `header` is that of the stream that began the present attempt, with the digest of the contents that any
     header has said, and with the origin."""
 
@@ -252,6 +253,7 @@ class LivePush:
         if self.staging.weights is not self.staging.manifest:
             # What this daemon has completed is its own, and more than what the push brought.
             version.content_digest, version.origin = "", f"{self._nonce} completed"
+        self.size_bytes = 0
         if self.header.fleet is not None:
             self.header.fleet.served()
         return version

@@ -76,9 +76,13 @@ class LivePushes(dict[str, LivePush]):
         return self._gone_bytes + sum(push.staging.there.total for push in self.values())
 
     def in_flight(self) -> tuple[PushInFlight, ...]:
-        """How far at most `MAX_LISTED` of them have come: those that are sent or carried out first, then the newest."""
-        first = sorted(self.values(), key=lambda push: (not push.is_held, -push.attempt.began_at_s, push.push_id))
-        return tuple(map(_described, first[:MAX_LISTED]))
+        """How far at most `MAX_LISTED` of them have come: those that are sent or carried out first, weights before
+        adapters, then the newest."""
+
+        def order(push: LivePush) -> tuple[bool, bool, float, str]:
+            return not push.is_held, push.header.lora is not None, -push.attempt.began_at_s, push.push_id
+
+        return tuple(map(_described, sorted(self.values(), key=order)[:MAX_LISTED]))
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
         """Frees in a thread, because it would delay token streams."""

@@ -41,6 +41,18 @@ async def test_commit_during_another_push_names_it_and_succeeds_afterwards(rig: 
     assert rig.engine.live == tensors(3)
 
 
+async def test_a_commit_that_others_have_kept_from_the_engine_can_be_repeated(rig: Rig) -> None:
+    """Such as a load of an adapter that hangs: what is prepared stays so."""
+    await rig.push(header(action=PushAction.PREPARE))
+    async with rig.pauses.undisturbed(600.0, "the load of an adapter"):
+        with advanced_clock() as clock, refuses(DeadlineError, says="the load of an adapter"):
+            await after(clock, 60.1, rig.registry.commit("p1", ApplyOptions(timeout_s=60.0)))
+    assert rig.registry.report("p1").push.state is PushState.PREPARED
+    await rig.registry.commit("p1", ApplyOptions())
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.calls.count("prepare_weights") == 1
+
+
 async def test_sleep_waiting_for_another_one_names_no_push_that_has_ended(rig: Rig) -> None:
     """Whatever became of that: nobody has to ask GetPush."""
     await rig.push(header())

@@ -10,7 +10,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.weights import push_admission
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push_admission import MAX_PUSHES, Evictions, limit_bytes, naming_wide_tensors, plan_evictions
+from genserve.weights.push_admission import MAX_LORA_PUSHES, Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 from tests.support.refusals import refuses
 
 MAX_BYTES = 100
@@ -157,12 +157,12 @@ def test_an_adapter_that_is_held_is_in_the_way_of_nothing_but_memory(is_lora: bo
         planned(41, held, lora=lora, replaces_weights=not lora)
 
 
-def test_pushes_are_not_more_than_so_many() -> None:
-    """However small they are."""
-    pushes = [push(0, push_id=f"p{number}") for number in range(MAX_PUSHES)]
-    assert planned(1, *pushes[1:]) == Evictions()
+def test_adapters_are_not_more_than_so_many() -> None:
+    """However small they are; weights come nevertheless."""
+    pushes = [push(0, push_id=f"p{number}", lora=True) for number in range(MAX_LORA_PUSHES)]
+    assert planned(1, *pushes) == planned(1, *pushes[1:], push(0), lora=True) == Evictions()
     with refuses(StagingFullError, says="commit or discard"):
-        planned(1, *pushes)
+        planned(1, *pushes, lora=True)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,15 @@ def test_tensors_wider_than_the_checkpoints_are_named(
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:
-    """And 256 MiB, and an adapter of the largest rank in float32; without the files nobody knows how much two are."""
-    experts = CheckpointIndex({"a": CheckpointTensor("F16", (3, 5, 7), 210), "b": CheckpointTensor("F16", (9,), 18)})
-    assert limit_bytes(0, experts, 8) - limit_bytes(0, experts) == 3 * 8 * (5 + 7) * 4
+    """And 256 MiB; without the files nobody knows how much two are."""
     assert limit_bytes(0, INDEX) == 2 * 16 + (256 << 20)
     assert limit_bytes(0, None) == 64 << 30
     assert limit_bytes(7, INDEX) == limit_bytes(7, None) == 7
+
+
+def test_the_limit_holds_an_adapter_as_well() -> None:
+    """Of the largest rank, in float32. Packed matrices have shapes by which it would be larger than the model."""
+    tensors = {"a": CheckpointTensor("F16", (3, 50, 70), 21000), "b": CheckpointTensor("F16", (9,), 18)}
+    assert limit_bytes(0, CheckpointIndex(tensors), 2) - limit_bytes(0, CheckpointIndex(tensors)) == 3 * 2 * 120 * 4
+    packed = CheckpointIndex({"a": CheckpointTensor("U8", (1000, 1), 1000)})
+    assert limit_bytes(0, packed, 64) - limit_bytes(0, packed) == 1000
