@@ -90,7 +90,7 @@ class Preparation:
 
 
 class PushApplier:
-    """Applies one push at a time, and holds the one version that workers prepare; `PushRegistry` ensures this."""
+    """Applies one push of weights at a time, and holds the one version that workers prepare; `PushRegistry` ensures this."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
         self._engine = engine
