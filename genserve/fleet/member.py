@@ -328,7 +328,7 @@ class Member:
         if not self.version.is_same(committed):
             difference = _difference(self.version, committed, is_ahead=self.is_ahead_of(committed))
             return ReplicaState.SYNCING, self.sync_failure or difference
-        if self.is_being_brought:  # it would refuse the next push
+        if self.is_being_brought:  # it refuses pushes until it has answered
             return ReplicaState.SYNCING, f"it is being brought to version {committed.number}"
         if not self.holds_leases:
             return ReplicaState.SYNCING, "it is being paused, as the fleet is"

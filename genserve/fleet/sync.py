@@ -244,12 +244,12 @@ class Sync:
         member.is_being_brought = True
         try:
             state = await self._commits(record) or await self._fetch(record, before)
+            member.serves(committed)
+            if state.fleet_epoch == record.epoch:
+                member.keeps(record)
         finally:
             member.is_being_brought = False
             self._fleet.refresh(self._upstream)
-        member.serves(committed)
-        if state.fleet_epoch == record.epoch:
-            member.keeps(record)
 
     async def _fetch(self, record: types_pb2.FleetState, before: Version | None) -> types_pb2.EngineState:
         """Returns the state in which it serves the version. `before`: what it serves until then, None = not known."""

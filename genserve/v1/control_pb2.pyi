@@ -301,8 +301,8 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
-        """Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A router has one
-        entry for each push, as it is on the replica that has received most of it.
+        """Pushes whose bytes are here: those that are sent or carried out first, weights before adapters, then the newest; at
+        most 16. A router has one entry for each push, as it is on the replica that has received most of it.
         """
 
     @_builtins.property

@@ -90,7 +90,8 @@ class Preparation:
 
 
 class PushApplier:
-    """Applies one push of weights at a time, and holds the one version that workers prepare; `PushRegistry` ensures this."""
+    """Applies one push of weights at a time, and holds the one version that workers prepare; `PushRegistry` ensures
+    this."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
         self._engine = engine
@@ -219,7 +220,8 @@ class PushApplier:
         """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
         after the answer, before anything else is applied.
 
-        On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
+        On any error the previous version is served and the engine is as it was, and what waits for a commit stays
+        prepared if the engine did not stop in time: PauseLeaseLostError, DeadlineError,
         DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
         PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
         unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
@@ -232,25 +234,24 @@ class PushApplier:
             options = push.header.apply
             previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
-            is_prepared = is_held = False
+            was_prepared, is_paused = self.has_prepared(push), False
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
                     preparation = await self._finish(push, deadline_s)
-                    is_prepared = True
                 async with self._pauses.hold(
                     options.pause_mode,
                     options.kv_policy,
                     timeout_s=remaining_s(deadline_s, "pause"),
                     lease_id=options.pause_lease_id,
                 ) as hold:
-                    is_held = True
+                    is_paused = True
                     if options.prepare_mode is PrepareMode.PAUSED:
                         preparation = await self._finish(push, deadline_s)
                     with step("commit"):
                         commit_s = await self._commit(push, preparation.nonce, deadline_s)
             except BaseException as error:
-                if push.is_to_wait and is_prepared and not is_held and isinstance(error, DeadlineError):
-                    push.lifecycle.go("prepared")  # others had the engine for so long: it may be committed again
+                if was_prepared and push.is_to_wait and not is_paused and isinstance(error, DeadlineError):
+                    push.lifecycle.go("prepared")  # the engine did not stop in time: the commit can be repeated
                 else:
                     await self._clean_up(push, error)
                 raise

@@ -23,8 +23,8 @@ from genserve.weights.resident import ResidentStore
 
 
 class Completion:
-    """Carries out pushes, each in its own task, because clients come and go meanwhile: one of weights at a time, and
-    adapters beside it. `tied` names tensors that equal another one."""
+    """Carries out pushes: one of weights at a time, and adapters beside it. Each has a task of its own, because clients
+    come and go meanwhile. `tied` names tensors that equal another one."""
 
     def __init__(
         self,

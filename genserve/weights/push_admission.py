@@ -28,7 +28,7 @@ from genserve.wire.bounds import check_text
 MAX_STREAMS = 1024
 MAX_TENSORS = 1_000_000
 MAX_LORA_PUSHES = 256
-"""That wait or are sent at once: each has a file descriptor, and may have few bytes."""
+"""Being sent or waiting. Each holds a file descriptor, and may be too small for the limit of bytes to matter."""
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 _PARTIAL: Final = "; to keep the served values of what is missing, set partial (--partial)"
@@ -219,8 +219,8 @@ def plan_evictions(
 
     An idle push is freed unless it is staged or prepared, and was sent for that. One that is preemptible then gives way
     to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
-    ApplyInProgressError for weights while others are in progress, and StagingFullError, which names pushes that have
-    the memory, if nothing helps. Adapters are in the way of nothing but memory.
+    ApplyInProgressError for weights while other weights are in progress, and StagingFullError, which names the largest
+    pushes, if nothing helps, or for an adapter while MAX_LORA_PUSHES are here.
     """
     for push in pushes:
         if push.is_held and push.header.lora is None and not lora:
@@ -282,5 +282,6 @@ def _full(why: str, pushes: Sequence[LivePush], metadata: dict[str, str]) -> Sta
     if push_ids:
         metadata = metadata | {"push_ids": ",".join(push_ids)}
         others = f" and {len(pushes) - _MAX_NAMED} more" if len(pushes) > _MAX_NAMED else ""
-        waiting = f"; commit or discard {', '.join(map(repr, push_ids))}{others}"
+        advice = "wait for, commit or discard" if any(push.is_held for push in pushes) else "commit or discard"
+        waiting = f"; {advice} {', '.join(map(repr, push_ids))}{others}"
     return StagingFullError(f"{why}{waiting}", metadata=metadata)

@@ -344,7 +344,7 @@ class PushRegistry:
         return outcome
 
     async def close(self) -> None:
-        """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others, and what
+        """Refuses further pushes, waits for those that are carried out, and frees the bytes of all others, and what
         workers have prepared of them."""
         self._closed = True
         await self._pushes.close()

@@ -40,7 +40,7 @@ async def replica(port: int = 0, engine: GeneratingEngine | None = None) -> Asyn
 
 @asynccontextmanager
 async def adapting() -> AsyncIterator[Daemon]:
-    """One that takes adapters, too."""
+    """A replica that takes adapters as well."""
     engine = GeneratingEngine()
     engine.max_loras = 4
     async with replica(engine=engine) as daemon:

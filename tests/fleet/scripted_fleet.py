@@ -100,8 +100,8 @@ class ScriptedFleet:
 
     @contextmanager
     def busy(self, number: int) -> Iterator[None]:
-        """Other clients have requests on this replica: a policy that counts them prefers the others. They are more than
-        a scripted engine reports, so also after its next report."""
+        """Other clients have requests on this replica: a policy that counts them prefers the others. These are more
+        than a scripted engine reports, so its next report changes nothing."""
         upstream = self.fleet.upstreams[self.links[number].address]
         with self.fleet.carrying(Request(num_sequences=99), upstream):
             yield

@@ -82,6 +82,7 @@ async def test_a_replica_that_is_brought_a_version_is_not_ready_before_it_has_an
         await until(lambda: member.version is not None and member.version.number == 1)
         assert fleet.state(late) is ReplicaState.SYNCING
         await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
+        assert not hold(2, late)
         gate.open.set()
         await until(lambda: hold(2, late))
         await fleet.until_ready(2)

@@ -52,9 +52,6 @@ async def test_an_adapter_is_pushed_while_weights_are(daemon: Daemon, client: As
         await adapter
     else:
         await busy(daemon, "a")
-        with refuses(ApplyInProgressError) as refused:
-            await client.push_weights(weights(2), version=2)
-        assert refused.value.metadata == {"push_id": "w"}
     gate.open.set()
     await asyncio.gather(pushing, adapter)
     assert daemon.engine.live == content(1) and "poet" in daemon.engine.loras.files
@@ -83,6 +80,9 @@ async def test_weights_are_pushed_while_an_adapter_is_loaded(daemon: Daemon, cli
         await pushing
         pushing = asyncio.create_task(client.commit_push("w"))
     await busy(daemon, "w")
+    with refuses(ApplyInProgressError) as refused:
+        await client.push_weights(weights(2), version=2)
+    assert refused.value.metadata == {"push_id": "w"}
     gate.open.set()
     await asyncio.gather(pushing, adapter)
     assert daemon.engine.live == content(1) and "poet" in daemon.engine.loras.files

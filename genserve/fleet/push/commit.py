@@ -45,7 +45,7 @@ async def commit_everywhere(
     if deciding & serving:
         await write_record(fleet)  # for those that were not asked, or if there was another change meanwhile
         return outcomes.answer()
-    told = deciding or (() if outcomes.answers else replicas)  # those who decide know best why nothing came of it
+    told = deciding or (set() if outcomes.answers else set(replicas))  # others do not know why nothing came of it
     errors = [outcomes.failures[each] for each in replicas if each in told and each in outcomes.failures]
     if not is_repeated and not any(map(may_have_done, errors)):
         fleet.end_commit()

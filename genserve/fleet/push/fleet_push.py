@@ -64,7 +64,7 @@ class FleetPush:
 
     @property
     def applies(self) -> bool:
-        """Whether workers prepare it: one push at a time."""
+        """Whether workers prepare it: one push of weights at a time."""
         return applies(self._header)
 
     @property

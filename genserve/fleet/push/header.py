@@ -30,7 +30,7 @@ def request_of(header: weights_pb2.PushHeader) -> weights_pb2.LoadWeightsRequest
 
 
 def applies(header: weights_pb2.PushHeader) -> bool:
-    """Whether workers prepare it: one push at a time."""
+    """Whether workers prepare it: one push of weights at a time."""
     return header.action in _APPLIES and not header.HasField("lora")
 
 

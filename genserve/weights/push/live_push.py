@@ -253,7 +253,7 @@ class LivePush:
         if self.staging.weights is not self.staging.manifest:
             # What this daemon has completed is its own, and more than what the push brought.
             version.content_digest, version.origin = "", f"{self._nonce} completed"
-        self.size_bytes = 0
+        self.size_bytes = 0  # the resident store counts it from now on
         if self.header.fleet is not None:
             self.header.fleet.served()
         return version

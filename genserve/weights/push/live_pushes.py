@@ -106,7 +106,7 @@ class LivePushes(dict[str, LivePush]):
                         self.drop(push, push.truncation())
 
     async def close(self) -> None:
-        """Waits for one that is being applied, and drops all others."""
+        """Waits for those that are carried out, and drops all others."""
         while busy := [p.task for p in self.values() if p.lifecycle.is_busy and p.task is not None]:
             await asyncio.wait(busy)
         for push in list(self.values()):

@@ -16,9 +16,11 @@ from tests.unit.weights.push.staging import new_staging, stream_to
 DATA = weights(1)
 
 
-def opened(push_id: str = "p1", began_at_s: float = 0.0) -> LivePush:
+def opened(push_id: str = "p1", began_at_s: float = 0.0, lora: LoraAdapter | None = None) -> LivePush:
     """A push that nobody sends."""
-    push = LivePush(header(push_id=push_id, attempt="a"), MANIFEST.digest, new_staging(), MANIFEST.total_bytes)
+    push = LivePush(
+        header(push_id=push_id, attempt="a", lora=lora), MANIFEST.digest, new_staging(), MANIFEST.total_bytes
+    )
     push.attempt.began_at_s = began_at_s
     push.staging.close()
     return push
@@ -71,6 +73,17 @@ async def test_those_that_are_sent_come_first_and_then_the_newest() -> None:
     sent.num_attached = 1
     told = [push.push_id for push in listing(*waiting, sent).in_flight()]
     assert told == ["sent", *(f"w{number}" for number in reversed(range(1, MAX_LISTED)))]
+
+
+async def test_weights_come_before_adapters() -> None:
+    """Which may be many. What is sent comes first, whatever it is."""
+    pushes = [
+        opened("weights", 0.0),
+        *(opened(f"a{number}", 1.0 + number, LoraAdapter("a", "{}")) for number in (1, 2)),
+    ]
+    assert [push.push_id for push in listing(*pushes).in_flight()] == ["weights", "a2", "a1"]
+    pushes[1].num_attached = 1
+    assert [push.push_id for push in listing(*pushes).in_flight()] == ["a1", "weights", "a2"]
 
 
 def test_a_state_lasts_since_the_event_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,8 @@ export interface GetStatusResponse {
     | Load
     | undefined;
   /**
-   * Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A router has one
-   * entry for each push, as it is on the replica that has received most of it.
+   * Pushes whose bytes are here: those that are sent or carried out first, weights before adapters, then the newest; at
+   * most 16. A router has one entry for each push, as it is on the replica that has received most of it.
    */
   pushes: PushInFlight[];
   /**
