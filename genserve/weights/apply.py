@@ -74,6 +74,11 @@ class Preparation:
             return self.push.attempt.result.done()
         return self.push.lifecycle.state in _UNWANTED
 
+    @property
+    def is_done(self) -> bool:
+        """Whether workers hold the whole version."""
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+
     def end(self) -> None:
         """Stops waiting. What workers have prepared, or still prepare, is to be discarded: a push that is prepared is
         staged again."""
@@ -174,7 +179,7 @@ class PushApplier:
             await self._discard(preparation.nonce, timeout_s)
 
     def has_prepared(self, push: LivePush) -> bool:
-        """Whether workers hold this push, prepared from what is staged."""
+        """Whether workers hold this push, or build it, from what is staged."""
         return self._preparation is not None and self._preparation.push is push
 
     async def close(self) -> None:
@@ -234,7 +239,8 @@ class PushApplier:
             options = push.header.apply
             previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
-            was_prepared, is_paused = self.has_prepared(push), False
+            held, is_paused = self._preparation, False
+            was_prepared = held is not None and held.is_done
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
                     preparation = await self._finish(push, deadline_s)

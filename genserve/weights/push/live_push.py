@@ -76,6 +76,11 @@ class Attempt:
             timer.cancel()
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the result is an error."""
+        return self.result.done() and (self.result.cancelled() or self.result.exception() is not None)
+
+    @property
     def is_live(self) -> bool:
         """Whether a stream of the attempt is open and has no result yet."""
         return self.num_attached > 0 and not self.result.done()
@@ -92,10 +97,9 @@ class Attempt:
 
 
 class LivePush:
-    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial; none once
-    the version is live, which has it then. `clock` gives monotonic
-    seconds. `header` is that of the stream that began the present attempt, with the digest of the contents that any
-    header has said, and with the origin."""
+    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial; none once the version is
+    live, which has it then. `clock` gives monotonic seconds. `header` is that of the stream that began the present
+    attempt, with the digest of the contents that any header has said, and with the origin."""
 
     def __init__(
         self,
@@ -193,8 +197,13 @@ class LivePush:
         PushConflictError for a stream of another attempt than the one that is here.
         """
         asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
-        if self.lifecycle.is_busy or (asks_again and self.lifecycle.state is State.PREPARED):
-            return self.attempt  # its bytes are compared, and it gets the outcome, or what it was told before
+        if asks_again and self.lifecycle.state is State.PREPARED:
+            if self.attempt.has_failed:  # a commit that was late, and left the push prepared
+                self.attempt = Attempt.begin(header.num_streams, header.attempt)
+                self.attempt.answer(PushOutcome(self.report()))
+            return self.attempt  # its bytes are compared, and it gets what it was told before
+        if self.lifecycle.is_busy:
+            return self.attempt  # its bytes are compared, and it gets the outcome
         if self.attempt.is_live:
             if self.meets_other(header):
                 raise PushConflictError(

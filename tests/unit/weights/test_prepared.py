@@ -202,6 +202,18 @@ async def test_repeated_prepare_gets_the_same_answer_without_work(rig: Rig) -> N
     assert (await rig.push(opened)).push.state is PushState.APPLIED
 
 
+async def test_repeated_prepare_after_a_commit_that_was_late_gets_the_same_answer(rig: Rig) -> None:
+    """Not that of the commit: the push is prepared, as it was then."""
+    prepared = await rig.push(header(action=PushAction.PREPARE, attempt="a"))
+    async with rig.pauses.undisturbed(600.0):
+        with advanced_clock() as clock, pytest.raises(DeadlineError):
+            await after(clock, 60.1, rig.registry.commit("p1", ApplyOptions(timeout_s=60.0)))
+    assert await rig.push(header(action=PushAction.PREPARE, attempt="a")) == prepared
+    assert rig.engine.calls.count("prepare_weights") == 1
+    await rig.registry.commit("p1", ApplyOptions())
+    assert rig.engine.live == tensors(1)
+
+
 async def test_another_attempt_has_to_prove_its_bytes(rig: Rig) -> None:
     """Then it is prepared as it is; an attempt that breaks off leaves it staged."""
     await rig.push(preparing())
