@@ -36,7 +36,7 @@ class LoraLoader:
         self._pauses = pauses
         self._board = board
         self._checkpoint = checkpoint
-        self._turn = asyncio.Lock()  # one at a time: each has a copy of its bytes
+        self._turn = asyncio.Lock()  # of pushes: each has a copy of its bytes
 
     def check(self, lora: LoraAdapter) -> LoraConfig:
         """Returns the adapter's configuration. Also raises InvalidFieldError."""
@@ -62,7 +62,10 @@ class LoraLoader:
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.staging.weights, push.staging.arena, push.push_id)
         began_s, header = time.perf_counter(), push.header
-        loaded, prepare_s, push.wait_s = await self._load(lora.lora_name, make, header.apply.timeout_s, version)
+        async with self._alone(header.apply.timeout_s) as left_s:
+            push.wait_s = time.perf_counter() - began_s
+            loaded, prepare_s, wait_s = await self._load(lora.lora_name, make, left_s, version)
+        push.wait_s += wait_s
         push.header = replace(header, weight_version=loaded.version)
         commit_s = time.perf_counter() - began_s - prepare_s - push.wait_s
         served = self._engine.weights.version
@@ -100,35 +103,34 @@ class LoraLoader:
     ) -> tuple[LoadedLora, float, float]:
         """Loads the adapter under the version that `version` returns or raises for; 0 = the next one. It is asked
         before the files are made, and again when nothing else can be loaded any more. Also returns the seconds for
-        making the files, and those until other calls to the engine, and other loads, had ended."""
+        making the files, and those until other calls to the engine had ended."""
         deadline_s = time.monotonic() + timeout_s
-        async with self._alone(timeout_s) as waited_s:
-            self._check_next(name, version())
-            began_s = time.perf_counter()
-            files = await asyncio.to_thread(make)
-            made_s = time.perf_counter()
-            is_loading = False
-            try:
-                # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
-                async with self._pauses.undisturbed(
-                    max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
-                ):
-                    waited_s += time.perf_counter() - made_s
-                    number = version()
-                    self._check_next(name, number)
-                    is_loading = True
-                    remaining_s = max(deadline_s - time.monotonic(), 0.0)
-                    loaded = await self._engine.loras.load(name, files, remaining_s, number)
-                    return loaded, made_s - began_s, waited_s
-            except BaseException:
-                if not is_loading:
-                    await asyncio.to_thread(files.close)
-                raise
+        self._check_next(name, version())
+        began_s = time.perf_counter()
+        files = await asyncio.to_thread(make)
+        made_s = time.perf_counter()
+        is_loading = False
+        try:
+            # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
+            async with self._pauses.undisturbed(
+                max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S), "the load of an adapter"
+            ):
+                waited_s = time.perf_counter() - made_s
+                number = version()
+                self._check_next(name, number)
+                is_loading = True
+                remaining_s = max(deadline_s - time.monotonic(), 0.0)
+                loaded = await self._engine.loras.load(name, files, remaining_s, number)
+                return loaded, made_s - began_s, waited_s
+        except BaseException:
+            if not is_loading:
+                await asyncio.to_thread(files.close)
+            raise
 
     @asynccontextmanager
     async def _alone(self, timeout_s: float) -> AsyncIterator[float]:
-        """No other adapter is loaded in the block. Yields the seconds until then."""
-        began_s = time.perf_counter()
+        """No other push is loaded in the block. Yields the seconds that are left."""
+        deadline_s = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._turn.acquire()
@@ -137,7 +139,7 @@ class LoraLoader:
                 f"other adapters were loaded for {timeout_s:g} s, and nothing changed: allow more time"
             ) from None
         try:
-            yield time.perf_counter() - began_s
+            yield deadline_s - time.monotonic()
         finally:
             self._turn.release()
 

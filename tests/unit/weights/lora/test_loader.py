@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.phases import enter_phase
@@ -253,6 +255,25 @@ async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, saved: P
                 await after(clock, 61.0, loading)
     assert rig.engine.calls == []
     assert num_arenas() == before
+
+
+async def test_a_directory_that_cannot_be_read_is_in_the_way_of_nobody(
+    rig: Rig, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one on another host that is gone: pushes are loaded meanwhile."""
+    rig.engine.max_loras = 2
+    is_back = threading.Event()
+    read = LoraFiles.of_directory
+    monkeypatch.setattr(LoraFiles, "of_directory", lambda *given: is_back.wait() and read(*given))
+    loading = asyncio.create_task(rig.loras.load_directory("saved", str(saved), 60.0))
+    await nothing_runs()
+    try:
+        await rig.push(header(), space(TENSORS)[1])
+        assert [each.name for each in rig.engine.loras.loaded()] == ["policy"]
+    finally:
+        is_back.set()
+        await loading
+    assert {each.name for each in rig.engine.loras.loaded()} == {"policy", "saved"}
 
 
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
