@@ -175,8 +175,8 @@ class ChecksumMismatchError(GenserveError):
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push, or workers hold another prepared push. The metadata names
-    the pushes in the way."""
+    """There is not enough memory to stage the push, or 256 pushes of weights or of adapters are here, or workers hold
+    another prepared push. The metadata names the pushes in the way."""
 
     reason = "STAGING_FULL"
 

@@ -83,9 +83,7 @@ async def build_parts(
     """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
     pauses = PauseController(engine, leases, board)
     checkpoint = await loaded_index(opened, engine)
-    max_staging_bytes = limit_bytes(
-        config.max_staging_bytes, checkpoint, engine.info.max_lora_rank if engine.info.max_loras else 0
-    )
+    max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint, engine.info.max_lora_rank)
     resident = resident_store(opened, load_format.lower(), say, enabled=not config.no_resident_weights)
     base_digest = "" if opened is None else await asyncio.to_thread(opened.files.samples_digest)
     board.tell_served(lambda: ServedWeights(resident.push_id, resident.content_digest, base_digest))

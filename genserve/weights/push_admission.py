@@ -4,7 +4,6 @@ refused before anything is allocated or freed."""
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 from genserve.errors import (
@@ -18,7 +17,7 @@ from genserve.errors import (
 from genserve.memory.available import require_memory
 from genserve.tensors.manifest import MAX_UNNAMED_ISSUES, Manifest, PushIssue, structural_issues
 from genserve.weights.checkpoint.index import MISSING, CheckpointIndex, checkpoint_issues
-from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
+from genserve.weights.lora.config import LoraConfig, check_lora_name, largest_adapter_bytes, lora_issues
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader
@@ -27,8 +26,9 @@ from genserve.wire.bounds import check_text
 
 MAX_STREAMS = 1024
 MAX_TENSORS = 1_000_000
-MAX_LORA_PUSHES = 256
-"""Being sent or waiting. Each holds a file descriptor, and may be too small for the limit of bytes to matter."""
+MAX_PUSHES = 256
+"""Of weights, and as many of adapters. Each holds a file descriptor, and may be too small for the limit of bytes to
+matter."""
 _MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 _PARTIAL: Final = "; to keep the served values of what is missing, set partial (--partial)"
@@ -165,10 +165,9 @@ def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None, max_l
         return configured_bytes
     if checkpoint is None:
         return _BYTES_OF_UNKNOWN_MODEL
-    shapes = [tensor.shape for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1]
-    # In float32, as PEFT may save it, with an A and a B for each matrix; packed matrices have other shapes than theirs.
-    adapter_bytes = sum(4 * max_lora_rank * prod(shape[:-2]) * (shape[-2] + shape[-1]) for shape in shapes)
-    return 2 * checkpoint.total_bytes + min(adapter_bytes, checkpoint.total_bytes) + _MARGIN_BYTES
+    # Packed matrices have other shapes than those that an adapter is for.
+    adapter_bytes = min(largest_adapter_bytes(checkpoint, max_lora_rank), checkpoint.total_bytes)
+    return 2 * checkpoint.total_bytes + adapter_bytes + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +219,16 @@ def plan_evictions(
     An idle push is freed unless it is staged or prepared, and was sent for that. One that is preemptible then gives way
     to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
     ApplyInProgressError for weights while other weights are in progress, and StagingFullError, which names the largest
-    pushes, if nothing helps, or for an adapter while MAX_LORA_PUSHES are here.
+    pushes, if nothing helps, or while MAX_PUSHES of its kind are here.
     """
     for push in pushes:
         if push.is_held and push.header.lora is None and not lora:
             raise push.in_progress()
     leftovers = tuple(push for push in pushes if _gives_way(push, replaces_weights))
     staged = [push for push in pushes if push not in leftovers]
-    adapters = [push for push in staged if push.header.lora is not None]
-    if lora and len(adapters) >= MAX_LORA_PUSHES:
-        raise _full(f"there are {MAX_LORA_PUSHES} pushes of adapters", adapters, {})
+    alike = [push for push in staged if (push.header.lora is not None) is lora]
+    if len(alike) >= MAX_PUSHES:
+        raise _full(f"there are {MAX_PUSHES} pushes of {'adapters' if lora else 'weights'}", alike, {})
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
     if evicted.releases_resident or not lora:  # an adapter leaves the arena that waits to the next version
@@ -267,7 +266,7 @@ def _plan(
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
         return Evictions(leftovers, releases_replaced=True)
     # A push in a wider type than the checkpoint's is larger than the version that it replaces, and worth more.
-    if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
+    if not staged and size_bytes <= max_bytes and not partial:
         return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
     metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}

@@ -238,7 +238,7 @@ class ScriptedEngine:
             weight_transfer=self.backend,
             logprobs_mode="processed_logprobs",
             max_loras=self.max_loras,
-            max_lora_rank=8,
+            max_lora_rank=8 if self.max_loras else 0,
             can_sleep=self.can_sleep,
         )
 

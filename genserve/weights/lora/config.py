@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from genserve.errors import InvalidFieldError
@@ -85,6 +86,12 @@ def check_lora_name(name: str, field: str) -> None:
     if not name:
         raise InvalidFieldError.of(field, "must not be empty")
     check_text(name, field)
+
+
+def largest_adapter_bytes(checkpoint: CheckpointIndex, rank: int) -> int:
+    """The size of an adapter for every matrix of the checkpoint, in float32, as PEFT may save it."""
+    shapes = [tensor.shape for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1]
+    return sum(4 * rank * prod(shape[:-2]) * (shape[-2] + shape[-1]) for shape in shapes)
 
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:

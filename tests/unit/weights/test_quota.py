@@ -10,7 +10,7 @@ from genserve.tensors.manifest import Manifest
 from genserve.weights import push_admission
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push_admission import MAX_LORA_PUSHES, Evictions, limit_bytes, naming_wide_tensors, plan_evictions
+from genserve.weights.push_admission import MAX_PUSHES, Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 from tests.support.refusals import refuses
 
 MAX_BYTES = 100
@@ -157,13 +157,21 @@ def test_an_adapter_that_is_held_is_in_the_way_of_nothing_but_memory(is_lora: bo
         planned(41, held, lora=lora, replaces_weights=not lora)
 
 
-def test_adapters_are_not_more_than_so_many() -> None:
-    """However small they are; weights come nevertheless."""
-    pushes = [push(0, push_id=f"p{number}", lora=True) for number in range(MAX_LORA_PUSHES)]
-    assert planned(1, *pushes) == Evictions()
-    assert planned(1, *pushes[1:], push(0), lora=True) == Evictions()
+@pytest.mark.parametrize("lora", [True, False])
+def test_pushes_of_a_kind_are_not_more_than_so_many(lora: bool) -> None:
+    """However small they are; those of the other kind come nevertheless."""
+    pushes = [push(0, push_id=f"p{number}", lora=lora) for number in range(MAX_PUSHES)]
+    assert planned(1, *pushes, lora=not lora) == Evictions()
+    assert planned(1, *pushes[1:], push(0, lora=not lora), lora=lora) == Evictions()
     with refuses(StagingFullError, says="commit or discard"):
-        planned(1, *pushes, lora=True)
+        planned(1, *pushes, lora=lora)
+
+
+def test_an_adapter_does_not_take_the_memory_of_a_version_that_has_just_become_live() -> None:
+    """Its push is counted there, and its streams still compare bytes with it."""
+    served = push(0, State.APPLYING, is_held=True, push_id="served")
+    with refuses(StagingFullError, says="wait for, commit or discard 'served'"):
+        planned(41, served, kept=resident(60, 60), lora=True)
 
 
 @pytest.mark.parametrize(
