@@ -46,7 +46,7 @@ async def run(options: Options) -> Result:
     """Everything; raises PeerError naming the peer that cannot be run or does not give the tokens."""
     async with Rounds.begun("generate", options, SERVERS) as rounds:
         for outputs in options.outputs:
-            for concurrency in _concurrencies(options.concurrency, outputs):
+            for concurrency in concurrencies(options.concurrency, outputs):
                 num_requests = min(max(REQUESTS_PER_SLOT * concurrency, LEAST_REQUESTS), MOST_REQUESTS)
                 prompts = prompts_of(max(num_requests // options.divisor, concurrency))
                 work = Work(prompts, concurrency, MAX_TOKENS, outputs=outputs)
@@ -60,7 +60,7 @@ async def run(options: Options) -> Result:
     )
 
 
-def _concurrencies(asked: Sequence[int], outputs: str) -> list[int]:
+def concurrencies(asked: Sequence[int], outputs: str) -> list[int]:
     """Of those asked for, the ones to measure: for more than token ids only the large ones, if there are any."""
     large = [each for each in asked if each in LARGE]
     return large if outputs != "tokens" and large else list(asked)

@@ -37,7 +37,7 @@ async def run(options: Options) -> Result:
                     work = Work(paced, concurrency, MAX_TOKENS, outputs=outputs)
                     await rounds.measure(row_name(concurrency, pace_ms, outputs), work)
     with_rates = {row: _with_rates(by_peer) for row, by_peer in rounds.figures.items()}
-    ratios = {row: _ratios(by_peer) for row, by_peer in medians_of(with_rates).items()}
+    ratios = {row: per_core_ratios(by_peer) for row, by_peer in medians_of(with_rates).items()}
     return rounds.result(with_rates, ratios, {}, max_tokens=MAX_TOKENS)
 
 
@@ -51,7 +51,7 @@ def _with_rates(by_peer: dict[str, list[dict[str, float]]]) -> dict[str, list[di
     return by_peer
 
 
-def _ratios(by_peer: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def per_core_ratios(by_peer: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """peer -> its tokens per second of a core over the baseline's."""
     if BASELINE not in by_peer:
         return {}

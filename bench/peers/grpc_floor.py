@@ -61,7 +61,7 @@ class GrpcFloor:
             trace = Trace(time.monotonic())
             call = method(_request(0, work, prompt))
             while (message := await call.read()) is not grpc.aio.EOF:
-                _read(message, 0, time.monotonic(), [trace])
+                read(message, 0, time.monotonic(), [trace])
             return trace
 
         return stream
@@ -83,7 +83,7 @@ class GrpcFloor:
         while (message := await call.read()) is not grpc.aio.EOF:
             now, position = time.monotonic(), 0
             while position < len(message):
-                trace, position = _read(message, position, now, traces)
+                trace, position = read(message, position, now, traces)
                 if len(trace.token_ids) == work.max_tokens and len(traces) < len(work.prompts):
                     await submit()
         return traces
@@ -94,14 +94,14 @@ def _request(number: int, work: Work, prompt: list[int]) -> bytes:
     return head + array("I", prompt).tobytes()
 
 
-def _answer(number: int, output: Any) -> bytes:
+def answer(number: int, output: Any) -> bytes:
     flat, text = output.logprobs, output.text.encode()
     logprobs = [] if flat is None else [flat.logprobs[start] for start in flat.start_indices]
     head = _ANSWER.pack(number, len(output.token_ids), len(logprobs), len(text))
     return b"".join((head, array("I", output.token_ids).tobytes(), array("f", logprobs).tobytes(), text))
 
 
-def _read(message: bytes, position: int, now: float, traces: list[Trace]) -> tuple[Trace, int]:
+def read(message: bytes, position: int, now: float, traces: list[Trace]) -> tuple[Trace, int]:
     """Adds one answer to its trace; the trace, and where the next answer begins."""
     number, num_tokens, num_logprobs, num_bytes = _ANSWER.unpack_from(message, position)
     trace = traces[number]
@@ -146,7 +146,7 @@ async def main(checkpoint: str, *flags: str) -> None:
         )
         prompt: Any = {"prompt_token_ids": list(array("I", request[_REQUEST.size :]))}
         async for output in llm.generate(prompt, params, str(num_requests)):
-            yield _answer(number, output.outputs[0])
+            yield answer(number, output.outputs[0])
 
     async def one(request: bytes, context: Any) -> None:
         async for answer in answers(request):

@@ -82,7 +82,7 @@ class RustServer:
         """One POST, or one call, for each request."""
         if peer.startswith("rust_http"):
             return await self._calls.generate(peer, work)
-        messages = _messages()
+        messages = messages_of_vllm()
         serialize, parse = messages["GenerateRequest"].SerializeToString, messages["GenerateResponse"].FromString
         path = "/vllm.Inference/GenerateStream"
         method: Any = self._channel.unary_stream(path, request_serializer=serialize, response_deserializer=parse)
@@ -127,7 +127,7 @@ def _add(trace: Trace, message: Any, work: Work) -> None:
 
 
 @cache
-def _messages() -> dict[str, Any]:
+def messages_of_vllm() -> dict[str, Any]:
     """The classes of the messages. In a pool of their own, where they clash with nobody's."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
     for message_name, fields in _FIELDS.items():

@@ -19,7 +19,7 @@ def draw(result: Result, directory: Path) -> Path:
     matplotlib.use("Agg")  # there may be no screen
     from matplotlib import pyplot
 
-    panels: Callable[[Result], list[tuple[str, str, str, Curves]]] = _PANELS[result.name]
+    panels: Callable[[Result], list[tuple[str, str, str, Curves]]] = PANELS[result.name]
     drawn = panels(result)
     num_columns = min(len(drawn), _COLUMNS)
     num_rows = -(-len(drawn) // num_columns)
@@ -155,7 +155,7 @@ def _memory(result: Result) -> list[tuple[str, str, str, Curves]]:
 
 
 _BARS, _LINEAR = ("interference",), ("cycle", "memory")
-_PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
+PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
     "generate": _generate,
     "serving": _serving,
     "cycle": _cycle,

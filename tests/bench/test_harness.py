@@ -160,9 +160,9 @@ def test_the_engine_is_told_apart_from_what_serves_it() -> None:
 
 def test_other_outputs_are_measured_at_the_large_concurrencies() -> None:
     """Unless there is none among those that are asked for."""
-    assert generate._concurrencies([1, 4, 64, 256], "tokens") == [1, 4, 64, 256]
-    assert generate._concurrencies([1, 4, 64, 256], "text") == [64, 256]
-    assert generate._concurrencies([1, 4], "logprobs") == [1, 4]
+    assert generate.concurrencies([1, 4, 64, 256], "tokens") == [1, 4, 64, 256]
+    assert generate.concurrencies([1, 4, 64, 256], "text") == [64, 256]
+    assert generate.concurrencies([1, 4], "logprobs") == [1, 4]
 
 
 def test_the_rust_front_end_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,10 @@ class Output:
 def test_answers_of_the_floor_are_read_one_after_the_other(rich: bool) -> None:
     """Several in one message, each for its trace: of each token the log-probability of the sampled one."""
     outputs = [Output([5, 70_000], Flat() if rich else None, "é" if rich else ""), Output([7])]
-    message = b"".join(grpc_floor._answer(number, output) for number, output in enumerate(outputs))
+    message = b"".join(grpc_floor.answer(number, output) for number, output in enumerate(outputs))
     traces, position = [Trace(0.0), Trace(0.0)], 0
     while position < len(message):
-        _, position = grpc_floor._read(message, position, 1.0, traces)
+        _, position = grpc_floor.read(message, position, 1.0, traces)
     first, second = traces
     assert (first.token_ids, first.arrived_at) == ([5, 70_000], [1.0])
     assert (first.logprobs, first.texts) == (([-0.5, -1.5], ["é"]) if rich else ([], []))
@@ -41,7 +41,7 @@ def test_answers_of_the_floor_are_read_one_after_the_other(rich: bool) -> None:
 
 def test_the_rust_front_ends_messages_have_its_field_numbers() -> None:
     """A zero that is set is sent, and fields that are not asked for are skipped."""
-    messages = rust_server._messages()
+    messages = rust_server.messages_of_vllm()
     request = messages["GenerateRequest"](
         token_ids=messages["TokenIds"](ids=[1, 300]),
         temperature=0.0,

@@ -130,12 +130,12 @@ def test_a_training_run_has_a_row_for_each_way_and_interval() -> None:
 
 def test_every_measurement_has_a_table_and_curves(tmp_path: Path) -> None:
     """A training run's are of each number of streams."""
-    assert set(MEASUREMENTS) == set(page.TABLES) == set(plots._PANELS)
+    assert set(MEASUREMENTS) == set(page.TABLES) == set(plots.PANELS)
     figures = {"share": 0.9, "lost_s_per_push": 0.5, "first_new_s": 1.0, "longest_wait_s": 1.0}
     rounds = {f"{streams} streams, {s} s": {"genserve": [figures]} for streams in (8, 64) for s in (5, 10)}
     measured = result("cycle", rounds)
     measured.settings["concurrency"] = [8, 64]
-    drawn = plots._PANELS["cycle"](measured)
+    drawn = plots.PANELS["cycle"](measured)
     assert [curves for _, _, _, curves in drawn][:2] == [
         {"genserve": ([5.0, 10.0], [0.9, 0.9])},
         {"genserve": ([5.0, 10.0], [0.5, 0.5])},
@@ -157,7 +157,7 @@ def test_servers_are_compared_by_what_one_core_passes_on(tmp_path: Path) -> None
         }
     }
     measured = result("serving", rounds)
-    measured.ratios[row] = serving._ratios(measured.medians[row])
+    measured.ratios[row] = serving.per_core_ratios(measured.medians[row])
     table = page.TABLES["serving"][1](measured)
     assert cells(table, "`vllm_http`")[0] == "100 (1)"
     assert cells(table, "`genserve_many`")[:2] == ["250 (2.50; 2.00–3.00)", "1 (1–1)"]

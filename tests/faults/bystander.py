@@ -33,7 +33,7 @@ class Bystander:
         async with AsyncClient(subject.process.address) as client:
             bystander = cls(client, subject.oracle.known["a"].outputs[0][0])
             await bystander.ask()
-            working = asyncio.create_task(bystander._work())
+            working = asyncio.create_task(bystander.work())
             try:
                 yield bystander
             finally:
@@ -50,7 +50,7 @@ class Bystander:
         self.latencies_s.append(time.monotonic() - began_s)
         self.num_in_a_row += 1
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
         while True:
             await self.ask()
 

@@ -115,7 +115,7 @@ def label_violations(
 
 def writes(history: History, life: int) -> list[Write]:
     """The pushes that may have been applied in a life."""
-    return list(_Life(history, life)._writes())
+    return list(_Life(history, life).writes())
 
 
 class _Life:
@@ -134,7 +134,7 @@ class _Life:
                 self._attempts.setdefault(operation.push, []).append(operation)
 
     def violations(self) -> list[Violation]:
-        reads, writes = list(self._reads()), list(self._writes())
+        reads, writes = list(self._reads()), list(self.writes())
         found = [*self._broken_spans(), *self._applied_twice(), *self._other_bytes()]
         inexplicable = list(self._inexplicable(reads))
         found += inexplicable
@@ -238,7 +238,7 @@ class _Life:
                 yield Read(window.span.version, window.not_before_s, window.at_s, what)
             known = key
 
-    def _writes(self) -> Iterator[Write]:
+    def writes(self) -> Iterator[Write]:
         for intent, attempts in self._attempts.items():
             accepted = [attempt for attempt in attempts if attempt.may_apply]
             if not accepted:
@@ -276,7 +276,7 @@ class _Life:
             yield self._violation(kind, f"version {read.version} in {read.what}", read.to_s)
 
     def _went_back(self) -> Iterator[Violation]:
-        forced = [w for w in self._writes() if w.force]
+        forced = [w for w in self.writes() if w.force]
         for before, after in zip(self._windows, self._windows[1:], strict=False):
             if before.stream is not after.stream or after.span.version >= before.span.version:
                 continue
