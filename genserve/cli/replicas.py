@@ -101,7 +101,7 @@ def _drain(client: "Client", address: str, timeout_s: float, *, force: bool) -> 
 
 
 def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
-    replicas: list[FleetReplica] = []
+    replicas: list[FleetReplica] | None = None
     is_late = False
     try:
         for shown in client.watch_replicas(timeout_s=timeout_s):
@@ -110,6 +110,10 @@ def _wait(client: "Client", num_ready: int, timeout_s: float) -> None:
                 return
     except DeadlineError:
         is_late = True
+    if replicas is None:
+        if not is_late:
+            raise UnavailableError("the router has shut down before it named its replicas")
+        raise DeadlineError(f"the router did not name its replicas within {timeout_s:g} s")
     ready = f"{sum(each.state == 'ready' for each in replicas)} of {num_ready} replicas"
     others = "".join(f"; {each.address}: {remark(each)}" for each in replicas if each.state != "ready")
     if len(replicas) < num_ready:

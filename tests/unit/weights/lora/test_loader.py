@@ -27,12 +27,12 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.weights.lora.files import LoraFiles
-from genserve.weights.push.types import MAX_VERSION, LoraAdapter, PushAction, PushHeader, PushState
+from genserve.weights.push.types import MAX_VERSION, ApplyOptions, LoraAdapter, PushAction, PushHeader, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
-from tests.support.scripted_engine import ScriptedLoras
-from tests.unit.weights.conftest import Rig, after, nothing_runs, num_arenas, send
+from tests.support.scripted_engine import Gate, ScriptedLoras
+from tests.unit.weights.conftest import Rig, after, nothing_runs, num_arenas, open_rig, send
 from tests.unit.weights.conftest import header as weights_header
 from tests.unit.weights.lora.adapter import CONFIG, TENSORS, A, B, space
 
@@ -274,6 +274,21 @@ async def test_a_directory_that_cannot_be_read_is_in_the_way_of_nobody(
         is_back.set()
         await loading
     assert {each.name for each in rig.engine.loras.loaded()} == {"policy", "saved"}
+
+
+async def test_a_push_that_waits_for_others_until_its_time_is_over_says_so(tmp_path: Path) -> None:
+    """The one that is loaded meanwhile is not hurt by that."""
+    second = replace(header(apply=ApplyOptions(timeout_s=60.0)), push_id="second", lora=LoraAdapter("cook", CONFIG))
+    async with open_rig(tmp_path, max_staging_bytes=1 << 20) as rig:
+        rig.engine.max_loras = 2
+        gate = rig.engine.gates["load_lora"] = Gate()
+        loading = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=600.0)), space(TENSORS)[1]))
+        await gate.reached.wait()
+        with advanced_clock() as clock, refuses(DeadlineError, says="other adapters were loaded for 60 s"):
+            await after(clock, 60.1, rig.push(second, space(TENSORS)[1]))
+        gate.open.set()
+        await loading
+        assert [each.name for each in rig.engine.loras.loaded()] == ["policy"]
 
 
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
