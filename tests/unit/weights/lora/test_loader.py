@@ -35,6 +35,7 @@ from tests.support.scripted_engine import Gate, ScriptedLoras
 from tests.unit.weights.conftest import Rig, after, nothing_runs, num_arenas, open_rig, send
 from tests.unit.weights.conftest import header as weights_header
 from tests.unit.weights.lora.adapter import CONFIG, TENSORS, A, B, space
+from tests.unit.weights.prepared import is_preparing
 
 NO_TIME_S = 1e-9
 """Is over before a file is read."""
@@ -274,6 +275,8 @@ async def test_a_directory_that_cannot_be_read_is_in_the_way_of_nobody(
         is_back.set()
         await loading
     assert {each.name for each in rig.engine.loras.loaded()} == {"policy", "saved"}
+    for name in ("policy", "saved"):
+        rig.loras.unload(name)
 
 
 async def test_a_push_that_waits_for_others_until_its_time_is_over_says_so(tmp_path: Path) -> None:
@@ -285,10 +288,11 @@ async def test_a_push_that_waits_for_others_until_its_time_is_over_says_so(tmp_p
         loading = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=600.0)), space(TENSORS)[1]))
         await gate.reached.wait()
         with advanced_clock() as clock, refuses(DeadlineError, says="other adapters were loaded for 60 s"):
-            await after(clock, 60.1, rig.push(second, space(TENSORS)[1]))
+            await after(clock, 60.1, rig.push(second, space(TENSORS)[1]), once=lambda: is_preparing(rig, "second"))
         gate.open.set()
         await loading
         assert [each.name for each in rig.engine.loras.loaded()] == ["policy"]
+        rig.loras.unload("policy")
 
 
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
