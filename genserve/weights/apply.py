@@ -74,11 +74,6 @@ class Preparation:
             return self.push.attempt.result.done()
         return self.push.lifecycle.state in _UNWANTED
 
-    @property
-    def is_done(self) -> bool:
-        """Whether workers hold the whole version."""
-        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
-
     def end(self) -> None:
         """Stops waiting. What workers have prepared, or still prepare, is to be discarded: a push that is prepared is
         staged again."""
@@ -239,8 +234,7 @@ class PushApplier:
             options = push.header.apply
             previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
-            held, is_paused = self._preparation, False
-            was_prepared = held is not None and held.is_done
+            was_prepared, is_paused = push.was_prepared and self.has_prepared(push), False
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
                     preparation = await self._finish(push, deadline_s)
@@ -256,7 +250,7 @@ class PushApplier:
                     with step("commit"):
                         commit_s = await self._commit(push, preparation.nonce, deadline_s)
             except BaseException as error:
-                if was_prepared and push.is_to_wait and not is_paused and isinstance(error, DeadlineError):
+                if was_prepared and not is_paused and isinstance(error, DeadlineError):
                     push.lifecycle.go("prepared")  # the engine did not stop in time: the commit can be repeated
                 else:
                     await self._clean_up(push, error)

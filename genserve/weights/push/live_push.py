@@ -129,6 +129,8 @@ class LivePush:
         """The version that it brought, once that is live."""
         self.is_to_wait = False
         """Whether it was staged because it was sent for that, or to be prepared: its bytes wait for a commit."""
+        self.was_prepared = False
+        """Whether the present attempt is the commit of a push that was prepared."""
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.is_checked = False
@@ -224,12 +226,15 @@ class LivePush:
 
     def begin_commit(self, header: PushHeader) -> Attempt:
         """An attempt without streams: what is staged is to be applied as the header says."""
+        was_prepared = self.lifecycle.state is State.PREPARED
         self._begin(header)
+        self.was_prepared = was_prepared
         return self.attempt
 
     def _begin(self, header: PushHeader) -> None:
         self.attempt.answer(self.truncation())  # if its streams were cut off before others were opened
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
+        self.was_prepared = False
         self.header = self._with_known(header)
         self.issues = ()
         self.touch()

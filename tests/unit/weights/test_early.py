@@ -229,6 +229,16 @@ async def test_what_hangs_is_not_called_prepared(rig: Rig) -> None:
     await assert_nothing_is_left(rig)
 
 
+async def test_what_nobody_has_asked_to_be_prepared_is_not_called_so(rig: Rig) -> None:
+    """Although workers have prepared it when the engine does not stop in time: it has no digest, for example."""
+    await rig.push(header(action=PushAction.STAGE))
+    async with rig.pauses.undisturbed(600.0):
+        with advanced_clock() as clock, pytest.raises(DeadlineError):
+            await after(clock, 60.1, rig.push(header(apply=ApplyOptions(timeout_s=60.0))))
+    assert rig.registry.report("p1").push.state is PushState.FAILED
+    await assert_nothing_is_left(rig)
+
+
 async def test_what_workers_could_not_prepare_in_time_is_prepared_anew(rig: Rig) -> None:
     """By the commit that follows; what is broken is not kept."""
     await rig.push(header(action=PushAction.STAGE))
