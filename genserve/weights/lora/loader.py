@@ -36,7 +36,8 @@ class LoraLoader:
         self._pauses = pauses
         self._board = board
         self._checkpoint = checkpoint
-        self._turn = asyncio.Lock()  # of pushes: each has a copy of its bytes
+        # One at a time of each: a load has a copy of the bytes, and a directory on a host that is gone keeps a thread.
+        self._pushes, self._directories = asyncio.Lock(), asyncio.Lock()
 
     def check(self, lora: LoraAdapter) -> LoraConfig:
         """Returns the adapter's configuration. Also raises InvalidFieldError."""
@@ -62,7 +63,7 @@ class LoraLoader:
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.staging.weights, push.staging.arena, push.push_id)
         began_s, header = time.perf_counter(), push.header
-        async with self._alone(header.apply.timeout_s) as left_s:
+        async with _alone(self._pushes, header.apply.timeout_s) as left_s:
             push.wait_s = time.perf_counter() - began_s
             loaded, prepare_s, wait_s = await self._load(lora.lora_name, make, left_s, version)
         push.wait_s += wait_s
@@ -87,7 +88,8 @@ class LoraLoader:
         check_weights(self._board)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         try:
-            loaded, _, _ = await uninterrupted(self._load(name, make, timeout_s))
+            async with _alone(self._directories, timeout_s) as left_s:
+                loaded, _, _ = await uninterrupted(self._load(name, make, left_s))
         except ManifestMismatchError as error:  # of a push; what does not match lies at the path here
             raise InvalidFieldError.of("path", error.message) from error
         return loaded
@@ -127,22 +129,6 @@ class LoraLoader:
                 await asyncio.to_thread(files.close)
             raise
 
-    @asynccontextmanager
-    async def _alone(self, timeout_s: float) -> AsyncIterator[float]:
-        """No other push is loaded in the block. Yields the seconds that are left."""
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise DeadlineError(
-                f"other adapters were loaded for {timeout_s:g} s, and nothing changed: allow more time"
-            ) from None
-        try:
-            yield deadline_s - time.monotonic()
-        finally:
-            self._turn.release()
-
     def _check_next(self, name: str, version: int) -> None:
         if not version and self.version(name) == MAX_VERSION:
             raise InvalidFieldError.of(
@@ -152,3 +138,20 @@ class LoraLoader:
     def _require_enabled(self) -> None:
         if not self._engine.info.max_loras:
             raise UnsupportedError("the daemon was started without --enable-lora")
+
+
+@asynccontextmanager
+async def _alone(turn: asyncio.Lock, timeout_s: float) -> AsyncIterator[float]:
+    """Has the turn in the block. Yields the seconds that are left."""
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await turn.acquire()
+    except TimeoutError:
+        raise DeadlineError(
+            f"other adapters were loaded for {timeout_s:g} s, and nothing changed: allow more time"
+        ) from None
+    try:
+        yield deadline_s - time.monotonic()
+    finally:
+        turn.release()

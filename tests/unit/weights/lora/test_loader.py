@@ -29,6 +29,7 @@ from genserve.errors import (
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.types import MAX_VERSION, ApplyOptions, LoraAdapter, PushAction, PushHeader, PushState
 from tests.support.clocks import advanced_clock
+from tests.support.patience import until
 from tests.support.phases import enter_phase
 from tests.support.refusals import refuses
 from tests.support.scripted_engine import Gate, ScriptedLoras
@@ -258,17 +259,26 @@ async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, saved: P
     assert num_arenas() == before
 
 
-async def test_a_directory_that_cannot_be_read_is_in_the_way_of_nobody(
+async def test_a_directory_that_cannot_be_read_is_in_the_way_of_directories_alone(
     rig: Rig, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one on another host that is gone: pushes are loaded meanwhile."""
-    rig.engine.max_loras = 2
-    is_back = threading.Event()
-    read = LoraFiles.of_directory
-    monkeypatch.setattr(LoraFiles, "of_directory", lambda *given: is_back.wait() and read(*given))
-    loading = asyncio.create_task(rig.loras.load_directory("saved", str(saved), 60.0))
-    await nothing_runs()
+    """Such as one on another host that is gone. Pushes are loaded meanwhile; another directory waits, because each
+    keeps a thread, of which the daemon has few."""
+    rig.engine.max_loras = 3
+    is_back, reads, read = threading.Event(), list[Path](), LoraFiles.of_directory
+
+    def hangs(path: Path, *given: Any) -> LoraFiles:
+        reads.append(path)
+        is_back.wait()
+        return read(path, *given)
+
+    monkeypatch.setattr(LoraFiles, "of_directory", hangs)
+    loading = asyncio.create_task(rig.loras.load_directory("saved", str(saved), 600.0))
     try:
+        await until(lambda: len(reads) == 1)
+        with advanced_clock() as clock, refuses(DeadlineError, says="other adapters were loaded for 60 s"):
+            await after(clock, 60.1, rig.loras.load_directory("other", str(saved), 60.0))
+        assert len(reads) == 1
         await rig.push(header(), space(TENSORS)[1])
         assert [each.name for each in rig.engine.loras.loaded()] == ["policy"]
     finally:
@@ -293,6 +303,25 @@ async def test_a_push_that_waits_for_others_until_its_time_is_over_says_so(tmp_p
         await loading
         assert [each.name for each in rig.engine.loras.loaded()] == ["policy"]
         rig.loras.unload("policy")
+
+
+async def test_a_push_that_has_waited_for_others_has_less_time(tmp_path: Path) -> None:
+    """What is left of its own."""
+    second = replace(header(apply=ApplyOptions(timeout_s=60.0)), push_id="second", lora=LoraAdapter("cook", CONFIG))
+    async with open_rig(tmp_path, max_staging_bytes=1 << 20) as rig:
+        rig.engine.max_loras = 2
+        gate = rig.engine.gates["load_lora"] = Gate()
+        with advanced_clock() as clock:
+            loading = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=600.0)), space(TENSORS)[1]))
+            await gate.reached.wait()
+            waiting = asyncio.create_task(rig.push(second, space(TENSORS)[1]))
+            await until(lambda: is_preparing(rig, "second"))
+            await clock.advance(40.0)
+            gate.open.set()
+            await asyncio.gather(loading, waiting)
+        assert 0 < rig.engine.timeouts_s["load_lora"] <= 20.0
+        for name in ("policy", "cook"):
+            rig.loras.unload(name)
 
 
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
