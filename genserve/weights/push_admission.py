@@ -192,7 +192,9 @@ def naming_wide_tensors(
     error: StagingFullError, manifest: Manifest, checkpoint: CheckpointIndex | None
 ) -> StagingFullError:
     """The error, with how much wider the tensors of the push are than the checkpoint's, because its sender can cast
-    them."""
+    them: if bytes are what it lacks."""
+    if "max_staging_bytes" not in error.metadata:
+        return error
     known = {} if checkpoint is None else checkpoint.tensors
     specs = [spec for spec in manifest.tensors if spec.name in known]
     pushed_bytes, usual_bytes = sum(spec.length for spec in specs), sum(known[spec.name].length for spec in specs)
@@ -229,7 +231,8 @@ def plan_evictions(
     alike = [push for push in staged if (push.header.lora is not None) is lora]
     if len(alike) >= MAX_PUSHES:
         raise _full(f"there are {MAX_PUSHES} pushes of {'adapters' if lora else 'weights'}", alike, {})
-    evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
+    replaces_all = not (partial or lora)
+    evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, replaces_all=replaces_all)
     freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
     if evicted.releases_resident or not lora:  # an adapter leaves the arena that waits to the next version
         freed_bytes += resident.spare_bytes
@@ -258,7 +261,7 @@ def _plan(
     resident: ResidentStore,
     leftovers: tuple[LivePush, ...],
     *,
-    partial: bool,
+    replaces_all: bool,
 ) -> Evictions:
     staged_bytes = sum(push.size_bytes for push in staged)
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
@@ -266,7 +269,7 @@ def _plan(
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
         return Evictions(leftovers, releases_replaced=True)
     # A push in a wider type than the checkpoint's is larger than the version that it replaces, and worth more.
-    if not staged and size_bytes <= max_bytes and not partial:
+    if replaces_all and not staged and size_bytes <= max_bytes:
         return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
     metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}

@@ -167,11 +167,11 @@ def test_pushes_of_a_kind_are_not_more_than_so_many(lora: bool) -> None:
         planned(1, *pushes, lora=lora)
 
 
-def test_an_adapter_does_not_take_the_memory_of_a_version_that_has_just_become_live() -> None:
-    """Its push is counted there, and its streams still compare bytes with it."""
-    served = push(0, State.APPLYING, is_held=True, push_id="served")
-    with refuses(StagingFullError, says="wait for, commit or discard 'served'"):
-        planned(41, served, kept=resident(60, 60), lora=True)
+def test_an_adapter_does_not_take_the_memory_of_the_served_version() -> None:
+    """It replaces none."""
+    assert planned(40, kept=resident(90, 60), lora=True) == Evictions(releases_replaced=True)
+    with refuses(StagingFullError, says="41 bytes do not fit: 60 of the 100 bytes"):
+        planned(41, kept=resident(60, 60), lora=True)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,10 @@ def test_tensors_wider_than_the_checkpoints_are_named(
     """As far as it is known how wide those are."""
     length = {"F64": 32, "F32": 16, "F16": 8}[dtype]
     manifest = Manifest.end_to_end([(name, dtype, (4,), length)])
-    named = naming_wide_tensors(StagingFullError("full", metadata={"a": "b"}), manifest, checkpoint)
-    assert (named.message, named.metadata) == (says, {"a": "b"})
+    lacking = {"max_staging_bytes": "1"}
+    named = naming_wide_tensors(StagingFullError("full", metadata=lacking), manifest, checkpoint)
+    assert (named.message, named.metadata) == (says, lacking)
+    assert naming_wide_tensors(StagingFullError("there are 256"), manifest, checkpoint).message == "there are 256"
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:
