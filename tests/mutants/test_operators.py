@@ -29,6 +29,8 @@ def bugs(tmp_path: Path, source: str) -> set[str]:
         ("f(a, b)", {"f(b, a)", "pass"}),
         ("g(max(a, b))", {"pass"}),
         ("f(timeout_s=a)", {"pass"}),
+        ("create_task(a, name=b)", {"pass"}),
+        ("f(name=b)", {"f()", "pass"}),
         ("x = f(k=a, l=b)", {"x = f( l=b)", "x = f(k=a, )", "x = f(k=b, l=a)"}),
         ("x.y = a", {"pass"}),
         ("x = a if b else c", {"x = a if True else c", "x = a if False else c"}),

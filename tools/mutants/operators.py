@@ -25,6 +25,8 @@ _LOGGERS = ("log", "logger", "logging", "warnings")
 _COMMUTATIVE = ("max", "min", "gather")
 # Without these a call waits longer than it should: what a test cannot see in its time.
 _PATIENCE = ("timeout", "timeout_s")
+# Their names are for people.
+_NAMED = ("create_task", "Thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class _Sites:
                 yield "except", [self._put(arg, ast.Name(_NEVER_RAISED))]
             return
         for keyword in call.keywords:
-            if keyword.arg in _PATIENCE:
+            if keyword.arg in _PATIENCE or (keyword.arg == "name" and _name_of(call.func) in _NAMED):
                 continue
             start, end = self._span(keyword)
             after = self._source[end:].lstrip()
