@@ -220,11 +220,11 @@ class PushApplier:
         """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
         after the answer, before anything else is applied.
 
-        On any error the previous version is served and the engine is as it was, and what waits for a commit stays
-        prepared if the engine did not stop in time: PauseLeaseLostError, DeadlineError,
+        On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
         DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
         PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
-        unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
+        unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout. A commit of what was
+        prepared leaves it prepared if the engine did not stop in time.
 
         `wait` is the time until nothing else was applied, and what that replaced was freed; and until other calls had
         ended their turn with the engine. `prepare` is what was left of it when every byte was there.

@@ -193,7 +193,7 @@ def naming_wide_tensors(
 ) -> StagingFullError:
     """The error, with how much wider the tensors of the push are than the checkpoint's, because its sender can cast
     them: if bytes are what it lacks."""
-    if "max_staging_bytes" not in error.metadata:
+    if "max_pushes" in error.metadata:
         return error
     known = {} if checkpoint is None else checkpoint.tensors
     specs = [spec for spec in manifest.tensors if spec.name in known]
@@ -230,7 +230,8 @@ def plan_evictions(
     staged = [push for push in pushes if push not in leftovers]
     alike = [push for push in staged if (push.header.lora is not None) is lora]
     if len(alike) >= MAX_PUSHES:
-        raise _full(f"there are {MAX_PUSHES} pushes of {'adapters' if lora else 'weights'}", alike, {})
+        why = f"there are {MAX_PUSHES} pushes of {'adapters' if lora else 'weights'}"
+        raise _full(why, alike, {"max_pushes": str(MAX_PUSHES)})
     replaces_all = not (partial or lora)
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, replaces_all=replaces_all)
     freed_bytes = sum(push.staging.arena.size_bytes for push in leftovers)
@@ -274,6 +275,8 @@ def _plan(
     taken_bytes = staged_bytes + resident.held_bytes
     metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}
     why = f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use"
+    if not staged:
+        why += "; give --max-staging-bytes more"
     raise _full(why, staged, metadata)
 
 

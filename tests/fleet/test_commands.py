@@ -15,6 +15,7 @@ from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.routers import RoutedFleet, linked, push, replica, routed
 from tests.support.commands import Command, Outcome, start
 from tests.support.patience import until
+from tests.support.silent_daemon import silent_socket
 
 
 @pytest.fixture
@@ -147,8 +148,7 @@ async def waiting_in_vain(genserve: Command) -> str:
 
 async def test_wait_does_not_take_a_router_that_says_nothing_for_one_without_replicas(genserve: Command) -> None:
     """Nobody knows how many it has."""
-    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as silent:
-        target = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with silent_socket() as target:
         status, _, errors = await genserve("replicas", "wait", "3", "--timeout", "100ms", target=target)
     assert status == 1
     assert errors == "genserve: DEADLINE_EXCEEDED: the router did not name its replicas within 0.1 s\n"

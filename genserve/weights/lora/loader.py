@@ -149,7 +149,7 @@ async def _alone(turn: asyncio.Lock, timeout_s: float) -> AsyncIterator[float]:
             await turn.acquire()
     except TimeoutError:
         raise DeadlineError(
-            f"other adapters were loaded for {timeout_s:g} s, and nothing changed: allow more time"
+            f"another adapter was still being read or loaded after {timeout_s:g} s, and nothing changed"
         ) from None
     try:
         yield deadline_s - time.monotonic()

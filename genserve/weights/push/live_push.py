@@ -76,11 +76,6 @@ class Attempt:
             timer.cancel()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the result is an error."""
-        return self.result.done() and (self.result.cancelled() or self.result.exception() is not None)
-
-    @property
     def is_live(self) -> bool:
         """Whether a stream of the attempt is open and has no result yet."""
         return self.num_attached > 0 and not self.result.done()
@@ -200,7 +195,7 @@ class LivePush:
         """
         asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
         if asks_again and self.lifecycle.state is State.PREPARED:
-            if self.attempt.has_failed:  # a commit that was late, and left the push prepared
+            if self.attempt.result.exception() is not None:  # the commit was late, or the answer to the preparation
                 self.attempt = Attempt.begin(header.num_streams, header.attempt)
                 self.attempt.answer(PushOutcome(self.report()))
             return self.attempt  # its bytes are compared, and it gets what it was told before

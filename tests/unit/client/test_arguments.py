@@ -14,8 +14,8 @@ from genserve.client.generation.options import ChatOptions, GenerateOptions, gen
 from genserve.errors import DeadlineError, InvalidFieldError
 from tests.support.refusals import refuses
 from tests.support.scripted_services import ScriptedDaemon
+from tests.support.silent_daemon import silent_daemon
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
-from tests.unit.client.silent_daemon import silent_daemon
 
 TIMEOUT_S: Final = 0.2
 NESTED: list[Any] = []

@@ -13,8 +13,8 @@ from genserve.transport.connection import UNSET, Timeout, Unset
 from genserve.transport.loop_thread import LoopThread
 from genserve.transport.timeouts import default_timeout_s
 from tests.support.patience import until
+from tests.support.silent_daemon import Asked, silent_daemon
 from tests.unit.client.call_table import call, call_async, public_calls
-from tests.unit.client.silent_daemon import Asked, silent_daemon
 
 TIMEOUTS: Final = Timeouts(control_s=31, generate_s=41, push_s=51, pause_slack_s=5, undo_slack_s=7)
 GIVEN_S: Final = 20.0

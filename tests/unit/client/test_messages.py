@@ -36,8 +36,8 @@ from genserve.client import (
 )
 from genserve.errors import GenserveError
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.support.silent_daemon import SilentDaemon, silent_daemon
 from tests.unit.client.call_table import ARGUMENTS, public_calls
-from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon
 
 
 def seconds(number: int) -> Duration:

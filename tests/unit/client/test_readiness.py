@@ -8,7 +8,7 @@ from genserve.client import AsyncClient, ClientClosedError
 from genserve.errors import DeadlineError
 from tests.support.clocks import advanced_clock
 from tests.support.patience import STEP_S, until
-from tests.unit.client.silent_daemon import silent_daemon
+from tests.support.silent_daemon import silent_daemon
 
 PAUSE_S = 0.2
 

@@ -18,6 +18,7 @@ import pytest
 from genserve.client import AsyncClient, Client, ClientClosedError
 from genserve.errors import DeadlineError
 from tests.support.patience import START_S, STEP_S, until
+from tests.support.silent_daemon import SilentDaemon, silent_daemon, silent_socket
 from tests.unit.client.call_table import (
     ARGUMENTS,
     LONG_S,
@@ -30,7 +31,6 @@ from tests.unit.client.call_table import (
     public_calls,
     timeouts,
 )
-from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon, silent_socket
 
 SLACK_S = 20.0  # of a loaded machine
 CALLS, ASYNC_CALLS = public_calls(Client), public_calls(AsyncClient)

@@ -215,36 +215,25 @@ async def test_one_that_hangs_ends_with_the_time_for_applying(rig: Rig) -> None:
         await assert_nothing_is_left(rig)
 
 
-async def test_what_hangs_is_not_called_prepared(rig: Rig) -> None:
-    """Although it was staged before, and waits for a commit. A commit prepares it anew."""
-    await rig.push(header(action=PushAction.STAGE))
-    rig.engine.hangs.add("prepare_weights")
-    with advanced_clock() as clock, pytest.raises(DeadlineError):
-        await after(clock, 61.0, rig.push(header(apply=ApplyOptions(timeout_s=60.0))))
-    await until(lambda: not rig.registry.live["p1"].lifecycle.is_busy)
-    assert rig.registry.report("p1").push.state is PushState.FAILED
-    rig.engine.hangs.clear()
-    await rig.registry.commit("p1", ApplyOptions())
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
-
-
 async def test_what_nobody_has_asked_to_be_prepared_is_not_called_so(rig: Rig) -> None:
     """Although workers have prepared it when the engine does not stop in time: it has no digest, for example."""
     await rig.push(header(action=PushAction.STAGE))
     async with rig.pauses.undisturbed(600.0):
         with advanced_clock() as clock, pytest.raises(DeadlineError):
-            await after(clock, 60.1, rig.push(header(apply=ApplyOptions(timeout_s=60.0))))
+            await after(
+                clock, 60.1, rig.push(header(apply=ApplyOptions(timeout_s=60.0))), once=lambda: is_preparing(rig)
+            )
     assert rig.registry.report("p1").push.state is PushState.FAILED
     await assert_nothing_is_left(rig)
 
 
 async def test_what_workers_could_not_prepare_in_time_is_prepared_anew(rig: Rig) -> None:
-    """By the commit that follows; what is broken is not kept."""
+    """By the commit that follows; what is broken is not kept, nor called prepared."""
     await rig.push(header(action=PushAction.STAGE))
     rig.engine.fails["prepare_weights"] = DeadlineError("a worker is late")
     with refuses(DeadlineError, says="a worker is late"):
         await rig.push(header())
+    assert rig.registry.report("p1").push.state is PushState.FAILED
     await rig.registry.commit("p1", ApplyOptions())
     assert rig.engine.live == tensors(1)
     await assert_nothing_is_left(rig)

@@ -163,14 +163,19 @@ def test_pushes_of_a_kind_are_not_more_than_so_many(lora: bool) -> None:
     pushes = [push(0, push_id=f"p{number}", lora=lora) for number in range(MAX_PUSHES)]
     assert planned(1, *pushes, lora=not lora) == Evictions()
     assert planned(1, *pushes[1:], push(0, lora=not lora), lora=lora) == Evictions()
-    with refuses(StagingFullError, says="commit or discard"):
+    with refuses(StagingFullError, says="commit or discard") as refused:
         planned(1, *pushes, lora=lora)
+    wide = Manifest.end_to_end([("a", "F64", (4,), 32)])
+    assert naming_wide_tensors(refused.value, wide, INDEX) is refused.value  # other tensors would be refused, too
 
 
 def test_an_adapter_does_not_take_the_memory_of_the_served_version() -> None:
     """It replaces none."""
     assert planned(40, kept=resident(90, 60), lora=True) == Evictions(releases_replaced=True)
-    with refuses(StagingFullError, says="41 bytes do not fit: 60 of the 100 bytes"):
+    with refuses(
+        StagingFullError,
+        says="41 bytes do not fit: 60 of the 100 bytes for pushes are in use; give --max-staging-bytes more",
+    ):
         planned(41, kept=resident(60, 60), lora=True)
 
 
@@ -206,10 +211,8 @@ def test_tensors_wider_than_the_checkpoints_are_named(
     """As far as it is known how wide those are."""
     length = {"F64": 32, "F32": 16, "F16": 8}[dtype]
     manifest = Manifest.end_to_end([(name, dtype, (4,), length)])
-    lacking = {"max_staging_bytes": "1"}
-    named = naming_wide_tensors(StagingFullError("full", metadata=lacking), manifest, checkpoint)
-    assert (named.message, named.metadata) == (says, lacking)
-    assert naming_wide_tensors(StagingFullError("there are 256"), manifest, checkpoint).message == "there are 256"
+    named = naming_wide_tensors(StagingFullError("full", metadata={"a": "b"}), manifest, checkpoint)
+    assert (named.message, named.metadata) == (says, {"a": "b"})
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:

@@ -7,7 +7,7 @@ from genserve.errors import GenserveError
 from genserve.net import is_socket
 from genserve.v1 import generation_pb2
 from tests.support.refusals import refuses
-from tests.unit.client.silent_daemon import silent_daemon
+from tests.support.silent_daemon import silent_daemon
 
 
 async def test_a_generation_that_ends_without_its_last_message_is_an_error() -> None:
