@@ -116,6 +116,7 @@ async def test_a_removal_that_fails_is_tried_again(
         await loras.load(f"policy {number}", each, 5.0)
     loras.unload("policy 1")
     assert (await loras.load("policy 4", Files(), 20.0)).version == 1
+    await until(lambda: files[1].is_closed)  # in a thread, after its place is free
     assert [each.is_closed for each in files] == [False, True, False, False]
     assert core.failing_removals == []
 
