@@ -6,6 +6,7 @@ import random
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from genserve.aio import Backoff
@@ -145,21 +146,24 @@ class Sync:
             await self._wake_up()  # weights fall asleep only together with the rest
         if lacks_record(self._fleet, self._upstream):
             await write_on(self._fleet, self._upstream)
-        if self._fleet.where(self._member)[0] is ReplicaState.READY:
-            for name, path in self._missing_loras().items():
-                await self._load_lora(name, path)
-            await self._bring_pushed()
+        await self._load_loras()
 
-    async def _bring_pushed(self) -> None:
-        """All that somebody has. Raises NoReplicaError if nobody has one of them any more."""
-        lost: NoReplicaError | None = None
+    async def _load_loras(self) -> None:
+        """All that the fleet has loaded, as long as it is ready. One that cannot be had, or that it refuses, keeps no
+        other one away. Raises the error of the last such one."""
+        missing = [partial(self._load_lora, name, path) for name, path in self._missing_loras().items()]
         for name, push_id in self._missing_pushed().items():
+            missing.append(partial(bring_pushed_lora, self._fleet, self._upstream, name, push_id))
+        failed: GenserveError | None = None
+        for load in missing:
+            if self._fleet.where(self._member)[0] is not ReplicaState.READY:
+                break  # it may hang, or need the fleet's next version first
             try:
-                await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
-            except NoReplicaError as error:
-                lost = error
-        if lost is not None:
-            raise lost
+                await load()
+            except GenserveError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def _let_go(self) -> None:
         """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered.

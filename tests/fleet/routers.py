@@ -31,19 +31,21 @@ HOUR_S = 3600.0
 
 
 @asynccontextmanager
-async def replica(port: int = 0, engine: GeneratingEngine | None = None) -> AsyncIterator[Daemon]:
+async def replica(
+    port: int = 0, engine: GeneratingEngine | None = None, max_staging_bytes: int = MAX_STAGING_BYTES
+) -> AsyncIterator[Daemon]:
     """A scripted daemon that takes weights of tests.support.pulled_peers."""
-    settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
+    settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": max_staging_bytes, "instance_id": uuid4().hex}
     async with serving(ServeConfig(port=port), engine=engine, **settings) as daemon:
         yield daemon
 
 
 @asynccontextmanager
-async def adapting() -> AsyncIterator[Daemon]:
+async def adapting(max_staging_bytes: int = MAX_STAGING_BYTES) -> AsyncIterator[Daemon]:
     """A replica that takes adapters as well."""
     engine = GeneratingEngine()
     engine.max_loras = 4
-    async with replica(engine=engine) as daemon:
+    async with replica(engine=engine, max_staging_bytes=max_staging_bytes) as daemon:
         yield daemon
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,43 @@ async def test_an_adapter_that_nobody_has_any_more_keeps_no_other_one_away() -> 
             await fleet.until_reported()
             fleet.running.router.add(daemons[1].address)
             await until(lambda: "poet" in daemons[1].engine.loras.files)
+
+
+async def test_an_adapter_that_a_replica_cannot_take_keeps_no_other_one_away() -> None:
+    """One is too large for it; that is told where operators look."""
+    large_a = {name: tensor.repeat(1, 1 << 10) for name, tensor in TENSORS.items() if "lora_A" in name}
+    large = TENSORS | large_a
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(adapting())
+        second = await stack.enter_async_context(adapting(max_staging_bytes=1 << 12))
+        async with over([first]) as fleet:
+            await fleet.until_ready(1)
+            for name, tensors in (("cook", large), ("poet", TENSORS)):
+                await fleet.client.push_lora(name, tensors, CONFIG, push_id=name)
+            fleet.running.router.add(second.address)
+            await until(lambda: "poet" in second.engine.loras.files)
+            member = fleet.running.router.find(second.address).member
+            await until(lambda: "--max-staging-bytes" in member.sync_failure)
+            assert "cook" not in second.engine.loras.files
+
+
+async def test_a_directory_that_a_replica_lacks_keeps_no_other_adapter_away(tmp_path: Path) -> None:
+    """Each host has its own files."""
+    names = ("cook", "poet")
+    for name in names:
+        (tmp_path / name).mkdir()
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            for name in names:
+                await fleet.client.load_lora(name, adapter(tmp_path / name))
+            await fleet.client.push_lora("guide", TENSORS, CONFIG, push_id="p")
+            shutil.rmtree(tmp_path / "cook")
+            fleet.running.router.add(daemons[1].address)
+            await until(lambda: daemons[1].engine.loras.files.keys() == {"guide", "poet"})
+            member = fleet.running.router.find(daemons[1].address).member
+            await until(lambda: "cook" in member.sync_failure)
 
 
 async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:
