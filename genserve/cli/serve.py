@@ -168,7 +168,7 @@ def check_flags(flags: Sequence[str], prog: str, others_of_prog: Collection[str]
         if others and not others[0].startswith("-"):  # no value of a flag of vLLM's
             raise ValueError(f"{unrecognized(others[:1], ())}; {MODEL_COMES_FIRST}")
         openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
-        if unknown := _unknown(others, openai):
+        if unknown := unknown_flags(others, openai):
             own = [*parser._option_string_actions, *others_of_prog]
             raise ValueError(unrecognized(unknown, [*own, *openai, *_vllm_flags()]))
     except ValueError as error:
@@ -194,7 +194,7 @@ def _require_free(config: "ServeConfig | None") -> None:
         require_free(config.host, config.metrics_port, flag="--metrics-port")
 
 
-def _unknown(arguments: Sequence[str], openai: Sequence[str]) -> list[str]:
+def unknown_flags(arguments: Sequence[str], openai: Sequence[str]) -> list[str]:
     """The flags among the arguments that neither vLLM's engine has nor `openai`, its server. Empty if vLLM's flags are
     not known."""
     engines = _vllm_flags()

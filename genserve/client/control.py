@@ -119,8 +119,8 @@ async def _give_back(calls: PauseCalls, lease_id: str, renewal: "asyncio.Task[No
 # grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 _EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
-_GIVE_UP_S: Final = 2.0
-_LAST_LOOK_S: Final = 1.0
+GIVE_UP_S: Final = 2.0
+LAST_LOOK_S: Final = 1.0
 _NEXT_WATCH_S: Final = 0.2  # a proxy without a daemon refuses every call at once
 _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
@@ -175,19 +175,19 @@ class ControlCalls(ServiceCalls):
         cancellation, but its answer may have been on the way, and only a repeat says which lease was granted."""
         # If this fails, the lease expires, unless it was asked for with no_expiry.
         with suppress(GenserveError, ClientClosedError, TimeoutError):
-            async with asyncio.timeout(_GIVE_UP_S):
-                if (await self.status(timeout_s=_GIVE_UP_S)).state.pauses:
+            async with asyncio.timeout(GIVE_UP_S):
+                if (await self.status(timeout_s=GIVE_UP_S)).state.pauses:
                     # Should it pause after all, then for a moment, and without harm to requests.
                     repeat = control_pb2.PauseRequest(
                         mode=types_pb2.PAUSE_MODE_KEEP,
                         kv_policy=types_pb2.KV_POLICY_REUSE,
                         holder=request.holder,
-                        ttl=duration(_GIVE_UP_S, "ttl_s"),
+                        ttl=duration(GIVE_UP_S, "ttl_s"),
                         request_id=request.request_id,
-                        timeout=duration(_GIVE_UP_S, "timeout_s"),
+                        timeout=duration(GIVE_UP_S, "timeout_s"),
                     )
-                    granted = await self._connection.unary(self._connection.control.Pause, repeat, _GIVE_UP_S)
-                    await self.resume(granted.lease.lease_id, timeout_s=_GIVE_UP_S)
+                    granted = await self._connection.unary(self._connection.control.Pause, repeat, GIVE_UP_S)
+                    await self.resume(granted.lease.lease_id, timeout_s=GIVE_UP_S)
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
         """Extends a lease to `ttl_s` from now; default: its first time to live. Raises PauseLeaseLostError."""
@@ -322,7 +322,7 @@ class ControlCalls(ServiceCalls):
     async def _why_not_ready(self) -> str:
         """The reason why a daemon that answers does not serve; "" if unknown."""
         try:
-            state = (await self.status(timeout_s=_LAST_LOOK_S)).state
+            state = (await self.status(timeout_s=LAST_LOOK_S)).state
         except GenserveError:
             return ""
         if state.phase == "sleeping":

@@ -28,7 +28,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # How late a call may end: gRPC ends it at its deadline, and only a blocked loop does not report this.
-_LATE_S: Final = 5.0
+LATE_S: Final = 5.0
 _END: Final[Any] = object()
 
 Default = Literal["control_s", "generate_s", "push_s"]
@@ -64,7 +64,7 @@ class _Limit:
         timeouts = client._timeouts
         timeout_s = Connection.grpc_timeout_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))
         slack_s: float = 0.0 if self._slack is None else getattr(timeouts, self._slack)
-        return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + _LATE_S
+        return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + LATE_S
 
 
 def _documented(function: Callable[P, T]) -> Callable[P, T]:
@@ -143,7 +143,7 @@ class BlockingStream(Closing, Iterator[T]):
 
     def __next__(self) -> T:
         """The next item."""
-        limit_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), _LATE_S)
+        limit_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), LATE_S)
         try:
             item = self._client._thread.run(_next(self._stream), limit_s)
         except KeyboardInterrupt:
@@ -178,7 +178,7 @@ class BlockingContext(AbstractContextManager[T, bool | None]):
         # KeyboardInterrupt is not for code on the loop: there it becomes a cancellation.
         inner = exc if exc is None or isinstance(exc, Exception) else asyncio.CancelledError()
         control_s = self._client._timeouts.control_s
-        limit_s = None if control_s is None else control_s + _LATE_S
+        limit_s = None if control_s is None else control_s + LATE_S
         is_handled = self._client._thread.run(_exit(self._manager, inner), limit_s)
         return is_handled if inner is exc else None
 

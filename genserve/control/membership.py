@@ -59,7 +59,7 @@ class Membership:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._tell = tell
-        self._clock = clock
+        self.clock = clock
         self._wall_clock = wall_clock
         self._left_at_s = -math.inf
         self._called_at_s = -math.inf
@@ -79,7 +79,7 @@ class Membership:
         """Whether its router watches, and makes calls."""
         if self._router is None or not self._watches[self._router.router_id]:
             return False
-        return self._clock() < self._called_at_s + CALL_S
+        return self.clock() < self._called_at_s + CALL_S
 
     def let_go(self, router_id: str) -> None:
         """The router of this daemon has reported that nothing is lost with it. Raises FleetHeldError."""
@@ -98,7 +98,7 @@ class Membership:
         if not self._may_have_it(router):
             raise self._held()
         self._router = router
-        self._called_at_s = self._clock()
+        self._called_at_s = self.clock()
         self._watches[router.router_id] += 1
         self._tell()
         try:
@@ -108,7 +108,7 @@ class Membership:
             if not self._watches[router.router_id]:
                 del self._watches[router.router_id]
                 if router == self._router:
-                    self._left_at_s = self._clock()
+                    self._left_at_s = self.clock()
             self._tell()
 
     def _may_have_it(self, router: RouterRun) -> bool:
@@ -117,7 +117,7 @@ class Membership:
             return True
         if self._watches[held.router_id]:
             return not self._is_watched
-        return held.address == router.address or self._clock() >= self._left_at_s + RETURN_S
+        return held.address == router.address or self.clock() >= self._left_at_s + RETURN_S
 
     def check(self, router_id: str) -> None:
         """Raises FleetHeldError for a call of a router that does not look after this daemon, or does not any more."""
@@ -127,7 +127,7 @@ class Membership:
     def heard(self, router_id: str) -> None:
         """A call of a router is carried out."""
         if self._router is not None and router_id == self._router.router_id:
-            self._called_at_s = self._clock()
+            self._called_at_s = self.clock()
 
     def check_record(self, router_id: str, record: FleetRecord) -> None:
         """Raises FleetHeldError as `check`, and InvalidFieldError for an epoch that no later change could exceed."""

@@ -18,12 +18,12 @@ from genserve.errors import InvalidFieldError, PauseLeaseLostError
 from genserve.v1 import types_pb2
 
 _LEASE_ID: Final = "[0-9a-f]{32}"
-_MAX_ENDED: Final = 1 << 14
+MAX_ENDED: Final = 1 << 14
 MAX_WRITTEN_BYTES: Final = 96 << 10
 """Of all leases in the record of a fleet, of which replicas keep 256 KiB."""
 _MOST_BYTES: Final = 1200
 """Of one lease: its holder may have 256 characters of four bytes."""
-_LEAST_S: Final = 1.0
+LEAST_S: Final = 1.0
 """A lease that ends sooner is not given to a replica that joins, which gets no requests until the lease has ended: it
 could be the last one that has it, and the others would be paused anew."""
 
@@ -158,7 +158,7 @@ class Leases:
         if self._own is not None:
             self._own[lease_id] = None
             self._own.move_to_end(lease_id)
-            while len(self._own) > _MAX_ENDED:
+            while len(self._own) > MAX_ENDED:
                 self._own.popitem(last=False)
 
     def _end_foreign(self, lease_id: str) -> None:
@@ -270,7 +270,7 @@ class Leases:
         """Remembers for a while that a lease has ended: it is not given to replicas any more. `by_others`: its holder
         has not ended it, or only when it had expired."""
         self._ended[lease_id] = by_others
-        while len(self._ended) > _MAX_ENDED:
+        while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
     def mark_all_ended(self) -> None:
@@ -317,4 +317,4 @@ class Leases:
 
     def to_give(self, address: str) -> list[FleetLease]:
         """Those that a replica lacks, and that last long enough to be given to it."""
-        return self.missing(address, _LEAST_S)
+        return self.missing(address, LEAST_S)

@@ -42,7 +42,7 @@ from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
-_CLOSE_GRACE_S = 2.0
+CLOSE_GRACE_S = 2.0
 _NO_LIMIT_S = 1e9  # `wait_ended` has one; with None, gRPC would end the calls at once
 SERVICE_NAMES = tuple(
     service.full_name
@@ -90,7 +90,7 @@ class RunningRouter:
                 ending.result()
             else:
                 await self.server.stop(None)  # ends the calls
-                await asyncio.wait({ending}, timeout=_CLOSE_GRACE_S)  # for what the calls have to undo
+                await asyncio.wait({ending}, timeout=CLOSE_GRACE_S)  # for what the calls have to undo
         finally:
             await cancel_all([ending])
 
@@ -149,7 +149,7 @@ async def start_router(
     address = bind(server, config.host, config.port, config.uds, config.certificate)
     fleet.router.address = f"{address} on {socket.gethostname()}"  # which may be one of the host alone
     await server.start()
-    stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+    stack.push_async_callback(server.stop, CLOSE_GRACE_S)
     background = [asyncio.create_task(router.follow(), name="follow")]
     background += [asyncio.create_task(each.run(), name="discovery") for each in discoveries]
     metrics_url = ""

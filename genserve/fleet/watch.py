@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ROUTER_FEATURE = "fleet"
 """The feature of GetServerInfo that only a router has."""
 _LORAS_EVERY_S = 1.0
-_FIRST_PAUSE_S = 0.2
+FIRST_PAUSE_S = 0.2
 CALL_AGAIN_S = 5.0
 """The longest wait before a replica that does not answer is called again."""
 _CALL_EVERY_S = 20.0
@@ -48,7 +48,7 @@ class Watch:
 
     async def run(self) -> None:
         """Watches until it is cancelled. Calls again after each loss of the replica."""
-        backoff = Backoff(_FIRST_PAUSE_S, CALL_AGAIN_S)
+        backoff = Backoff(FIRST_PAUSE_S, CALL_AGAIN_S)
         while True:
             try:
                 await self._upstream.renew()

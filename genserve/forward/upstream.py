@@ -41,7 +41,7 @@ class TokenUpstream:
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         """`address` names the replica."""
         self.address = address
-        self._calls: dict[Cancellable, None] = {}  # in order: those that began first are ended first
+        self.calls: dict[Cancellable, None] = {}  # in order: those that began first are ended first
         self._use(channel)
 
     def _use(self, channel: grpc.aio.Channel) -> None:
@@ -88,16 +88,16 @@ class TokenUpstream:
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:
         """Ends the call with the block, or before if the replica is lost: `raising` says what is raised then."""
-        self._calls[call] = None
+        self.calls[call] = None
         try:
             yield
         finally:
-            del self._calls[call]
+            del self.calls[call]
             call.cancel()
 
     def cut(self) -> None:
         """Ends all running calls, because the replica is lost: a connection may take long to notice."""
-        for call in tuple(self._calls):
+        for call in tuple(self.calls):
             call.cancel()
 
     @contextmanager

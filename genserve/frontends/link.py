@@ -22,11 +22,11 @@ from genserve.errors import (
     error_for_reason,
 )
 
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 _MAX_BYTES = 256 << 20
-_MAX_HANDLED = 4096
+MAX_HANDLED = 4096
 """Questions of the other side that are being answered: far more than it asks for clients at a time, and for itself."""
-_MAX_FOR_CLIENTS = 1024
+MAX_FOR_CLIENTS = 1024
 """Questions for clients without an answer. One that nobody waits for any more counts until it is answered: the other
 side still works on it."""
 
@@ -54,7 +54,7 @@ class Link:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._for_clients: set[int] = set()
-        self._may_ask = asyncio.Semaphore(_MAX_FOR_CLIENTS)
+        self._may_ask = asyncio.Semaphore(MAX_FOR_CLIENTS)
         self._handling: set[asyncio.Task[None]] = set()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -90,7 +90,7 @@ class Link:
                 await self._may_ask.acquire()
         except TimeoutError:
             raise QueueFullError(
-                f"{_MAX_FOR_CLIENTS} calls wait for the answer of another process", retry_after_s=1.0
+                f"{MAX_FOR_CLIENTS} calls wait for the answer of another process", retry_after_s=1.0
             ) from None
         number = next(self._numbers)
         self._for_clients.add(number)
@@ -140,7 +140,7 @@ class Link:
     def _write(self, head: Mapping[str, Any], data: bytes) -> None:
         if self._writer is not None:
             encoded = json.dumps(head, ensure_ascii=False).encode()
-            if len(encoded) > _MAX_JSON_BYTES or len(data) > _MAX_BYTES:
+            if len(encoded) > MAX_JSON_BYTES or len(data) > _MAX_BYTES:
                 raise MessageTooLargeError(f"{len(encoded) + len(data)} bytes are too many for another process")
             self._writer.write(len(encoded).to_bytes(4, "little") + len(data).to_bytes(4, "little") + encoded + data)
 
@@ -160,8 +160,8 @@ class Link:
             waiting.set_result(Message(head["values"], data))
 
     def _handle(self, head: Mapping[str, Any], data: bytes) -> None:
-        if len(self._handling) >= _MAX_HANDLED:
-            raise ConnectionError(f"the other process asked {_MAX_HANDLED} questions without waiting for answers")
+        if len(self._handling) >= MAX_HANDLED:
+            raise ConnectionError(f"the other process asked {MAX_HANDLED} questions without waiting for answers")
         task = asyncio.create_task(self._answer(head, data), name=f"answer to {head['question']}")
         self._handling.add(task)
         task.add_done_callback(self._handling.discard)
@@ -199,6 +199,6 @@ async def _read(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes] | 
             raise
         return None
     num_json, num_bytes = int.from_bytes(lengths[:4], "little"), int.from_bytes(lengths[4:], "little")
-    if num_json > _MAX_JSON_BYTES or num_bytes > _MAX_BYTES:
+    if num_json > MAX_JSON_BYTES or num_bytes > _MAX_BYTES:
         raise ConnectionError(f"a frame of {num_json} and {num_bytes} bytes is too large")
     return json.loads(await reader.readexactly(num_json)), await reader.readexactly(num_bytes)

@@ -16,9 +16,9 @@ from genserve.frontends.template import Template
 from genserve.net import joined
 from genserve.process.supervisor import start_all
 
-_OPENAI_START_TIMEOUT_S = 600.0
-_CHECK_INTERVAL_S = 5.0
-_ALIVE_TIMEOUT_S = 30.0
+OPENAI_START_TIMEOUT_S = 600.0
+CHECK_INTERVAL_S = 5.0
+ALIVE_TIMEOUT_S = 30.0
 _WAIT_TIMEOUT_S = WAIT_PATIENCE_S + 10.0
 _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
@@ -77,10 +77,10 @@ class Asked:
         change = asyncio.ensure_future(self._board.wait_change())
         try:
             while True:
-                await asyncio.wait({change}, timeout=_CHECK_INTERVAL_S)
+                await asyncio.wait({change}, timeout=CHECK_INTERVAL_S)
                 if change.done():
                     change = asyncio.ensure_future(self._board.wait_change())
-                await frontend.ask(questions.CHANGED, timeout_s=_ALIVE_TIMEOUT_S)
+                await frontend.ask(questions.CHANGED, timeout_s=ALIVE_TIMEOUT_S)
         finally:
             change.cancel()
 
@@ -135,7 +135,7 @@ class OpenAIServer(Asked):
         self._host, self.port = listener.getsockname()[:2]
         settings = FrontendSettings(os.getpid(), 0, -1, (), self.port)
         self._process = FrontEnd(
-            starter, seat, settings, None, what="OpenAI server", start_timeout_s=_OPENAI_START_TIMEOUT_S
+            starter, seat, settings, None, what="OpenAI server", start_timeout_s=OPENAI_START_TIMEOUT_S
         )
         super().__init__(board, [self._process])
 

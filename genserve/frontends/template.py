@@ -24,7 +24,7 @@ from genserve.frontends.questions import FrontendSettings
 from genserve.memory.allocator import freeze_objects
 from genserve.process.signals import ending
 
-_ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 30.0
 _MAX_MESSAGE_BYTES = 1 << 16
 _MAX_FDS = 16
 _EXIT_FAILED = 1
@@ -70,7 +70,7 @@ class Template:
             number = next(self._numbers)
             try:
                 socket.send_fds(self._end, [f"{number} {question}".encode()], fds)
-                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     return await self._answer_to(number)
             except (TimeoutError, OSError) as error:
                 raise OSError(f"the process that starts front ends does not answer: {error}") from error

@@ -23,7 +23,7 @@ daemon's own, which has none), a mapping is written as JSON, a sequence as sever
 ClientT = TypeVar("ClientT", Client, AsyncClient)
 
 _DEFAULT_START_TIMEOUT_S: Final = 600.0
-_CLOSE_S: Final = 30.0
+CLOSE_S: Final = 30.0
 """Time to end the engine, in addition to the drain timeout."""
 
 
@@ -67,7 +67,7 @@ class Launch:
         self._env = env
         self._log = log
         self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = drain_timeout_s + _CLOSE_S
+        self._stop_timeout_s = drain_timeout_s + CLOSE_S
         self._process: DaemonProcess | None = None
         self._client: Client | None = None
         self._async_client: AsyncClient | None = None

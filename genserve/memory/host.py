@@ -7,7 +7,7 @@ from typing import Self
 
 from genserve.net import is_local
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME = 19  # in /proc/PID/stat, behind the command's name
 
 
@@ -21,7 +21,7 @@ def host_id() -> str:
     """Equal for processes that can share memory, as in `GetServerInfoResponse.host_id`: the kernel's boot, the PID
     namespace, the user. "" if the kernel is not Linux."""
     try:
-        return f"{_BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
+        return f"{BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
     except OSError:
         return ""
 

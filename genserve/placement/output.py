@@ -13,7 +13,7 @@ from genserve.launcher.output import words_of
 from genserve.observe.last_line import erased
 from genserve.observe.notices import starting_at
 
-_READ_BYTES: Final = 64 << 10
+READ_BYTES: Final = 64 << 10
 _LONGEST_LINE_BYTES: Final = 64 << 10
 _NUM_LAST_LINES: Final = 200
 
@@ -68,7 +68,7 @@ class PrefixedOutput:
     def _copy(self, pipe: IO[bytes]) -> None:
         with pipe:
             rest = b""
-            while chunk := pipe.read(_READ_BYTES):
+            while chunk := pipe.read(READ_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 self._show([line + b"\n" for line in lines])
                 if len(rest) > _LONGEST_LINE_BYTES:  # a progress bar

@@ -83,7 +83,7 @@ class GenerationServicer(GenerationServiceServicer):
         """`frontend_ports`: of processes that clients should rather call."""
         self._engine = engine
         self._board = board
-        self._turns = Turns(asyncio.get_running_loop())
+        self.turns = Turns(asyncio.get_running_loop())
         self._abort = abort
         self._frontend_ports = frontend_ports
         self._deadline = deadline
@@ -100,7 +100,7 @@ class GenerationServicer(GenerationServiceServicer):
         asked = await request.read(generation_request, info, minted_id)
         REQUEST_ID.set(asked.request_id)
         async with _last_look(self._board, context.time_remaining()):
-            stream, turns = await self._engine.submit(asked), self._turns
+            stream, turns = await self._engine.submit(asked), self.turns
             turns.num_calls += 1
             try:
                 # Admitted: from here on a client must not replay the call, and these metadata tell it so.

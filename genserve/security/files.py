@@ -66,7 +66,7 @@ PLAINTEXT: Final = CallerFiles()
 
 T = TypeVar("T")
 
-_INTERVAL_S: Final = 1.0
+LOOK_EVERY_S: Final = 1.0
 
 
 class WatchedFiles:
@@ -76,7 +76,7 @@ class WatchedFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = tuple(path for path in paths if path)
         self._seen = self._stamps()
-        self._next_look_s = time.monotonic() + _INTERVAL_S
+        self._next_look_s = time.monotonic() + LOOK_EVERY_S
         self._failed = False
         self._failure: tuple[Any, str] | None = None
 
@@ -85,7 +85,7 @@ class WatchedFiles:
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return False
-        self._next_look_s = now_s + _INTERVAL_S
+        self._next_look_s = now_s + LOOK_EVERY_S
         stamps = self._stamps()
         if stamps == self._seen and not self._failed:
             return False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from genserve.tensors.manifest import TensorSpec
 
-_HASHED_AT_ONCE_BYTES = 16 << 20
+HASHED_AT_ONCE_BYTES = 16 << 20
 
 
 def tensor_digest(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
@@ -13,8 +13,8 @@ def tensor_digest(tensor: TensorSpec, view: Callable[[int, int], memoryview]) ->
     thread: it takes about a second per GB, and lets other threads run."""
     sha256 = hashlib.sha256()
     end = tensor.offset + tensor.length
-    for start in range(tensor.offset, end, _HASHED_AT_ONCE_BYTES):
-        sha256.update(view(start, min(end, start + _HASHED_AT_ONCE_BYTES)))
+    for start in range(tensor.offset, end, HASHED_AT_ONCE_BYTES):
+        sha256.update(view(start, min(end, start + HASHED_AT_ONCE_BYTES)))
     return sha256.hexdigest()
 
 

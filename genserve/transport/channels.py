@@ -80,7 +80,8 @@ class FrontendChannels:
         self._connecting = asyncio.Lock()
         self._turn = 0
         self._looking: asyncio.Task[None] | None = None
-        self._looks_at_s = 0.0
+        self.looks_at_s = 0.0
+        """The time of the loop before which it does not look for the ports."""
         connection.on_close(self._give_up)
 
     def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> tuple[Any, str]:
@@ -118,7 +119,7 @@ class FrontendChannels:
         """Uses the front ends on these ports, and no others. A connection that there is already is kept, with the calls
         that it carries."""
         if not ports:
-            self._looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+            self.looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
         async with self._connecting:
             for port in self._frontends.keys() - set(ports):
                 channel, _ = self._frontends.pop(port)
@@ -143,7 +144,7 @@ class FrontendChannels:
     def _look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
         """Looks for the ports in what the daemon says first, if this call goes to the daemon."""
         loop = asyncio.get_running_loop()
-        if self._host == "" or stub is not self._connection.generation or loop.time() < self._looks_at_s:
+        if self._host == "" or stub is not self._connection.generation or loop.time() < self.looks_at_s:
             return
         if self._looking is None or self._looking.done():
             # Neither a dropped client nor a dropped stream may be kept alive by this.

@@ -43,7 +43,7 @@ from genserve.weights.push_admission import (
 from genserve.weights.resident import ResidentStore
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
-_LEAVE_TIMEOUT_S = 2.0
+LEAVE_TIMEOUT_S = 2.0
 # How long a stream with only the digest waits for the one with the manifest, because they race.
 _FIRST_STREAM_TIMEOUT_S = 30.0
 
@@ -105,7 +105,7 @@ class PushRegistry:
                 examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
             )
             PUSH_ID.set(header.push_id)
-            leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
+            leave_s = (loop := asyncio.get_running_loop()).time() + LEAVE_TIMEOUT_S
             while True:
                 # One at a time: the second of two equal headers must find the push of the first.
                 async with self._opening:

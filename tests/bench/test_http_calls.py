@@ -115,7 +115,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> No
         async with asyncio.timeout(60):
             for _ in range(2):
                 await calls.generate("vllm_http_bare", Work([[1]], 1, 2))
-                (connection,) = calls._idle
+                (connection,) = calls.idle_connections
                 while connection.is_open:
                     await asyncio.sleep(0)
         await calls.close()

@@ -3,6 +3,7 @@ is killed at the end. tests/engine/test_lifecycle.py drains one, and kills the e
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,10 @@ from genserve.client import AsyncClient, PauseMode, PauseResult
 from genserve.errors import DeadlineError, GenserveError, UnavailableError, WeightVersionMismatchError
 from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.support.frontends import FOREVER, everywhere_of, frontends_of, on_port, port_of, reasons, running
+from tests.support.frontends import FOREVER, PortClient, everywhere_of, frontends_of, on_port, reasons, running
 from tests.support.interrupted import computed_before, settled
 from tests.support.labelled_streams import TOLERANCE, LiveStreams, behind, labels_of
-from tests.support.patience import SCALE
+from tests.support.patience import SCALE, until
 
 NUM_FRONTENDS = 3
 MAX_NUM_SEQS = 16
@@ -46,7 +47,7 @@ async def client(many: DaemonProcess) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-async def everywhere(many: DaemonProcess) -> AsyncIterator[Sequence[AsyncClient]]:
+async def everywhere(many: DaemonProcess) -> AsyncIterator[Sequence[PortClient]]:
     """A client of the daemon's own port, and one of each front end, none of which knows of the others."""
     async with everywhere_of(many.address, NUM_FRONTENDS) as clients:
         yield clients
@@ -62,22 +63,21 @@ async def paused(client: AsyncClient, mode: PauseMode) -> AsyncIterator[PauseRes
         await client.resume(pause.lease.lease_id)
 
 
-async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhere: Sequence[AsyncClient]) -> None:
+async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhere: Sequence[PortClient]) -> None:
     """One engine behind all of them. A front end has health, and tokenizes; it serves no other service."""
     outputs = [await greedy_outputs(each) for each in everywhere]
     assert all(each == outputs[0] for each in outputs)
     assert len({tuple(await each.tokenize("Once upon a time")) for each in everywhere}) == 1
     for each in everywhere[1:]:
-        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = each._connection.channel.unary_unary(
-            "/grpc.health.v1.Health/Check"
-        )
-        assert await check(b"", timeout=60) == b"\x08\x01"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{each.port}") as channel:
+            check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"", timeout=60) == b"\x08\x01"
         with pytest.raises(GenserveError):
             await each.status()
 
 
 async def test_the_client_spreads_its_calls(
-    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[PortClient]
 ) -> None:
     """Every front end has some of the streams."""
     processes = frontends_of(many, everywhere[1:])
@@ -91,13 +91,19 @@ async def test_the_client_spreads_its_calls(
 async def test_the_first_call_says_where_the_front_ends_are(many: DaemonProcess) -> None:
     """The daemon serves it."""
     async with AsyncClient(many.address) as fresh:
+        ports = (await fresh.server_info()).frontend_ports
+        before = connections_to(ports)
         assert len((await fresh.generate([1], max_tokens=1, ignore_eos=True)).token_ids) == 1
-        assert fresh._frontends._looking is not None
-        await asyncio.wait_for(fresh._frontends._looking, 30)
-        assert len(fresh._frontends._frontends) == NUM_FRONTENDS
+        await until(lambda: all(connections_to(ports)[port] > before[port] for port in ports))
 
 
-async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
+def connections_to(ports: Sequence[int]) -> Counter[int]:
+    """How many this process has to each of these ports."""
+    called = [each.raddr.port for each in psutil.Process().net_connections("tcp") if each.raddr]
+    return Counter(port for port in called if port in ports)
+
+
+async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everywhere: Sequence[PortClient]) -> None:
     """Also their tokens; none is left when they have gone."""
     async with running(everywhere):
         async with asyncio.timeout(60):
@@ -110,7 +116,7 @@ async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everyw
 
 
 async def test_an_abort_at_any_port_reaches_requests_of_all(
-    client: AsyncClient, everywhere: Sequence[AsyncClient]
+    client: AsyncClient, everywhere: Sequence[PortClient]
 ) -> None:
     """By id, from a front end; and all, from the daemon."""
     async with running(everywhere) as tasks:
@@ -127,7 +133,7 @@ async def test_an_abort_at_any_port_reaches_requests_of_all(
 )
 async def test_a_pause_holds_for_the_requests_of_all(
     client: AsyncClient,
-    everywhere: Sequence[AsyncClient],
+    everywhere: Sequence[PortClient],
     mode: PauseMode,
     num_kept: int,
     num_aborted: int,
@@ -149,7 +155,7 @@ async def test_a_pause_holds_for_the_requests_of_all(
             assert await reasons(tasks) == [reason] * len(everywhere)
 
 
-async def test_every_port_names_the_holder_of_a_pause(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
+async def test_every_port_names_the_holder_of_a_pause(client: AsyncClient, everywhere: Sequence[PortClient]) -> None:
     """To a request whose time is over: the daemon alone has the leases."""
     async with client.paused(holder="alice@host", ttl_s=600):
         waiting = [each.generate([1], max_tokens=1, timeout_s=3.0 * SCALE) for each in everywhere]
@@ -195,7 +201,7 @@ async def test_pushes_into_streams_of_all_front_ends_label_every_token(
 
 
 async def test_a_push_tells_what_it_costs_the_streams_of_all(
-    client: AsyncClient, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+    client: AsyncClient, everywhere: Sequence[PortClient], checkpoints: dict[str, Path]
 ) -> None:
     """Tokens add up; and it is known when the streams of all have output again."""
     async with running(everywhere) as tasks:
@@ -217,12 +223,12 @@ async def test_a_push_tells_what_it_costs_the_streams_of_all(
 
 
 async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
-    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[PortClient]
 ) -> None:
     """Its requests end in the engine too: they would keep a new one waiting, for whom there is no room beside them.
     Another front end notices nothing. The next process serves on the same port."""
     victim, other = everywhere[1], everywhere[2]
-    port = port_of(victim)
+    port = victim.port
     process = on_port(many, port)
     async with running([other]) as clock, running([victim] * (MAX_NUM_SEQS - 1)) as lost:
         waiting = asyncio.create_task(everywhere[3].generate([9], max_tokens=1, request_id="waits"))
@@ -241,11 +247,11 @@ async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
 
 
 async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
-    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[PortClient]
 ) -> None:
     """It waits for the answer for a while, and then the front end is killed. The others answer."""
     victim = everywhere[3]
-    process = on_port(many, port_of(victim))
+    process = on_port(many, victim.port)
     async with running([everywhere[0], everywhere[2]]) as tasks, paused(client, "keep"):
         process.suspend()
         async with paused(client, "abort") as pause:
@@ -256,7 +262,7 @@ async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
 
 
 async def test_front_ends_that_were_started_again_serve_as_before(
-    client: AsyncClient, everywhere: Sequence[AsyncClient]
+    client: AsyncClient, everywhere: Sequence[PortClient]
 ) -> None:
     """The two of the tests above, on the same ports; also after a push."""
     await asyncio.gather(*(each.wait_ready(timeout_s=120) for each in everywhere[1:]))
@@ -270,7 +276,7 @@ async def test_front_ends_that_were_started_again_serve_as_before(
 
 
 async def test_front_ends_end_with_a_daemon_that_is_killed(
-    many: DaemonProcess, everywhere: Sequence[AsyncClient]
+    many: DaemonProcess, everywhere: Sequence[PortClient]
 ) -> None:
     """Nothing serves without its owner."""
     processes = frontends_of(many, everywhere[1:])

@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from genserve.client import AsyncClient
 from genserve.errors import LoraNotFoundError, UnavailableError
 from tests.engine.outputs import ends_early, greedy_outputs, next_version, wait_idle
 from tests.support.adapters import CONFIG, PROMPT, adapter
 from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
-from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
+from tests.support.frontends import PortClient, everywhere_of, on_port, reasons, running
 from tests.support.patience import STEP_S, until
 
 pytestmark = pytest.mark.long(
@@ -49,7 +48,7 @@ def replicas(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-async def everywhere(replicas: DaemonProcess) -> AsyncIterator[Sequence[AsyncClient]]:
+async def everywhere(replicas: DaemonProcess) -> AsyncIterator[Sequence[PortClient]]:
     """A client of the daemon's own port, and one of each front end."""
     async with everywhere_of(replicas.address, NUM_FRONTENDS) as clients:
         yield clients
@@ -66,7 +65,7 @@ async def until_removed(daemon: DaemonProcess) -> None:
 
 
 async def test_every_front_end_reaches_every_engine(
-    everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+    everywhere: Sequence[PortClient], checkpoints: dict[str, Path]
 ) -> None:
     """By its rank; before and after a push, and each token is labelled."""
     for name in ("b", "a"):
@@ -82,7 +81,7 @@ async def test_every_front_end_reaches_every_engine(
                 assert [span.version for span in generation.sequences[0].weight_spans] == [version]
 
 
-async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[AsyncClient]) -> None:
+async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[PortClient]) -> None:
     """Of requests of all processes on both engines."""
     for rank in range(NUM_ENGINES):
         async with running(everywhere, data_parallel_rank=rank) as tasks:
@@ -96,7 +95,7 @@ async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[Asyn
 
 
 async def test_the_openai_server_reaches_every_engine(
-    replicas: DaemonProcess, everywhere: Sequence[AsyncClient]
+    replicas: DaemonProcess, everywhere: Sequence[PortClient]
 ) -> None:
     """By its rank. A pause ends what it runs on both, and so does its death; the next process serves on."""
     daemon = everywhere[0]
@@ -134,7 +133,7 @@ async def test_the_openai_server_reaches_every_engine(
 
 
 async def test_an_adapter_stays_while_a_front_end_uses_it(
-    replicas: DaemonProcess, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+    replicas: DaemonProcess, everywhere: Sequence[PortClient], checkpoints: dict[str, Path]
 ) -> None:
     """The same tokens and version at every port. Unloaded, it stays until the last request ends; nobody can begin
     another one."""
@@ -158,12 +157,12 @@ async def test_an_adapter_stays_while_a_front_end_uses_it(
 
 
 async def test_a_killed_front_end_leaves_no_request_in_an_engine_and_no_adapter(
-    replicas: DaemonProcess, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+    replicas: DaemonProcess, everywhere: Sequence[PortClient], checkpoints: dict[str, Path]
 ) -> None:
     """Nobody but it knew which engine had which request. The next one reaches both engines."""
     daemon, victim = everywhere[0], everywhere[2]
     await daemon.push_lora("policy", adapter(checkpoints["a"], seed=2), CONFIG)
-    process = on_port(replicas, port_of(victim))
+    process = on_port(replicas, victim.port)
     async with running([victim] * 4, lora_name="policy") as lost:
         await daemon.unload_lora("policy")
         process.kill()

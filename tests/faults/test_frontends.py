@@ -13,7 +13,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from genserve.client import AsyncClient, Generation
+from genserve.client import Generation
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
@@ -27,7 +27,7 @@ from genserve.errors import (
 from tests.support import faulty_worker, patience
 from tests.support.faulty_worker import SLOW_RUN, Fault
 from tests.support.footprint import Remains
-from tests.support.frontends import everywhere_of, on_port, port_of, running
+from tests.support.frontends import PortClient, everywhere_of, on_port, running
 from tests.support.subject import Subject, started
 from tests.support.unchanging import unchanging
 
@@ -46,24 +46,24 @@ async def daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-async def everywhere(daemon: Subject) -> AsyncIterator[Sequence[AsyncClient]]:
+async def everywhere(daemon: Subject) -> AsyncIterator[Sequence[PortClient]]:
     """A client of the daemon's own port, and one of each front end."""
     async with everywhere_of(daemon.process.address, NUM_FRONTENDS) as clients:
         yield clients
 
 
-async def health(clients: Sequence[AsyncClient]) -> set[bytes]:
+async def health(clients: Sequence[PortClient]) -> set[bytes]:
     """What the health checks say."""
     async with AsyncExitStack() as stack:
         said = set()
-        for port in map(port_of, clients):
+        for port in (each.port for each in clients):
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
             check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             said.add(await check(b"", timeout=60))
         return said
 
 
-async def refused(clients: Sequence[AsyncClient], error: type[GenserveError]) -> None:
+async def refused(clients: Sequence[PortClient], error: type[GenserveError]) -> None:
     """No port takes a request, by either call."""
     for each in clients:
         with pytest.raises(error):
@@ -94,7 +94,7 @@ async def test_without_resident_weights_nothing_is_pulled_or_completed(daemon: S
 
 
 async def test_a_tainted_engine_serves_nobody_until_a_push_heals_it(
-    daemon: Subject, everywhere: Sequence[AsyncClient]
+    daemon: Subject, everywhere: Sequence[PortClient]
 ) -> None:
     """Every port refuses and says NOT_SERVING from the moment that the trainer is told. Streams stand still, and go on
     under the version that heals."""
@@ -116,7 +116,7 @@ async def test_a_tainted_engine_serves_nobody_until_a_push_heals_it(
             assert versions(generation) == [version, version + 2]
 
 
-async def test_a_sleeping_engine_serves_nobody(daemon: Subject, everywhere: Sequence[AsyncClient]) -> None:
+async def test_a_sleeping_engine_serves_nobody(daemon: Subject, everywhere: Sequence[PortClient]) -> None:
     """Streams are frozen, and continue when it wakes up."""
     daemon.order(SLOW_RUN)
     async with running(everywhere, max_tokens=200) as tasks:
@@ -132,11 +132,11 @@ async def test_a_sleeping_engine_serves_nobody(daemon: Subject, everywhere: Sequ
 
 
 async def test_a_front_end_that_stands_still_holds_up_no_push(
-    daemon: Subject, everywhere: Sequence[AsyncClient]
+    daemon: Subject, everywhere: Sequence[PortClient]
 ) -> None:
     """Neither is it killed: a KEEP push does not ask it. When it goes on, its tokens have the labels under which they
     were sampled."""
-    victim = on_port(daemon.process, port_of(everywhere[1]))
+    victim = on_port(daemon.process, everywhere[1].port)
     daemon.order(SLOW_RUN)
     async with running(everywhere, max_tokens=200) as tasks:
         victim.suspend()
@@ -153,12 +153,12 @@ async def test_a_front_end_that_stands_still_holds_up_no_push(
 
 @pytest.mark.parametrize("step", [pytest.param("load", marks=pytest.mark.long("genserve/frontends")), "commit"])
 async def test_a_front_end_that_is_killed_amid_a_push_takes_nothing_along(
-    daemon: Subject, everywhere: Sequence[AsyncClient], step: str
+    daemon: Subject, everywhere: Sequence[PortClient], step: str
 ) -> None:
     """Not the push, nor a stream of another. The next one joins at once, whatever the engine is doing. Nothing of the
     first is left in the engine."""
     victim, others = everywhere[2], [*everywhere[:2], everywhere[3]]
-    process = on_port(daemon.process, port_of(victim))
+    process = on_port(daemon.process, victim.port)
     daemon.order(SLOWER_RUN)
     async with running(others, max_tokens=300) as tasks, running([victim] * 3) as lost:
         daemon.order(SLOWER_RUN, Fault(step, "hang", after=2))
@@ -184,11 +184,11 @@ async def test_a_front_end_that_is_killed_amid_a_push_takes_nothing_along(
 
 
 async def test_front_ends_that_die_leave_no_descriptor_behind(
-    daemon: Subject, everywhere: Sequence[AsyncClient]
+    daemon: Subject, everywhere: Sequence[PortClient]
 ) -> None:
     """In the daemon, and in the process that they are forked from. The control is how many there are of one."""
     owner = psutil.Process(daemon.pid)
-    victim = on_port(daemon.process, port_of(everywhere[3]))
+    victim = on_port(daemon.process, everywhere[3].port)
     template = victim.parent()
     assert template is not None and template.parent() == owner
     # Those of the front end that was killed before are on their way.
@@ -199,7 +199,7 @@ async def test_front_ends_that_die_leave_no_descriptor_behind(
     await patience.until(lambda: (owner.num_fds(), template.num_fds()) == before)
 
 
-async def test_an_engine_that_dies_ends_the_streams_of_all(daemon: Subject, everywhere: Sequence[AsyncClient]) -> None:
+async def test_an_engine_that_dies_ends_the_streams_of_all(daemon: Subject, everywhere: Sequence[PortClient]) -> None:
     """A commit that hangs: each stream is told that the engine is dead, by whichever process; nothing is left. The last
     test of this daemon."""
     remains = Remains(daemon.pid)

@@ -24,7 +24,7 @@ from tests.faults.trainers import Trainer, VersionBook
 from tests.support import faulty_worker
 from tests.support.daemon_process import DaemonProcess
 from tests.support.faulty_worker import Fault
-from tests.support.frontends import everywhere_of, on_port, port_of
+from tests.support.frontends import PortClient, everywhere_of, on_port
 from tests.support.patience import slow
 
 _NUM_GENERATORS = 6
@@ -47,7 +47,7 @@ class Traffic:
         self._seed = seed
         self._faults = faults
         self._num_frontends = num_frontends
-        self._frontends: dict[str, AsyncClient] = {}
+        self._frontends: dict[str, PortClient] = {}
         self.num_faults = 0
         """Faults that have happened."""
 
@@ -132,7 +132,7 @@ class Traffic:
             await slow(rng.uniform(1.0, 5.0))
             link, dies, stop_s = rng.choice(list(self._frontends)), rng.random() < 0.4, rng.uniform(0.0, 1.0)
             with suppress(psutil.NoSuchProcess, AssertionError):  # it is being started again
-                process = await asyncio.to_thread(on_port, self._daemon, port_of(self._frontends[link]))
+                process = await asyncio.to_thread(on_port, self._daemon, self._frontends[link].port)
                 if dies and num_kills[link] < _MAX_FRONTEND_KILLS:
                     num_kills[link] += 1
                     before_s = time.monotonic()

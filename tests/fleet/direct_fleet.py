@@ -24,6 +24,16 @@ QUIET = replace(DIRECT, report_interval_s=60.0, silence_s=120.0)
 told between two requests would change where the second one goes."""
 
 
+class DirectClient(AsyncClient):
+    """A client that calls the daemons itself."""
+
+    @property
+    def replicas(self) -> DirectReplicas:
+        """What it knows of the replicas."""
+        assert isinstance(self._tokens, DirectTokens)
+        return self._tokens.replicas
+
+
 @dataclass
 class DirectFleet:
     """`links`: of the daemons, for the router and the client alike. `router_link`: of the client to the router."""
@@ -32,7 +42,7 @@ class DirectFleet:
     daemons: list[Daemon]
     links: list[BreakableLink]
     router_link: BreakableLink
-    client: AsyncClient
+    client: DirectClient
 
     async def running(self, request_id: str, besides: ScriptedStream | None = None) -> tuple[int, ScriptedStream]:
         """Where a request runs, and the engine's side of it. `besides`: not this one of it."""
@@ -46,7 +56,7 @@ class DirectFleet:
     @property
     def known(self) -> DirectReplicas:
         """What the client knows."""
-        return replicas_of(self.client)
+        return self.client.replicas
 
     def state(self, number: int) -> ReplicaState | None:
         """What the client takes a replica to be, None if it does not know it."""
@@ -62,12 +72,6 @@ class DirectFleet:
         self.routed.blind()
 
 
-def replicas_of(client: AsyncClient) -> DirectReplicas:
-    """What a client knows of the replicas."""
-    assert isinstance(client._tokens, DirectTokens)
-    return client._tokens.replicas
-
-
 @asynccontextmanager
 async def direct_fleet(
     count: int = 3,
@@ -79,6 +83,6 @@ async def direct_fleet(
     async with (
         linked(count, settings, **config) as routed,
         BreakableLink(routed.running.address) as router_link,
-        AsyncClient(router_link.address, direct=direct, options=[FIXED_WINDOWS]) as client,
+        DirectClient(router_link.address, direct=direct, options=[FIXED_WINDOWS]) as client,
     ):
         yield DirectFleet(routed, routed.daemons, routed.links, router_link, client)

@@ -23,7 +23,7 @@ from genserve.errors import (
 )
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import fleet_pb2
-from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet, replicas_of
+from tests.fleet.direct_fleet import DIRECT, QUIET, DirectClient, direct_fleet
 from tests.fleet.routers import replica, routed
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
@@ -300,9 +300,9 @@ async def test_a_client_that_is_dropped_watches_no_more() -> None:
     """Nobody has to close it."""
     async with direct_fleet(1) as fleet:
         let_talk(fleet.daemons[0].engine, 0)
-        client = AsyncClient(fleet.router_link.address, direct=DIRECT)
+        client = DirectClient(fleet.router_link.address, direct=DIRECT)
         await client.generate([1], max_tokens=1, text=False)
-        known = weakref.ref(replicas_of(client))
+        known = weakref.ref(client.replicas)
         del client
 
         def is_gone() -> bool:

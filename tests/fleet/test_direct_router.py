@@ -15,7 +15,7 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState, Request
-from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
+from tests.fleet.direct_fleet import DIRECT, DirectClient, direct_fleet
 from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, linked, over, replica
 from tests.fleet.scripted_fleet import tokens
@@ -61,13 +61,13 @@ async def test_a_router_that_starts_again_is_heard_again() -> None:
         first = await stack.enter_async_context(AsyncExitStack())
         router = await start_router(config, first, Stopped())
         await until(lambda: len(router.router.fleet.ready) == 2)
-        client = await stack.enter_async_context(AsyncClient(router.address, direct=DIRECT))
+        client = await stack.enter_async_context(DirectClient(router.address, direct=DIRECT))
         generating = asyncio.create_task(client.generate([1], request_id="a"))
         await until(lambda: any(daemon.engine.streams for daemon in daemons))
         await first.aclose()
         again = await start_router(config, stack, Stopped())
         await until(lambda: len(again.router.fleet.ready) == 2)
-        await until(lambda: [each.state for each in replicas_of(client).replicas()] == [READY, READY])
+        await until(lambda: [each.state for each in client.replicas.replicas()] == [READY, READY])
         (engine,) = [stream for daemon in daemons for stream in daemon.engine.streams]
         for daemon in daemons:
             let_talk(daemon.engine, 0)

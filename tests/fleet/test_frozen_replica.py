@@ -78,7 +78,7 @@ async def test_when_none_takes_more_the_caller_is_not_read(monkeypatch: pytest.M
         freeze(router)
         call = router.generation.GenerateMany(iter([asked(str(each), LARGE) for each in range(20)]), timeout=60)
         async with asyncio.timeout(STEP_S):
-            while not (waiting := router.service._waiting.abort(None)):
+            while not (waiting := router.service.waiting.abort(None)):
                 await turns()
         (item,) = (await call.read()).items
         assert [item.request_id] == waiting

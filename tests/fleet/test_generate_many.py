@@ -244,7 +244,7 @@ async def test_a_call_to_a_replica_ends_when_it_has_nothing_to_carry(
     where["a"][1].put(tokens([9], prompt=3, finish=FinishReason.EOS))
     await call.read()
     upstream = router.fleet.upstreams[router.links[where["a"][0]].address]
-    await until(lambda: not upstream._calls)
+    await until(lambda: not upstream.calls)
     await call.write(generate("b"))
     _, stream = await router.running("b")
     stream.put(tokens([1], prompt=3))

@@ -246,7 +246,7 @@ async def test_a_router_that_drains_undoes_what_nobody_waits_for(*, drains_first
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_router_that_must_end_undoes_what_it_can(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
     """A pause is in flight when the time of the drain is over. A replica that does not answer does not keep it."""
-    monkeypatch.setattr(serve, "_CLOSE_GRACE_S", 10.0)
+    monkeypatch.setattr(serve, "CLOSE_GRACE_S", 10.0)
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
         async with over(daemons) as fleet, clock_of_leases() as clock:

@@ -106,7 +106,7 @@ async def test_daemon_joining_in_the_last_second_of_a_lease_gets_no_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not worth a pause of its own, and its tokens would come while the others are paused."""
-    monkeypatch.setattr(leases, "_LEAST_S", 300.0)
+    monkeypatch.setattr(leases, "LEAST_S", 300.0)
     async with routed(2) as fleet, replica() as late, clock_of_leases() as clock:
         await fleet.client.pause(ttl_s=200)
         fleet.running.router.add(late.address)
@@ -124,7 +124,7 @@ async def test_daemon_waiting_for_a_lease_to_end_is_paused_if_it_is_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also on the replicas alone, as they tell it."""
-    monkeypatch.setattr(leases, "_LEAST_S", 300.0)
+    monkeypatch.setattr(leases, "LEAST_S", 300.0)
     async with routed(2) as fleet, replica() as late:
         await paused(fleet.client, ttl_s=200)
         fleet.running.router.add(late.address)

@@ -457,7 +457,7 @@ async def test_a_stream_without_a_header_ends(monkeypatch: pytest.MonkeyPatch) -
     """It would be there for ever. So does one that begins with another frame, as with a daemon."""
     async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
         with monkeypatch.context() as patched:
-            patched.setattr(weight_service, "_HEADER_TIMEOUT_S", 0.05)
+            patched.setattr(weight_service, "HEADER_TIMEOUT_S", 0.05)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await WeightServiceStub(channel).PushWeights(timeout=30)
         assert reason_of(caught.value) == "DEADLINE_EXCEEDED" and "header" in str(caught.value.details())

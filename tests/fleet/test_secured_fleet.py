@@ -129,7 +129,7 @@ async def test_a_router_without_a_role_at_the_replicas_says_so(tmp_path: Path) -
 
 
 async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     async with secured(tmp_path) as fleet:
         await fleet.until_ready()
         one_each(tmp_path)  # everybody has another token, and the router's file, too
@@ -145,7 +145,7 @@ async def test_a_replica_is_connected_to_again_with_new_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a new authority: the router's channel of before could not connect."""
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     async with secured(tmp_path, num_replicas=1) as fleet:
         await fleet.until_ready()
         successor = Authority(tmp_path)

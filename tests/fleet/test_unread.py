@@ -173,7 +173,7 @@ async def test_a_drained_holder_stays_while_no_replica_answers() -> None:
 
 async def test_a_drained_only_holder_that_is_dead_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call to it fails at once, which counts as a loss."""
-    for name in "watch._FIRST_PAUSE_S", "watch.CALL_AGAIN_S", "router.CALL_AGAIN_S":
+    for name in "watch.FIRST_PAUSE_S", "watch.CALL_AGAIN_S", "router.CALL_AGAIN_S":
         monkeypatch.setattr(f"genserve.fleet.{name}", 0.1)
     async with linked(1, replace(QUICK, silence_s=0.5)) as fleet:
         (only,) = members(fleet)
@@ -188,7 +188,7 @@ async def test_a_drained_only_holder_that_is_dead_is_waited_for_once(monkeypatch
 
 async def test_a_drained_only_holder_is_waited_for_until_it_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router calls it rarely while it is away: more rarely than it may be silent."""
-    monkeypatch.setattr("genserve.fleet.watch._FIRST_PAUSE_S", 2.0)  # above silence_s, below what is waited in all
+    monkeypatch.setattr("genserve.fleet.watch.FIRST_PAUSE_S", 2.0)  # above silence_s, below what is waited in all
     async with linked(1, replace(QUICK, silence_s=0.5)) as fleet:
         (only,) = members(fleet)
         await push(fleet.running.address, 3)

@@ -126,7 +126,7 @@ async def test_only_an_operator_looks_after_a_daemon_as_a_router_does(served: Gu
 async def test_calls_that_are_refused_keep_no_router(served: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router whose token is not listed any more gives way to the next one."""
     now_s = 0.0
-    monkeypatch.setattr(membership := served.daemon.board.membership, "_clock", lambda: now_s)
+    monkeypatch.setattr(membership := served.daemon.board.membership, "clock", lambda: now_s)
     operator, former = ((("authorization", f"Bearer {token}"),) for token in (served.callers.tokens["operator"], "x"))
     stub, status = ControlServiceStub(served.daemon.channel), control_pb2.GetStatusRequest()
     request = control_pb2.WatchStatusRequest(router=types_pb2.Router(router_id="r", address="host:1"))
@@ -184,7 +184,7 @@ async def test_caller_removed_from_the_list_can_make_no_new_calls(
     served: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that runs goes on: it was admitted."""
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     async with served.client("generate") as client:
         watching = client.watch_status(interval_s=0.1)
         await anext(watching)

@@ -48,7 +48,7 @@ async def test_half_written_credential_files_do_not_end_a_clients_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It calls with the certificate of before, until both files are there."""
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     authority, callers = Authority(tmp_path), list_callers(tmp_path, {"before": ["generate"], "after": ["operator"]})
     server, pair = authority.issue("127.0.0.1"), authority.issue("before")
     config = ServeConfig(

@@ -195,7 +195,7 @@ async def test_an_attempt_that_comes_while_another_is_leaving_waits_for_it(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer that cancels a push and pushes again is not in conflict with itself."""
-    monkeypatch.setattr(registry, "_LEAVE_TIMEOUT_S", STEP_S)
+    monkeypatch.setattr(registry, "LEAVE_TIMEOUT_S", STEP_S)
     old = Rank(daemon, await header(daemon, attempt="old"), part(DATA, 0, 16))
     await until_received(daemon, 16)
     new = Rank(daemon, await header(daemon, attempt="new"), part(DATA, 0, 32), END)

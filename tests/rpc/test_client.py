@@ -220,7 +220,7 @@ async def test_pause_cancelled_as_its_answer_arrives_leaves_no_lease(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of somebody else stays."""
-    monkeypatch.setattr(control, "_GIVE_UP_S", STEP_S)
+    monkeypatch.setattr(control, "GIVE_UP_S", STEP_S)
     theirs = await daemon.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="other", ttl_s=60, timeout_s=5)
     async with FaultProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
         await client.status()

@@ -201,7 +201,7 @@ async def test_a_manifest_is_as_large_as_it_is(
 ) -> None:
     """That of 140,000 tensors takes 11 MB of the first frame."""
     whole = weights_pb2.PullWeightsResponse(header=weights_pb2.PushHeader(manifest_digest="x" * (12 << 20)))
-    monkeypatch.setattr("genserve.rpc.frames.pull._header", lambda version: whole.SerializeToString())
+    monkeypatch.setattr("genserve.rpc.frames.pull.header_frame", lambda version: whole.SerializeToString())
     copy, progress = await fetched(wanted(daemon))
     assert map_arena(progress.arena_path, SIZE_BYTES)[:] == CONTENT
     copy.close()

@@ -46,8 +46,8 @@ CHUNK_FRAME = chunk_frame(0, [b"x"], None)
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(loader_module, "_MAX_DELAY_S", 0.01)
+    monkeypatch.setattr(loader_module, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(loader_module, "MAX_DELAY_S", 0.01)
 
 
 class SendingPeer(LyingPeer):

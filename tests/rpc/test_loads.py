@@ -143,7 +143,7 @@ async def test_files_that_change_while_they_are_read_are_noticed(
 ) -> None:
     """Nothing of them is applied; the whole of the new ones is, under another id."""
     daemon, client = await daemons()
-    monkeypatch.setattr("genserve.weights.load.checkpoint_source._AT_ONCE_BYTES", MIB)
+    monkeypatch.setattr("genserve.weights.load.checkpoint_source.AT_ONCE_BYTES", MIB)
     path = checkpoint / "model.safetensors"
     read = os.preadv
     num_reads = 0

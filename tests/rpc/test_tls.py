@@ -131,7 +131,7 @@ async def test_new_connections_get_a_new_certificate(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are there go on. A key that is not the certificate's changes nothing."""
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     pair, successor = authority.issue("127.0.0.1"), Authority(tmp_path)
     async with serving(tls(pair)) as daemon, AsyncClient(daemon.address, ca_file=authority.ca_file) as first:
         await first.status()
@@ -151,7 +151,7 @@ async def test_a_client_connects_with_its_certificate_of_now(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its running calls go on over the connection that they have."""
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     callers = list_callers(tmp_path, {"before": ["generate"], "after": ["operator"]})
     config = tls(authority.issue("127.0.0.1"), ssl_ca_certs=authority.ca_file, auth_file=callers.auth_file)
     pair = authority.issue("before")
@@ -170,7 +170,7 @@ async def test_a_client_connects_with_its_certificate_of_now(
 
 
 async def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     callers = one_each(tmp_path)
     path = callers.token_file("generate")
     async with (

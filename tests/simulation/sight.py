@@ -41,7 +41,7 @@ class Sight:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
-            self._note_lost()
+            self.note_lost()
             self._note_split()
             if self._are_clocks_wrong:
                 self._note_set_back()
@@ -86,7 +86,7 @@ class Sight:
             if since_s < push.told_s <= now_s:
                 push.gone_s = min(push.gone_s, now_s)
 
-    def _note_lost(self) -> None:
+    def note_lost(self) -> None:
         """Of pushes and leases when nobody is left who has them and can be reached."""
         now_s, router = self._events.now_s, self._routers.in_charge
         reached = self._reached

@@ -61,7 +61,7 @@ def test_a_simulation_that_cannot_look_fails(monkeypatch: pytest.MonkeyPatch) ->
     def broken(sight: Sight) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(Sight, "_note_lost", broken)
+    monkeypatch.setattr(Sight, "note_lost", broken)
     with pytest.raises(KeyError, match="a bug"):
         simulate(FIRST)
 

@@ -22,9 +22,13 @@ def listening_on(process: psutil.Process) -> set[int]:
         return set()  # it has ended
 
 
-def port_of(client: AsyncClient) -> int:
-    """The port that a client calls."""
-    return int(client._connection.target.rpartition(":")[2])
+class PortClient(AsyncClient):
+    """Calls this port alone, and looks for no others."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port}")
+        self.port = port
+        self._frontends.looks_at_s = float("inf")
 
 
 def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
@@ -35,23 +39,22 @@ def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
     return found[0]
 
 
-def frontends_of(daemon: DaemonProcess, clients: Sequence[AsyncClient]) -> list[psutil.Process]:
+def frontends_of(daemon: DaemonProcess, clients: Sequence[PortClient]) -> list[psutil.Process]:
     """The processes behind clients of front ends."""
-    return [on_port(daemon, port_of(each)) for each in clients]
+    return [on_port(daemon, each.port) for each in clients]
 
 
 @asynccontextmanager
-async def everywhere_of(address: str, num_frontends: int) -> AsyncIterator[Sequence[AsyncClient]]:
+async def everywhere_of(address: str, num_frontends: int) -> AsyncIterator[Sequence[PortClient]]:
     """A client of the daemon's own port, and one of each front end, none of which knows of the others."""
     async with AsyncExitStack() as stack:
         async with AsyncClient(address) as asking:
             ports = (await asking.server_info()).frontend_ports
         assert len(set(ports)) == num_frontends
-        host = address.rpartition(":")[0]
-        clients = [AsyncClient(each) for each in (address, *(f"{host}:{port}" for port in ports))]
+        host, _, own_port = address.rpartition(":")
+        clients = [PortClient(host, port) for port in (int(own_port), *ports)]
         for each in clients:
             await stack.enter_async_context(each)
-            each._frontends._looks_at_s = float("inf")
         yield clients
 
 

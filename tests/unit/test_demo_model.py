@@ -22,7 +22,7 @@ from genserve.demo_model import DemoModelError, cache_directory, demo_model_path
 
 CONVERT = 'mkdir "$3" && echo {} > "$3/config.json" && echo weights > "$3/model.safetensors"'
 needs_packages = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in demo_model._CONVERTER_MODULES),
+    any(importlib.util.find_spec(name) is None for name in demo_model.CONVERTER_MODULES),
     reason="the packages that carry and convert the demo model are not installed",
 )
 

@@ -19,6 +19,13 @@ WITH_VLLM = (
     *("unit/daemon/test_frontend.py", "unit/test_refused_starts.py", "fake_cuda"),
 )
 """Tests of code that runs inside vLLM, in the process of the test itself."""
+BREAKING_STEPS = ("engine/trap.py", "engine/wrong_driver.py", "fake_cuda/test_mutations.py", "simulation/ablations.py")
+"""They put something wrong into the middle of our code, to see that tests notice it."""
+NAMES_OF_OTHERS = {
+    *("_actions", "_exit", "_fields", "_last_mapping", "_last_slot_layout", "_output", "_registry", "_replace"),
+    *("_reset_caches", "_should_skip_dynamo", "_sleep", "_transport"),
+}
+"""Private names of libraries that something of ours has as well."""
 
 
 @cache
@@ -98,6 +105,61 @@ def test_what_a_long_test_is_about_is_there() -> None:
     ]
     assert found, "no test is long: the search finds nothing"
     assert [f"{path.name}: {subject}" for path, subject in found if not (TESTS.parent / subject).exists()] == []
+
+
+def is_private(name: str) -> bool:
+    """By its underscore; those of Python have two."""
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """The private names of a module: of functions, classes, constants and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Attribute(ctx=ast.Store()):
+                names.add(node.attr)
+            case ast.Assign() | ast.AnnAssign() if node.col_offset == 0:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return set(filter(is_private, names))
+
+
+def taken_by(tree: ast.Module) -> set[tuple[int, str]]:
+    """The private names that a module takes from elsewhere, with their lines."""
+    taken = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                names = []  # a subclass may
+            case ast.Attribute():
+                names = [node.attr]
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in OURS:
+                names = [alias.name for alias in node.names]
+            case ast.Call(func=ast.Attribute(attr="setattr")):
+                texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+                names = [str(text).rpartition(".")[2] for text in texts]
+            case _:
+                names = []
+        taken |= {(getattr(node, "lineno", 0), name) for name in names if is_private(name)}
+    return taken
+
+
+@pytest.mark.slow
+def test_tests_use_no_private_name_of_ours() -> None:
+    """They would break with every change inside of what they test."""
+    root = TESTS.parent
+    ours = set().union(*(defined_in(ast.parse(path.read_text())) for path in (root / "genserve").rglob("*.py")))
+    found = []
+    for path in sorted([*TESTS.rglob("*.py"), *(root / "bench").rglob("*.py")]):
+        tree = ast.parse(path.read_text())
+        names = ours - NAMES_OF_OTHERS - defined_in(tree)
+        found += [(path.relative_to(root), line, name) for line, name in sorted(taken_by(tree)) if name in names]
+    breaking = {Path("tests") / each for each in BREAKING_STEPS}
+    assert {path for path, *_ in found} >= breaking, "the search finds nothing where something is"
+    assert [f"{path}:{line}: {name}" for path, line, name in found if path not in breaking] == []
 
 
 @pytest.mark.slow

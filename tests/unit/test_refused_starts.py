@@ -86,8 +86,8 @@ def test_every_flag_of_the_engine_is_known_before_vllm_is_imported() -> None:
     """The command reads their names in vLLM's source. None may be refused that vLLM takes."""
     flags = [flag for flag in config.parser("genserve serve", "")._option_string_actions if flag.startswith("--")]
     assert len(flags) > 250
-    assert serve._unknown([f"{flag}=1" for flag in flags], []) == []
-    assert serve._unknown(["--no-such-flag=1"], []) == ["--no-such-flag"]
+    assert serve.unknown_flags([f"{flag}=1" for flag in flags], []) == []
+    assert serve.unknown_flags(["--no-such-flag=1"], []) == ["--no-such-flag"]
 
 
 def test_help_for_a_group_that_is_none_names_those_that_are(

@@ -53,7 +53,7 @@ class Run:
                 outcomes[name] = await self._one(scenario, command, version, mutation)
             except GenserveError as error:
                 outcomes[name] = Outcome([f"the runner's own call has failed: {error}"])
-            alike[name] = [_relative(result, version) for result in outcomes[name].results]
+            alike[name] = [relative(result, version) for result in outcomes[name].results]
         add_disagreements(outcomes, alike, scenario)
         return outcomes
 
@@ -120,14 +120,14 @@ class Run:
         }
 
 
-def _relative(value: Any, version: int, key: str = "") -> Any:
+def relative(value: Any, version: int, key: str = "") -> Any:
     """`value` with versions that are counted from the one at the beginning, without what varies from run to run."""
     if isinstance(value, dict):
-        return {name: _relative(each, version, name) for name, each in value.items() if name not in _VARYING}
+        return {name: relative(each, version, name) for name, each in value.items() if name not in _VARYING}
     if isinstance(value, list) and key == _SPAN:
-        return [_relative(value[0], version, "version"), *value[1:]] if value else value
+        return [relative(value[0], version, "version"), *value[1:]] if value else value
     if isinstance(value, list):
-        return [_relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
+        return [relative(each, version, _SPAN if key == "weight_spans" else key) for each in value]
     return value - version if key in _VERSIONS and isinstance(value, int) else value
 
 

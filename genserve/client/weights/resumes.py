@@ -8,13 +8,13 @@ from genserve.aio import Backoff
 MIN_RESUMES: Final = 5
 RESUME_TIMEOUT_S: Final = 30.0
 """A daemon that is restarted, or a network that is down for a while, is there again by then."""
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 3.2
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 3.2
 
 
 def pauses() -> Backoff:
     """Those between attempts to reach a daemon that has broken a transfer off."""
-    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 class Resumes:

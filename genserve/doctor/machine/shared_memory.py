@@ -17,7 +17,7 @@ from genserve.doctor.children import Children
 from genserve.memory.arena import allocate_arena, map_arena
 
 _SIZE_BYTES: Final = 1 << 16
-_PATTERN: Final = bytes(range(256)) * (_SIZE_BYTES // 256)
+PATTERN: Final = bytes(range(256)) * (_SIZE_BYTES // 256)
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _END_TIMEOUT_S: Final = 5.0
 
@@ -36,7 +36,7 @@ async def look(children: Children) -> SharedMemoryFacts:
     """Starts a child. Raises OSError if it cannot be started, GenserveError if there is no memory."""
     arena = await allocate_arena(_SIZE_BYTES)
     try:
-        arena.write(0, _PATTERN)
+        arena.write(0, PATTERN)
         child = await children.start(
             sys.executable, "-m", __name__, arena.path, str(_SIZE_BYTES), stderr=PIPE, stdin=PIPE, env=os.environ
         )
@@ -61,7 +61,7 @@ def _reading(path: str) -> str:
         mapped = map_arena(path, _SIZE_BYTES)
     except (OSError, ValueError) as error:
         return f"{path}: {error}"
-    return "" if mapped[:] == _PATTERN else f"{path} contains other bytes than were written"
+    return "" if mapped[:] == PATTERN else f"{path} contains other bytes than were written"
 
 
 def _ptrace_scope() -> str:
@@ -73,7 +73,7 @@ def _ptrace_scope() -> str:
 def _child(path: str) -> None:
     """Reports how reading went and where its own memory is, and runs until it is ended."""
     own = os.memfd_create("genserve-doctor", os.MFD_CLOEXEC)
-    os.write(own, _PATTERN)
+    os.write(own, PATTERN)
     print(json.dumps({"error": _reading(path), "path": f"/proc/{os.getpid()}/fd/{own}"}), flush=True)
     sys.stdin.read()
 

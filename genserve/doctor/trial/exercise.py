@@ -29,7 +29,7 @@ _LATE_SHARE: Final = 0.25
 _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-_MAX_SOCKET_PATH_BYTES: Final = 107  # of Linux
+MAX_SOCKET_PATH_BYTES: Final = 107  # of Linux
 _SOCKET_NAME_BYTES: Final = 36  # vLLM's are UUIDs
 
 
@@ -274,5 +274,5 @@ def environment(scratch: Path) -> Mapping[str, str]:
     """The user's environment, because it may cause the fault, except for temporary files, which killed processes leave
     behind: those go to `scratch`, if a socket's path is not too long there. The model is a directory, so no hub is
     used."""
-    fits = len(os.fsencode(scratch / ("x" * _SOCKET_NAME_BYTES))) <= _MAX_SOCKET_PATH_BYTES
+    fits = len(os.fsencode(scratch / ("x" * _SOCKET_NAME_BYTES))) <= MAX_SOCKET_PATH_BYTES
     return {**os.environ, **_OFFLINE, **({"TMPDIR": str(scratch)} if fits else {})}

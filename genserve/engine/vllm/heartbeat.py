@@ -20,7 +20,7 @@ from genserve.engine.vllm.activity import Activity
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError
 
-_INTERVAL_S = 1.0
+INTERVAL_S = 1.0
 # A worker that hangs delays the first step, and with it the ping. So workers are pinged only while there are no steps,
 # and rarely: vLLM's idle workers spin for a second after each call.
 _WORKERS_INTERVAL_S = 30.0
@@ -96,7 +96,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Returns when the engine is dead, whoever found out."""
-        interval_s = min(_INTERVAL_S, self._limits.timeout_s / 5)
+        interval_s = min(INTERVAL_S, self._limits.timeout_s / 5)
         workers_asked_s = self._clock()
         while not self._liveness.dead:
             workers = self._clock() >= workers_asked_s + _WORKERS_INTERVAL_S

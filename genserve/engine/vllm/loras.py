@@ -29,11 +29,11 @@ from genserve.errors import (
 )
 from genserve.worker.contract.calls import Ack, AddedLora, AddLora, RemoveLora
 
-_REMOVE_TIMEOUT_S = 30.0
+REMOVE_TIMEOUT_S = 30.0
 # How long a load waits for a removal and its second try: other changes of the engine wait behind it, and a rank may
 # fail for good.
-_PLACE_TIMEOUT_S = 45.0
-_FIRST_RETRY_S = 1.0
+PLACE_TIMEOUT_S = 45.0
+FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
 # of it.
@@ -95,7 +95,7 @@ class LiveLoras:
         leave it out without a word."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
-        free_by_s = min(deadline_s, time.monotonic() + _PLACE_TIMEOUT_S)
+        free_by_s = min(deadline_s, time.monotonic() + PLACE_TIMEOUT_S)
         while len(self._held) >= self._capacity and self._removals and time.monotonic() < free_by_s:
             await asyncio.wait(self._removals, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         if len(self._held) >= self._capacity:
@@ -190,11 +190,11 @@ class LiveLoras:
     async def _remove_from_workers(self, lora: HeldLora) -> None:
         """Asks again until every rank has removed it: one that is held for good takes a place that no load gets. The
         engine may be busy for long, with an update of the weights for example; a second removal changes nothing."""
-        backoff = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
+        backoff = Backoff(FIRST_RETRY_S, _MAX_RETRY_S)
         while True:
             request = RemoveLora(uuid.uuid4().hex, lora.lora_id)
             try:
-                await self._workers.acks(Ack, "genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
+                await self._workers.acks(Ack, "genserve_remove_lora", request.to_wire(), timeout_s=REMOVE_TIMEOUT_S)
                 return
             except (DeadlineError, WorkerError) as error:
                 log.warning("adapter %r is held on, because it could not be removed: %s", lora.unique_name, error)

@@ -39,7 +39,7 @@ class FleetGeneration:
     def __init__(self, fleet: Fleet, deadline: WriteDeadline) -> None:
         self._fleet = fleet
         self._deadline = deadline
-        self._waiting = Waiting()
+        self.waiting = Waiting()
         self._turn = 0
 
     async def Generate(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> None:
@@ -47,19 +47,19 @@ class FleetGeneration:
         forwarded, data = await parsed(generation_pb2.GenerateRequest, request, lambda each: _as_sent(each, request))
         caller = RemoteCaller(context, self._deadline)
         async with _waited_in_vain(context):
-            await Generate(self._fleet, self._waiting, self._tokenize, caller).run(forwarded, data)
+            await Generate(self._fleet, self.waiting, self._tokenize, caller).run(forwarded, data)
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[bytes], context: "ServicerContext[bytes, bytes]"
     ) -> None:
         """Writes what the replicas answer to the requests of a stream."""
-        stream = GenerateMany(self._fleet, self._waiting, self._tokenize, RemoteCaller(context, self._deadline))
+        stream = GenerateMany(self._fleet, self.waiting, self._tokenize, RemoteCaller(context, self._deadline))
         await stream.run(actions_of(request_iterator))
 
     async def Abort(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Ends requests on all replicas, and those that wait for one."""
         message = read(generation_pb2.AbortRequest, request)
-        waited = self._waiting.abort(None if message.all else message.request_ids)
+        waited = self.waiting.abort(None if message.all else message.request_ids)
         timeout_s = _least(remaining_s(context))
 
         async def ask(upstream: Upstream) -> generation_pb2.AbortResponse | None:

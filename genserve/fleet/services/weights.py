@@ -18,7 +18,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceServicer, add_WeightServic
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-_HEADER_TIMEOUT_S: Final = 30.0
+HEADER_TIMEOUT_S: Final = 30.0
 """As of a daemon."""
 _PULL_WRITE_TIMEOUT_S: Final = 60.0
 _SERVICE: Final = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
@@ -37,10 +37,10 @@ class FleetWeights(WeightServiceServicer):
         """Takes one stream of a push."""
         frames = aiter(request_iterator)
         try:
-            async with asyncio.timeout(_HEADER_TIMEOUT_S):
+            async with asyncio.timeout(HEADER_TIMEOUT_S):
                 first = await anext(frames, None)
         except TimeoutError:
-            raise DeadlineError(f"no header arrived within {_HEADER_TIMEOUT_S:g} s") from None
+            raise DeadlineError(f"no header arrived within {HEADER_TIMEOUT_S:g} s") from None
         frame = weights_pb2.PushWeightsRequest.FromString(first) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "header":
             raise InvalidFieldError.of("frame", "the first one must be a header")

@@ -79,7 +79,7 @@ async def pull_frames(request: weights_pb2.PullWeightsRequest, pulled: Pullable)
         raise InvalidFieldError.of("chunk_bytes", f"must be at most {MAX_CHUNK_BYTES}, is {chunk_bytes}")
     ranges = _ranges(request.ranges, pulled)
     # In a thread: a manifest of a hundred thousand tensors would delay every token stream.
-    yield await asyncio.to_thread(_header, pulled)
+    yield await asyncio.to_thread(header_frame, pulled)
     async for start, end in _in_order_of_arrival(ranges, chunk_bytes, pulled):
         # In a thread: a checkpoint may have to be read from a disk.
         yield await asyncio.to_thread(_chunk, pulled, start, end)
@@ -110,7 +110,7 @@ async def _in_order_of_arrival(
             await pulled.wait()
 
 
-def _header(pulled: Pullable) -> bytes:
+def header_frame(pulled: Pullable) -> bytes:
     header = weights_pb2.PushHeader(
         push_id=pulled.push_id,
         weight_version=pulled.weight_version,

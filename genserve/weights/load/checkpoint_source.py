@@ -18,7 +18,7 @@ from genserve.weights.push.staging import Claim
 from genserve.weights.push.stream import PushStream
 
 _FIELD = "checkpoint_path"
-_AT_ONCE_BYTES = 16 << 20
+AT_ONCE_BYTES = 16 << 20
 _COMPARED_AT_ONCE_BYTES = 1 << 20
 
 
@@ -80,8 +80,8 @@ class _Files:
     async def send(self, stream: PushStream) -> None:
         """Reads into the memory of the push, in a thread. Raises CheckpointFileError, and as `PushStream.write`."""
         for start, end in self._missing:
-            for position in range(start, end, _AT_ONCE_BYTES):
-                await self._send(stream, position, min(position + _AT_ONCE_BYTES, end))
+            for position in range(start, end, AT_ONCE_BYTES):
+                await self._send(stream, position, min(position + AT_ONCE_BYTES, end))
 
     async def _send(self, stream: PushStream, start: int, end: int) -> None:
         await stream.wait_unclaimed(start, end - start)

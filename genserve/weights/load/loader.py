@@ -46,8 +46,8 @@ from genserve.weights.registry import PushRegistry
 from genserve.wire.bounds import MAX_PEERS, check_text
 
 _MAX_IDLE_ROUNDS = 3
-_FIRST_DELAY_S = 0.2
-_MAX_DELAY_S = 2.0
+FIRST_DELAY_S = 0.2
+MAX_DELAY_S = 2.0
 _NO_TENSORS = Manifest((), 0)
 
 
@@ -162,7 +162,7 @@ class _Loading:
 
     async def run(self) -> PushOutcome:
         """Raises as `WeightLoader.load`."""
-        backoff, now_s = Backoff(_FIRST_DELAY_S, _MAX_DELAY_S), asyncio.get_running_loop().time
+        backoff, now_s = Backoff(FIRST_DELAY_S, MAX_DELAY_S), asyncio.get_running_loop().time
         until_s = now_s() + self._load.staging_ttl_s
         is_silent = False
         while is_silent or self._num_idle_rounds < _MAX_IDLE_ROUNDS:

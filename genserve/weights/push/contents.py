@@ -10,9 +10,9 @@ from genserve.tensors.content import content_digest, tensor_digest
 from genserve.tensors.manifest import TensorSpec
 from genserve.weights.push.staging import Staging
 
-_AT_ONCE_BYTES: Final = 64 << 20
+AT_ONCE_BYTES: Final = 64 << 20
 """Small tensors are hashed together: a turn of a thread costs more than their bytes."""
-_AT_ONCE_TENSORS: Final = 1024
+AT_ONCE_TENSORS: Final = 1024
 """Taking more of them at once would delay token streams."""
 _MAX_THREADS: Final = 8
 _CORES_PER_THREAD: Final = 4
@@ -73,9 +73,9 @@ class Contents:
         """Takes from the end of those that wait the next ones whose bytes are there: small ones, or a single one."""
         taken: list[TensorSpec] = []
         num_bytes, prefix = 0, self._staging.there.prefix
-        while waiting and len(taken) < _AT_ONCE_TENSORS and _end(waiting[-1]) <= prefix:
+        while waiting and len(taken) < AT_ONCE_TENSORS and _end(waiting[-1]) <= prefix:
             num_bytes += waiting[-1].length
-            if taken and num_bytes > _AT_ONCE_BYTES:
+            if taken and num_bytes > AT_ONCE_BYTES:
                 break
             taken.append(waiting.pop())
         return taken

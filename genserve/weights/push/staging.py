@@ -14,7 +14,7 @@ from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, completed
 from genserve.tensors.ranges import ByteRanges, Range
 from genserve.weights.resident import ResidentVersion
 
-_MAX_RANGES = 65_536
+MAX_RANGES = 65_536
 
 
 def out_of_range(offset: int, end: int, total_bytes: int) -> ChunkOutOfRangeError:
@@ -51,7 +51,7 @@ def _tensor_at(tensors: Sequence[TensorSpec], offset: int) -> str:
 
 
 def _too_many_holes() -> StagingFullError:
-    return StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+    return StagingFullError(f"the chunks leave more than {MAX_RANGES} holes; send them in order")
 
 
 @dataclass(eq=False, slots=True)
@@ -127,7 +127,7 @@ class Staging:
         new = [(offset, end)] if offset >= there.end else there.gaps(offset, end)
         if new != [(offset, end)]:
             self.compare(offset, data, new)
-        if max(there.num_ranges, self.counted.num_ranges) + len(new) > _MAX_RANGES:
+        if max(there.num_ranges, self.counted.num_ranges) + len(new) > MAX_RANGES:
             raise _too_many_holes()
         chunk = memoryview(data)
         for start, stop in new:
@@ -157,7 +157,7 @@ class Staging:
             raise out_of_range(offset, end, self.manifest.total_bytes)
         if length == 0 or self.there.gaps(offset, end) != [(offset, end)]:
             return None
-        if max(self.there.num_ranges, self.counted.num_ranges) + 1 > _MAX_RANGES:
+        if max(self.there.num_ranges, self.counted.num_ranges) + 1 > MAX_RANGES:
             raise _too_many_holes()
         if self._is_claimed(offset, end):
             raise ValueError(f"[{offset}, {end}) is claimed already")

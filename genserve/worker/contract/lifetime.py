@@ -18,10 +18,10 @@ from genserve.worker.contract.vllm_settings import DAEMON_PID_VARIABLE
 
 _SPAWNED = "genserve.worker.contract.spawned"
 _EXIT_FAILED = 1
-_CHECK_INTERVAL_S = 2.0
+CHECK_INTERVAL_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REFUSED = 3
-_UNREACHABLE_S = 60.0
+UNREACHABLE_S = 60.0
 _START_TIMEOUT_S = 600.0
 
 
@@ -79,7 +79,7 @@ def _wait_for_end(address: str, start_timeout_s: float) -> None:
     patience_s = start_timeout_s
     seen_s, num_refused, was_there = time.monotonic(), 0, False
     while time.monotonic() - seen_s < patience_s and not (was_there and num_refused >= _MAX_REFUSED):
-        time.sleep(_CHECK_INTERVAL_S)
+        time.sleep(CHECK_INTERVAL_S)
         try:
             # Resolved once: a name that cannot be resolved later says nothing about the daemon.
             found = found or socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -92,4 +92,4 @@ def _wait_for_end(address: str, start_timeout_s: float) -> None:
         except OSError:
             pass
         else:
-            seen_s, num_refused, was_there, patience_s = time.monotonic(), 0, True, _UNREACHABLE_S
+            seen_s, num_refused, was_there, patience_s = time.monotonic(), 0, True, UNREACHABLE_S

@@ -126,8 +126,8 @@ class InPlaceUpdate:
         return {}
 
     def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
-        parts = _by_layer(tensors)
-        live = _by_layer(holdings(self._live).items())
+        parts = by_layer(tensors)
+        live = by_layer(holdings(self._live).items())
         layers = sorted(self._layers.keys() | parts.keys(), key=lambda number: (number is None, number))
         # Checkpoints may have layers that the model omits: its loader knows them.
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
@@ -155,7 +155,7 @@ class LayerShadow(Shadow):
     ) -> None:
         """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them;
         `around`: those that are in no layer."""
-        model = _LayerModel(whole.model, modules)
+        model = LayerModel(whole.model, modules)
         structure = whole.layer(model, members, device.device)
         if whole.model_config.quantization is None:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -180,15 +180,15 @@ def layer_shadows(whole: Structure, device: Device) -> dict[Layer, LayerShadow]:
     does not post-process layer by layer."""
     if hasattr(whole.model, "process_weights_after_loading"):
         raise ValueError(f"{type(whole.model).__name__} is post-processed as a whole, not layer by layer")
-    members = _by_layer(owners(whole.model).items())
+    members = by_layer(owners(whole.model).items())
     around = [owner for _, owner in members[None]]
     return {
         layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device, around)
-        for layer, modules in _by_layer(whole.model.named_modules()).items()
+        for layer, modules in by_layer(whole.model.named_modules()).items()
     }
 
 
-class _LayerModel(nn.Module):
+class LayerModel(nn.Module):
     """The model that vLLM sees when it loads and post-processes a layer: it contains only the modules of this layer."""
 
     def __init__(self, whole: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
@@ -241,7 +241,7 @@ class _Writes(TorchDispatchMode):
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
 
 
-def _by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:
+def by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:
     """Pairs of a name and something, by layer."""
     found: defaultdict[Layer, list[tuple[str, Any]]] = defaultdict(list)
     for name, thing in named:

@@ -142,7 +142,7 @@ class Shadow:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._structure.config))
-            stack.enter_context(_default_dtype_here(self._structure.model_config.dtype))
+            stack.enter_context(default_dtype_here(self._structure.model_config.dtype))
             yield
 
     def _expected(self) -> set[str]:
@@ -214,7 +214,7 @@ def _is_quantised_online(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _default_dtype_here(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype_here(dtype: torch.dtype) -> Iterator[None]:
     """Lets `torch.get_default_dtype` say `dtype` to this thread, as it does while vLLM loads a model: kernels are
     packed for that type. torch's own setting belongs to all threads, so a tensor made without a type still gets that
     one; the exchange would refuse it. torch's compiler gets torch's own setting: when it has compiled something, it

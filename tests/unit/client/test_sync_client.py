@@ -215,7 +215,7 @@ async def test_caller_that_blocks_the_loop_does_not_block_threads_for_ever(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other calls end a little after their deadline, and so does closing."""
-    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
+    monkeypatch.setattr("genserve.client.sync_client.LATE_S", 0.2)
     monkeypatch.setattr("genserve.transport.loop_thread.CLOSE_TIMEOUT_S", 0.2)
     weights, begun = Blocking(), threading.Event()
 
@@ -243,7 +243,7 @@ async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC ends the stream at its deadline, which a loop that is blocked does not tell."""
-    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
+    monkeypatch.setattr("genserve.client.sync_client.LATE_S", 0.2)
     daemon.hangs_after = 1
     weights = Blocking()
 
@@ -269,7 +269,7 @@ async def test_an_item_is_waited_for_while_its_stream_may_take(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
 ) -> None:
     """However late it is; without end if that was asked for."""
-    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.05)
+    monkeypatch.setattr("genserve.client.sync_client.LATE_S", 0.05)
     daemon.delay_s = 0.2
 
     def read() -> list[str]:

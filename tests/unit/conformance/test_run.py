@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clients.conformance.runner.daemons import Daemons
-from clients.conformance.runner.run import Run, _relative
+from clients.conformance.runner.run import Run, relative
 from clients.conformance.runner.scenario import all_scenarios
 from clients.conformance.runner.table import Outcome, table
 
@@ -24,7 +24,7 @@ from clients.conformance.runner.table import Outcome, table
 )  # fmt: skip
 def test_versions_count_from_the_one_at_the_beginning(printed: Any, compared: Any) -> None:
     """Where there is one: a driver may print anything."""
-    assert _relative(printed, 5) == compared
+    assert relative(printed, 5) == compared
 
 
 async def test_a_daemon_that_has_ended_is_a_difference() -> None:

@@ -67,7 +67,7 @@ async def test_a_disk_that_is_full_is_reported_with_its_path(monkeypatch: pytest
 async def test_temporary_files_of_daemons_go_with_the_doctors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sockets and caches of processes that are killed stay where they are."""
     monkeypatch.setattr(checkup.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("genserve.doctor.trial.exercise._MAX_SOCKET_PATH_BYTES", 1000)
+    monkeypatch.setattr("genserve.doctor.trial.exercise.MAX_SOCKET_PATH_BYTES", 1000)
     scratches: list[Path] = []
 
     async def exercise(subject: Any, way: str, name: str, children: Children, scratch: Path, _: float) -> WayFound:

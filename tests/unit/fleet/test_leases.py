@@ -5,7 +5,7 @@ import time
 import pytest
 
 from genserve.errors import PauseLeaseLostError
-from genserve.fleet.leases import _MAX_ENDED, Leases, is_lease_id, new_lease_id
+from genserve.fleet.leases import MAX_ENDED, Leases, is_lease_id, new_lease_id
 from genserve.v1 import types_pb2
 from tests.support.refusals import refuses
 
@@ -277,9 +277,9 @@ def test_the_id_of_a_lease_is_that_of_its_request() -> None:
 def test_leases_that_ended_long_ago_are_forgotten() -> None:
     """Only so many are known: the last ones."""
     leases = Leases()
-    for number in range(_MAX_ENDED + 1):
+    for number in range(MAX_ENDED + 1):
         leases.mark_ended(str(number))
-    assert [leases.was_ended(str(number)) for number in (0, 1, _MAX_ENDED)] == [False, True, True]
+    assert [leases.was_ended(str(number)) for number in (0, 1, MAX_ENDED)] == [False, True, True]
 
 
 def test_a_lease_that_is_held_for_long_stays_the_fleets() -> None:
@@ -287,7 +287,7 @@ def test_a_lease_that_is_held_for_long_stays_the_fleets() -> None:
     leases = Leases()
     leases.adopt([L])
     leases.reported("a:1", [pause()])
-    for number in range(_MAX_ENDED + 1):
+    for number in range(MAX_ENDED + 1):
         with leases.being_granted(f"{number:032x}"):
             pass
         if not number % 1000:

@@ -127,7 +127,7 @@ async def test_what_is_only_told_arrives_in_order_before_the_next_question() -> 
 
 async def test_an_end_that_asks_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it asks is held in memory."""
-    monkeypatch.setattr(links, "_MAX_HANDLED", 3)
+    monkeypatch.setattr(links, "MAX_HANDLED", 3)
 
     async def never(message: Message) -> Message:
         await asyncio.Event().wait()
@@ -145,8 +145,8 @@ async def test_what_is_asked_for_clients_waits_and_is_not_cut_off(
 ) -> None:
     """Some thousand aborts at once. Those that nobody waits for any more count until they are answered. The
     daemon's own questions do not wait for them."""
-    monkeypatch.setattr(links, "_MAX_HANDLED", 4)
-    monkeypatch.setattr(links, "_MAX_FOR_CLIENTS", 2)
+    monkeypatch.setattr(links, "MAX_HANDLED", 4)
+    monkeypatch.setattr(links, "MAX_FOR_CLIENTS", 2)
     num_begun, release = 0, asyncio.Event()
 
     async def slow(message: Message) -> Message:
@@ -181,8 +181,8 @@ async def test_what_is_asked_for_clients_waits_and_is_not_cut_off(
 
 async def test_what_waits_to_be_asked_learns_that_the_other_end_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does what is too large to be asked: it takes no place."""
-    monkeypatch.setattr(links, "_MAX_FOR_CLIENTS", 2)
-    monkeypatch.setattr(links, "_MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr(links, "MAX_FOR_CLIENTS", 2)
+    monkeypatch.setattr(links, "MAX_JSON_BYTES", 1000)
 
     async def never(message: Message) -> Message:
         await asyncio.Event().wait()
@@ -201,7 +201,7 @@ async def test_what_waits_to_be_asked_learns_that_the_other_end_is_gone(monkeypa
 
 async def test_what_is_too_large_is_refused_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question or an answer; the link works on."""
-    monkeypatch.setattr(links, "_MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr(links, "MAX_JSON_BYTES", 1000)
 
     async def repeat(message: Message) -> Message:
         return Message({"text": message.values["n"] * "x"})

@@ -74,7 +74,7 @@ async def test_a_daemon_that_is_to_stop_does_not_wait_for_its_server() -> None:
 
 async def test_a_process_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while. It is killed, as it does not end either."""
-    monkeypatch.setattr(module, "_OPENAI_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module, "OPENAI_START_TIMEOUT_S", 0.2)
     server = made(Processes(stay))
     with pytest.raises(RuntimeError, match=r"has not answered 'join' within 0\.2 s \(it was ended by SIGKILL\)"):
         await server.start(asyncio.Event())
@@ -115,8 +115,8 @@ async def test_a_server_that_does_not_answer_is_replaced(
     soon: None, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not read its tokens either. What it left in the engine is ended."""
-    monkeypatch.setattr(module, "_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(module, "_ALIVE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "ALIVE_TIMEOUT_S", 0.2)
     processes, seat = Processes(answer), Seat(hangs_in="changed")
     async with kept(processes, seat):
         await until(lambda: len(said.lines) >= 1)

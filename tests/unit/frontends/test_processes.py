@@ -143,7 +143,7 @@ async def test_oversized_question_fails_the_caller_and_kills_no_frontend(
     template: Template, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """A client may abort any number of ids: no front end is killed for that."""
-    monkeypatch.setattr("genserve.frontends.link._MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr("genserve.frontends.link.MAX_JSON_BYTES", 1000)
     async with started(template, Seat(), Seat()) as (all_of_them, _):
         with pytest.raises(MessageTooLargeError):
             await all_of_them.abort(["x" * 1000])
@@ -244,7 +244,7 @@ async def test_a_start_that_was_given_up_is_not_taken_for_a_later_one(
         settings, theirs = given_up_settings()
         with theirs, monkeypatch.context() as patch:
             if not is_cancelled:
-                patch.setattr("genserve.frontends.template._ANSWER_TIMEOUT_S", 0.01)
+                patch.setattr("genserve.frontends.template.ANSWER_TIMEOUT_S", 0.01)
             starting = asyncio.create_task(template.start(settings))
             if is_cancelled:
                 await turns()

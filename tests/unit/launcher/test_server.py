@@ -171,7 +171,7 @@ def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
     fake: Env, model: str, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon itself, or a process that it has left after it had the time to drain."""
-    monkeypatch.setattr(server, "_CLOSE_S", timeout_s - 0.2)
+    monkeypatch.setattr(server, "CLOSE_S", timeout_s - 0.2)
     with (
         pytest.warns(RuntimeWarning, match=rf"killed {timeout_s} s "),
         genserve.launch(model, env=fake, drain_timeout_s=0.2) as launched,
@@ -184,7 +184,7 @@ def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
 
 async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the event loop runs meanwhile."""
-    monkeypatch.setattr(server, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(server, "CLOSE_S", 0.3)
     ticked = threading.Event()
 
     def kill_late(group: int) -> None:

@@ -58,6 +58,6 @@ def test_a_name_with_parentheses_does_not_move_the_start_time() -> None:
 
 def test_host_without_a_boot_id_shares_no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """The client sends the bytes instead."""
-    monkeypatch.setattr(host, "_BOOT_ID", host.Path(f"{tmp_path}/none"))
+    monkeypatch.setattr(host, "BOOT_ID", host.Path(f"{tmp_path}/none"))
     assert host_id() == ""
     assert not ProcessIdentity.own().is_here

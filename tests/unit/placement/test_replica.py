@@ -248,7 +248,7 @@ async def test_last_words_are_complete_however_slowly_they_are_read(
                 wait({made[-1].serving}, STEP_S)
             return super().write(data)
 
-    monkeypatch.setattr("genserve.placement.output._READ_BYTES", 16)
+    monkeypatch.setattr("genserve.placement.output.READ_BYTES", 16)
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Slow()))
     await failing.run()
     assert str(failing.failure).endswith("status 1: no such model")

@@ -88,7 +88,7 @@ def generating(engine: Engine, context: Context, of_all: Turns) -> asyncio.Task[
     board: Any = StateBoard(None, lambda: (), "i")
     abort: Any = None
     servicer = GenerationServicer(engine, board, abort, tuple, WriteDeadline(0.0))  # type: ignore[arg-type]
-    servicer._turns = of_all  # type: ignore[assignment]
+    servicer.turns = of_all  # type: ignore[assignment]
     data = generation_pb2.GenerateRequest(text="x").SerializeToString()
     received = Received(generation_pb2.GenerateRequest, 1 << 20, data)
     return asyncio.create_task(servicer.Generate(received, context))  # type: ignore[arg-type]

@@ -68,6 +68,6 @@ def test_a_tensor_larger_than_a_piece_is_read_in_pieces(monkeypatch: pytest.Monk
         asked.append((start, end))
         return memoryview(BYTES)[start:end]
 
-    monkeypatch.setattr(content, "_HASHED_AT_ONCE_BYTES", 4)
+    monkeypatch.setattr(content, "HASHED_AT_ONCE_BYTES", 4)
     assert tensor_digest(CODES, view) == hashlib.sha256(BYTES[8:14]).hexdigest()
     assert asked == [(8, 12), (12, 14)]

@@ -22,7 +22,7 @@ from genserve.memory.id_table import IdTable, ids_in
 
 _ABORT_TIMEOUT_S = 60.0
 # A request may still be on its way to EngineCore when its sender has died.
-_ON_ITS_WAY_S = 1.0
+ON_ITS_WAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Seat:
                 timeout_s=_ABORT_TIMEOUT_S,
                 occupies=False,
             )
-            await asyncio.sleep(_ON_ITS_WAY_S)
+            await asyncio.sleep(ON_ITS_WAY_S)
 
     def close(self) -> None:
         """Frees its memory."""

@@ -81,7 +81,7 @@ class Intake:
         self._liveness = liveness
         self._info = info
         self._max_active = limits.max_active_requests
-        self._adapters = adapters
+        self.adapters = adapters
         self._tally = tally
         self._weight_version = weight_version
         self.prompts = PromptCodec(
@@ -92,8 +92,8 @@ class Intake:
             trust_templates=limits.trust_request_chat_template,
         )
         """Converts text."""
-        self._builder = RequestBuilder(llm, info)
-        self.is_traced = self._builder.is_traced
+        self.builder = RequestBuilder(llm, info)
+        self.is_traced = self.builder.is_traced
         """Whether vLLM exports spans."""
         self._adding = llm.output_processor.streams
         self._streams: dict[str, VllmStream | Admission] = {}  # by id, from when the id is taken
@@ -155,7 +155,7 @@ class Intake:
     def close(self) -> None:
         """Ends the threads."""
         self.prompts.close()
-        self._builder.close()
+        self.builder.close()
 
     def _check(self, request: GenerationRequest) -> None:
         """All that can be wrong before the prompt is tokenised."""
@@ -189,9 +189,9 @@ class Intake:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), max_model_len)
         if isinstance(prompt, TokenPrompt):  # vLLM would not say which field
             self.prompts.check_vocabulary(ids)
-        used = await self._adapters.use(request.lora_name, request.request_id) if request.lora_name else None
+        used = await self.adapters.use(request.lora_name, request.request_id) if request.lora_name else None
         lora = None if used is None else LoRARequest(used.unique_name, used.lora_id, used.directory)
-        built = await self._builder.engine_request(request, ids, lora)
+        built = await self.builder.engine_request(request, ids, lora)
         stream = VllmStream(request, self, lora_version=0 if used is None else used.version)
         self._adding[request.request_id] = stream
         try:
@@ -226,7 +226,7 @@ class Intake:
         """A request has ended, or was not admitted."""
         self._streams.pop(request_id, None)
         self._num_active -= self._num_sequences.pop(request_id, 0)
-        self._adapters.release(request_id)
+        self.adapters.release(request_id)
         self._tally.publish(self._num_active, len(self._streams))
         if not self._streams:
             self._idle.set()

@@ -23,7 +23,7 @@ passing a text to a thread takes about a tenth of it."""
 _LONG_CHARACTERS = 1 << 16
 """Longer texts have their own thread, so that others do not wait for seconds."""
 
-_RENDERING_LIMIT_S = 10.0
+RENDERING_LIMIT_S = 10.0
 _NUM_RENDERING_THREADS = 2
 
 _DATA_ARGUMENTS = frozenset({"tools", "documents"})
@@ -62,7 +62,7 @@ class PromptCodec:
         self._bounds = text_bounds(tokenizer)
         self._short = _TokenizerThread(tokenizer, "tokenizer")
         self._long = _TokenizerThread(tokenizer, "long-texts")
-        self._rendering = TimedThreads("templates", _NUM_RENDERING_THREADS, _RENDERING_LIMIT_S)
+        self._rendering = TimedThreads("templates", _NUM_RENDERING_THREADS, RENDERING_LIMIT_S)
         reserved = _OTHER_ARGUMENTS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
         self._reserved = (reserved - _DATA_ARGUMENTS) | {"chat_template"}
         if trust_templates:

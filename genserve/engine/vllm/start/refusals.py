@@ -63,7 +63,7 @@ def _messages(found: Iterable[Row], with_openai: bool) -> tuple[str, ...]:
 _WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
 # Connectors that drop their keys and values if vLLM asks them to; the others do not answer, and vLLM takes this for a
 # yes (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
-_RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
+RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
 
 
 def _quantises_over_ranks(config: Config) -> bool:
@@ -93,7 +93,7 @@ def _shares_weights(config: Config) -> bool:
 
 
 def _keeps_old_keys(config: Config) -> bool:
-    return any(name not in _RESETTING_CONNECTORS for name in connectors(config))
+    return any(name not in RESETTING_CONNECTORS for name in connectors(config))
 
 
 def _is_on_cpu(config: Config) -> bool:
@@ -253,7 +253,7 @@ TABLE: tuple[Row, ...] = (
         applies=_keeps_old_keys,
         reason="this connector does not drop its keys and values when a push asks it to: those of old weights would be "
         "reused",
-        instead=f"use one of {', '.join(sorted(_RESETTING_CONNECTORS))}, or empty the connector after every push",
+        instead=f"use one of {', '.join(sorted(RESETTING_CONNECTORS))}, or empty the connector after every push",
         refused=False,
     ),
     Row(

@@ -53,7 +53,7 @@ class Unreached(Row):
     reads: Literal["flags", "configuration", "both"] = "flags"
 
 
-_CONNECTORS_OF_REQUESTS: Final = frozenset(
+CONNECTORS_OF_REQUESTS: Final = frozenset(
     {
         "ExampleHiddenStatesConnector",
         "MooncakeConnector",
@@ -207,7 +207,7 @@ UNREACHED: tuple[Row, ...] = (
     Unreached(
         name="kv-connector-of-requests",
         flags=("--kv-transfer-config",),
-        applies=lambda config: any(name in _CONNECTORS_OF_REQUESTS for name in connectors(config)),
+        applies=lambda config: any(name in CONNECTORS_OF_REQUESTS for name in connectors(config)),
         reason="requests or answers must carry what this connector transfers (kv_transfer_params), and those over gRPC "
         "have no field for it",
         instead="pass --openai-port, or use a connector that needs no field, such as OffloadingConnector",

@@ -47,7 +47,7 @@ _UNSEEN: Final = frozenset(
     }
 )
 """Ways to the elements of a tensor that are no operations of torch."""
-_VIEWING: Final = frozenset(
+VIEWING: Final = frozenset(
     {
         torch.Tensor.data.__get__,
         torch.Tensor.__getitem__,
@@ -248,7 +248,7 @@ class _Looks(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _VIEWING and _is_plain(args) and not kwargs:
+        if func in VIEWING and _is_plain(args) and not kwargs:
             with torch._C._DisableTorchDispatch():
                 return func(*args)
         if func in _UNSEEN and not self._recorder.refusal:

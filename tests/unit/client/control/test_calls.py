@@ -233,7 +233,7 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(
     daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that sleeps is there, and becomes ready when somebody wakes it up."""
-    monkeypatch.setattr("genserve.client.control._LAST_LOOK_S", STEP_S)
+    monkeypatch.setattr("genserve.client.control.LAST_LOOK_S", STEP_S)
     await client.sleep()
     await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     assert "asleep; wake it up (wake_up()" in await waited_in_vain(client)

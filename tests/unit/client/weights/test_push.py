@@ -385,8 +385,8 @@ async def test_a_lost_answer_is_not_asked_for_beyond_the_deadline(
     daemon: ScriptedDaemon, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose pauses may be longer than the time that is left."""
-    monkeypatch.setattr(resumes, "_FIRST_PAUSE_S", 1000.0)
-    monkeypatch.setattr(resumes, "_LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(resumes, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(resumes, "LONGEST_PAUSE_S", 1000.0)
     daemon.loses_answer = True
     with advanced_clock() as clock:
         began_s = clock.now_s()

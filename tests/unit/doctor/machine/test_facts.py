@@ -74,7 +74,7 @@ async def test_memory_that_a_child_cannot_read_is_reported(monkeypatch: pytest.M
 @pytest.mark.slow
 async def test_other_bytes_than_were_written_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the one direction and in the other."""
-    monkeypatch.setattr(shared_memory, "_PATTERN", bytes(1 << 16))
+    monkeypatch.setattr(shared_memory, "PATTERN", bytes(1 << 16))
     with Children() as children:
         found = await shared_memory.look(children)
     assert "contains other bytes" in found.child_reads

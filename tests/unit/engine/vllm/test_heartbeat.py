@@ -125,7 +125,7 @@ async def test_a_death_that_somebody_else_has_found_ends_it_at_once(
     no_time: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between two pings: a daemon that is told to stop meanwhile has to know why its engine is gone."""
-    monkeypatch.setattr("genserve.engine.vllm.heartbeat._INTERVAL_S", 600.0)
+    monkeypatch.setattr("genserve.engine.vllm.heartbeat.INTERVAL_S", 600.0)
     engine = Pinged()
     engine.answers.set()
     limits = replace(LIMITS, timeout_s=3000.0)

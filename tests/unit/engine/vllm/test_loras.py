@@ -108,8 +108,8 @@ async def test_a_removal_that_fails_is_tried_again(
     loras: LiveLoras, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each place that is lost for good would be one adapter less until the daemon starts again."""
-    monkeypatch.setattr(live_loras, "_REMOVE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(live_loras, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(live_loras, "REMOVE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(live_loras, "FIRST_RETRY_S", 0.01)
     core.failing_removals = ["", "CUDA error", ""]
     files = [Files() for _ in range(4)]
     for number, each in enumerate(files):
@@ -125,7 +125,7 @@ async def test_a_load_does_not_wait_for_a_place_that_never_comes(
     loras: LiveLoras, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long its timeout: nothing else can change the engine meanwhile."""
-    monkeypatch.setattr(live_loras, "_PLACE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(live_loras, "PLACE_TIMEOUT_S", 0.1)
     core.failing_removals = ["CUDA error"] * 100
     for number in range(4):
         await loras.load(f"policy {number}", Files(), 5.0)

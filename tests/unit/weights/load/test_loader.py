@@ -45,8 +45,8 @@ OTHER = "0" * 64
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr(loader_module, "_MAX_DELAY_S", 0.001)
+    monkeypatch.setattr(loader_module, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(loader_module, "MAX_DELAY_S", 0.001)
 
 
 async def loaded(rig: Rig, *sources: ScriptedSource, **fields: object) -> PushOutcome:

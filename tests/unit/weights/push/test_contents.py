@@ -57,7 +57,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return tensor_digest(tensor, view)
 
     monkeypatch.setattr(contents, "tensor_digest", noted)
-    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", 2 * LENGTH)
+    monkeypatch.setattr(contents, "AT_ONCE_BYTES", 2 * LENGTH)
     return names
 
 
@@ -169,7 +169,7 @@ async def test_the_event_loop_takes_few_tensors_at_once(staging: Staging, monkey
         return await to_thread(work, tensors)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
-    monkeypatch.setattr(contents, "_AT_ONCE_TENSORS", 4)
+    monkeypatch.setattr(contents, "AT_ONCE_TENSORS", 4)
     write(staging, Change(), 0, MANIFEST.total_bytes)
     assert await Contents(staging, Change()).begin() == expected()
     ordered, *hashed, together = sizes
@@ -180,7 +180,7 @@ async def test_the_event_loop_takes_few_tensors_at_once(staging: Staging, monkey
 async def test_large_tensors_are_hashed_by_several_threads(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although all of them are there at once: what is large for a turn of a thread is not hashed together."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", 2 * LENGTH)
+    monkeypatch.setattr(contents, "AT_ONCE_BYTES", 2 * LENGTH)
     at_work, are_two = set[int](), threading.Event()
 
     def meeting(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
@@ -200,7 +200,7 @@ async def test_tensors_without_bytes_are_hashed_wherever_they_lie(
     monkeypatch: pytest.MonkeyPatch, at_once_bytes: int
 ) -> None:
     """Before, between and after others, alone or with them."""
-    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", at_once_bytes)
+    monkeypatch.setattr(contents, "AT_ONCE_BYTES", at_once_bytes)
     places = [(0, 0), (0, 3), (3, 0), (3, 0), (3, 1), (4, 9), (13, 0)]
     specs = [TensorSpec(f"t{n}", "U8", (length,), offset, length) for n, (offset, length) in enumerate(places)]
     staging = Staging("p1", Manifest(tuple(specs[::2] + specs[1::2]), 13), Arena.allocate(13))

@@ -97,7 +97,7 @@ def test_other_bytes_than_before_are_a_conflict(staging: Staging) -> None:
 
 def test_chunks_full_of_holes_are_refused_at_last(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bookkeeping stays bounded whatever is sent."""
-    monkeypatch.setattr(staging_module, "_MAX_RANGES", 3)
+    monkeypatch.setattr(staging_module, "MAX_RANGES", 3)
     for offset in (0, 2, 4):
         staging.write(offset, DATA[offset : offset + 1], None)
     with pytest.raises(StagingFullError):
@@ -195,7 +195,7 @@ def test_an_empty_chunk_is_no_byte(staging: Staging) -> None:
 
 def test_a_place_that_is_written_elsewhere_is_one_range_more(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has room where a chunk has."""
-    monkeypatch.setattr(staging_module, "_MAX_RANGES", 3)
+    monkeypatch.setattr(staging_module, "MAX_RANGES", 3)
     for offset in (0, 2):
         staging.write(offset, DATA[offset : offset + 1], None)
     claim = staging.claim(4, 1)

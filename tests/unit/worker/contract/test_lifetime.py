@@ -17,8 +17,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Milliseconds for seconds, and the end of a thread for that of the process, which has failed."""
     exits: list[int] = []
     monkeypatch.setattr(lifetime, "os", SimpleNamespace(_exit=exits.append))
-    monkeypatch.setattr(lifetime, "_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(lifetime, "_UNREACHABLE_S", 0.3)
+    monkeypatch.setattr(lifetime, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(lifetime, "UNREACHABLE_S", 0.3)
     yield
     assert len(exits) == 1 and exits[0] != 0
 
@@ -100,7 +100,7 @@ def test_trouble_on_the_way_is_not_the_daemons_end(monkeypatch: pytest.MonkeyPat
     now_s = 0.0
     monkeypatch.setattr(socket.socket, "connect", routed)
     monkeypatch.setattr(lifetime, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep))
-    monkeypatch.setattr(lifetime, "_UNREACHABLE_S", 60.0)
+    monkeypatch.setattr(lifetime, "UNREACHABLE_S", 60.0)
     with bound() as (listener, port):
         listener.listen(1000)
         watch = watched(f"localhost:{port}")

@@ -12,7 +12,6 @@ from torch import nn
 from genserve.worker.model.tree import Holding, holdings
 from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.device import Device
-from genserve.worker.update.exchange import Buffer
 
 CPU = Device(torch.device("cpu"))
 
@@ -40,13 +39,18 @@ class Shadow:
         """Nothing was put into it."""
 
 
+class WithShadow(BesideUpdate):
+    """An update with that one."""
+
+    def _shadow_of(self, config: Any, place: torch.device) -> Any:
+        return Shadow()
+
+
 def test_what_a_step_hides_while_the_bytes_arrive_is_refused() -> None:
     """The wait for them may take minutes, in which the first request of a kind comes."""
     live = model()
-    update = object.__new__(BesideUpdate)
-    fields: dict[str, Any] = {"_live": live, "_loaded": frozenset(holdings(live)), "_device": CPU, "_exchange": None}
-    fields["_place"] = CPU.device
-    vars(update).update(fields, _shadow=Shadow(), _buffer=Buffer({}, CPU))
+    config: Any = None
+    update = WithShadow(live, config, CPU, CPU.device)
     update.audit()
 
     def arriving() -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from genserve.worker.update.shadow import _default_dtype_here
+from genserve.worker.update.shadow import default_dtype_here
 
 
 def test_compiled_code_runs_and_keeps_the_process_default_dtype() -> None:
@@ -17,7 +17,7 @@ def test_compiled_code_runs_and_keeps_the_process_default_dtype() -> None:
         return x / 2
 
     def build() -> None:
-        with _default_dtype_here(torch.bfloat16):
+        with default_dtype_here(torch.bfloat16):
             found.append(torch.get_default_dtype())
             try:
                 found.append(halved(torch.ones(2)).tolist())

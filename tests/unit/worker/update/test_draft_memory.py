@@ -3,12 +3,15 @@ and not taken."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from genserve.worker.update import beside
+from genserve.worker.model.tree import Holding
+from genserve.worker.update import beside, inplace
 from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.draft import WithDraft
 from genserve.worker.update.inplace import InPlaceUpdate
@@ -17,7 +20,9 @@ from genserve.worker.update.structure import Structure
 
 
 class Pool:
-    """Of a device, which keeps what was used at most. It is what updates take for a buffer and a device as well."""
+    """Of a device, which keeps what was used at most. It is what updates take for a device as well."""
+
+    keeps_addresses = True
 
     def __init__(self) -> None:
         self.used = self.kept = 0
@@ -57,25 +62,22 @@ class CountedShadow(Shadow):
         super().__init__(structure, torch.device("cuda"), nullcontext)
 
 
-class Buffer:
-    """Kept from when it is first taken."""
-
-    def __init__(self, pool: Pool, num_bytes: int) -> None:
-        self._left = [(pool, num_bytes)]
-
-    def take(self) -> None:
-        while self._left:
-            pool, num_bytes = self._left.pop()
-            pool.take(num_bytes)
-
-
-def built_beside(pool: Pool, num_bytes: int, buffer_bytes: int) -> Any:
+class Counted(BesideUpdate):
     """An update of so many bytes, and its buffer."""
-    update = object.__new__(BesideUpdate)
-    fields = {"_device": pool, "_place": torch.device("cuda"), "_live": None, "can_roll_back": True}
-    vars(update).update(fields, _shadow=CountedShadow(pool, num_bytes), _buffer=Buffer(pool, buffer_bytes))
-    update.reserve_memory()
-    return update
+
+    def __init__(self, pool: Pool, num_bytes: int, buffer_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._buffer_bytes = buffer_bytes
+        device: Any = pool
+        config: Any = None
+        super().__init__(nn.Module(), config, device, torch.device("cuda"))
+
+    def _shadow_of(self, config: Any, place: torch.device) -> Any:
+        return CountedShadow(self._device, self._num_bytes)
+
+    def _exchanged(self) -> dict[str, Holding]:
+        largest = torch.zeros(self._buffer_bytes, dtype=torch.uint8, device="meta")
+        return {"largest": Holding(self._live, "__dict__", "largest", largest)}
 
 
 def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,8 @@ def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch
     pool = Pool()
     monkeypatch.setattr(beside, "sizes_of", lambda live: [80])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2)).reserve_memory()
+    updates: list[Any] = [Counted(pool, 80, 2), Counted(pool, 12, 2)]
+    WithDraft(*updates).reserve_memory()
     assert pool.kept >= 80 + 2 + 12 + 2
     assert pool.used == 2 + 2
 
@@ -102,13 +105,16 @@ class Taken:
 def test_in_place_the_draft_is_kept_beside_the_largest_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is prepared whole when the first layer is overwritten."""
     pool = Pool()
-    monkeypatch.setattr(beside, "sizes_of", lambda live: [])
-    served: Any = object.__new__(InPlaceUpdate)
-    layers = {number: CountedShadow(pool, num_bytes) for number, num_bytes in enumerate((5, 9, 7))}
-    vars(served).update(_device=pool, _layers=layers, can_roll_back=False)
-    draft = built_beside(pool, 12, 2)
-    monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
+    layers = {number: CountedShadow(pool, num_bytes) for number, num_bytes in enumerate((5, 9, 7))}
+    monkeypatch.setattr(inplace, "layer_shadows", lambda whole, device: layers)
+    monkeypatch.setattr(inplace, "LayerShadow", lambda *parts: None)
+    monkeypatch.setattr(Structure, "build", lambda *parts: SimpleNamespace(model=None))
+    device: Any = pool
+    config: Any = None
+    served = InPlaceUpdate(nn.Module(), config, device)
+    monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
+    draft: Any = Counted(pool, 12, 2)
     WithDraft(served, draft).reserve_memory()
     assert pool.kept >= 9 + 12 + 2
     assert pool.used == 2

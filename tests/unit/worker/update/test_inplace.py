@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.weight_tying import maybe_retie_word_embed
 
 from genserve.worker.model.tree import owners
 from genserve.worker.update.device import Device
-from genserve.worker.update.inplace import _by_layer, _LayerModel, layer_shadows
+from genserve.worker.update.inplace import LayerModel, by_layer, layer_shadows
 from genserve.worker.update.structure import Structure
 
 CPU = Device(torch.device("cpu"))
@@ -42,9 +42,9 @@ class Model(nn.Module):
         return loaded
 
 
-def layer_of(model: Model, layer: int | None) -> _LayerModel:
+def layer_of(model: Model, layer: int | None) -> LayerModel:
     """One layer of the model, all of whose parameters must be filled."""
-    made = _LayerModel(model, _by_layer(model.named_modules())[layer])
+    made = LayerModel(model, by_layer(model.named_modules())[layer])
     made.must_fill = list(made.named_parameters())
     return made
 
@@ -52,7 +52,7 @@ def layer_of(model: Model, layer: int | None) -> _LayerModel:
 def test_a_layer_is_what_has_the_same_first_number_in_its_name() -> None:
     """However deep; names without one are a layer too."""
     names = ["model.layers.3.mlp.experts.7.w1", "h.3", "lm_head.weight", "", "v2.layers.12.0.w"]
-    found = {layer: [name for name, _ in named] for layer, named in _by_layer((name, 0) for name in names).items()}
+    found = {layer: [name for name, _ in named] for layer, named in by_layer((name, 0) for name in names).items()}
     assert found == {3: names[:2], None: names[2:4], 12: names[4:]}
 
 
@@ -123,7 +123,7 @@ def test_padding_that_the_loader_fills_is_not_missing() -> None:
 
 
 def test_vllm_still_finds_post_processing_by_walking_named_modules() -> None:
-    """`_LayerModel` answers that walk with one layer; and a model's own hook, which it has not, would see them all."""
+    """`LayerModel` answers that walk with one layer; and a model's own hook, which it has not, would see them all."""
     source = inspect.getsource(utils.process_weights_after_loading)
     assert source.count("model.named_modules()") == 2
     assert 'hasattr(model, "process_weights_after_loading")' in source

@@ -117,7 +117,7 @@ async def test_what_a_front_end_left_is_aborted_twice_and_counts_no_more(
     seat: Seat, core: Core, rows: ClientRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first abort may come before a request that was on its way. The next process begins with nothing."""
-    monkeypatch.setattr(seats, "_ON_ITS_WAY_S", 0.01)
+    monkeypatch.setattr(seats, "ON_ITS_WAY_S", 0.01)
     writer = IdTable(seat.fds[3])
     for number in range(3):
         writer.add(f"id{number}", {"id0", "id1", "id2"})

@@ -45,7 +45,7 @@ def test_the_flags_are_vllms_and_none_of_them_is_the_daemons() -> None:
 def test_a_vllm_that_has_moved_them_stops_the_openai_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says what it lacks."""
     nowhere = dict.fromkeys(NAMES, ("vllm.nowhere", "vllm.no.where"))
-    monkeypatch.setattr("genserve.engine.vllm.openai.flags._MODULES", nowhere)
+    monkeypatch.setattr("genserve.engine.vllm.openai.flags.MODULES", nowhere)
     flags = parsed("--model", MODEL)
     check_flags(flags, ServeConfig())
     with pytest.raises(ValueError, match=r"^--openai-port: .* vLLM has no FrontendArgs in vllm\.nowhere or vllm\.no\."):

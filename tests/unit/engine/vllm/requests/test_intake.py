@@ -61,7 +61,7 @@ def intake(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally, weight_ve
     """That of an engine that serves this version."""
     parts: Any = (llm, liveness, INFO, IntakeLimits(MAX_ACTIVE, MAX_ACTIVE), Loras())
     made = Intake(*parts, tally, lambda: weight_version)
-    made._builder = Builder()  # type: ignore[assignment]
+    made.builder = Builder()  # type: ignore[assignment]
     return made
 
 
@@ -259,9 +259,9 @@ def held_up(step: str, requests: Intake, llm: ScriptedLlm) -> Gate:
     if step == "tokenizer":
         requests.prompts.encode = waits  # type: ignore[method-assign, assignment]
     elif step == "constraint":
-        requests._builder.engine_request = waits  # type: ignore[method-assign, assignment]
+        requests.builder.engine_request = waits  # type: ignore[method-assign, assignment]
     else:
-        requests._adapters.use = waits  # type: ignore[method-assign, assignment]
+        requests.adapters.use = waits  # type: ignore[method-assign, assignment]
     return gate
 
 

@@ -79,7 +79,7 @@ async def test_a_template_that_runs_on_is_ended_and_stops_nobody(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the event loop, nor texts, nor the chats that come after it."""
-    monkeypatch.setattr("genserve.engine.vllm.requests.prompts._RENDERING_LIMIT_S", 1.0)
+    monkeypatch.setattr("genserve.engine.vllm.requests.prompts.RENDERING_LIMIT_S", 1.0)
     async with codec(tokenizer, max_model_len=10_000, trust_templates=True) as prompts:
         endless = [asyncio.create_task(prompts.encode(chat(chat_template=ENDLESS))) for _ in range(2)]
         assert await prompts.encode(TextPrompt("a b " * 1500))

@@ -323,8 +323,8 @@ def test_connectors_that_are_said_to_drop_what_they_hold_do() -> None:
     registered = KVConnectorFactory._registry
     directory = Path(inspect.getfile(KVConnectorBase_V1)).parent
     resetting = {path for path in directory.rglob("*.py") if "    def reset_cache(" in path.read_text()}
-    assert registered.keys() >= refusals._RESETTING_CONNECTORS | unreached._CONNECTORS_OF_REQUESTS
-    for name in refusals._RESETTING_CONNECTORS:
+    assert registered.keys() >= refusals.RESETTING_CONNECTORS | unreached.CONNECTORS_OF_REQUESTS
+    for name in refusals.RESETTING_CONNECTORS:
         assert any(f"class {name}(" in path.read_text() for path in resetting), name
     assert "return None" in inspect.getsource(KVConnectorBase_V1.reset_cache)
     assert "self.connector.reset_cache() is False" in inspect.getsource(Scheduler.reset_connector_cache)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from genserve.worker.update.plan.recorder import _VIEWING, Recorder
+from genserve.worker.update.plan.recorder import VIEWING, Recorder
 
 
 class Seen(TorchDispatchMode):
@@ -35,8 +35,8 @@ ARGUMENTS = {
 
 def test_functions_that_are_left_to_torch_only_make_views() -> None:
     """Of integers, they do nothing that a recorder would record."""
-    assert {function.__name__ for function in _VIEWING} == ARGUMENTS.keys()
-    for function in _VIEWING:
+    assert {function.__name__ for function in VIEWING} == ARGUMENTS.keys()
+    for function in VIEWING:
         tensor = torch.ones(4, 4)
         with Seen() as seen:
             made = function(tensor, *ARGUMENTS[function.__name__])
