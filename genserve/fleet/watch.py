@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from genserve.aio import Backoff, silence
-from genserve.errors import DeadlineError, DrainingError, FleetHeldError, GenserveError, UnavailableError
+from genserve.errors import (
+    DeadlineError,
+    DrainingError,
+    FleetHeldError,
+    GenserveError,
+    NoReplicaError,
+    UnavailableError,
+)
 from genserve.fleet.desired import Version
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Kind
@@ -29,6 +36,7 @@ CALL_AGAIN_S = 5.0
 """The longest wait before a replica that does not answer is called again."""
 _CALL_EVERY_S = 20.0
 """Seconds between calls. A replica lets another router in after a minute without a call from this one."""
+_IS_A_ROUTER = "it is a router, not a daemon"
 _STANDSTILL_S = 60.0
 """A router that is suspended for longer may consider its replicas lost."""
 
@@ -84,6 +92,8 @@ class Watch:
         while True:
             try:
                 return await upstream.ask(upstream.control.GetServerInfo, control_pb2.GetServerInfoRequest(), timeout_s)
+            except NoReplicaError:  # its text would be in this router's own answer, and that in its text again
+                raise UnavailableError(_IS_A_ROUTER) from None
             except DrainingError as error:
                 if error.metadata.get("phase") != "STARTING":
                     raise
@@ -217,7 +227,7 @@ class Watch:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and
         for a router, which may be this one."""
         if ROUTER_FEATURE in info.features:
-            raise UnavailableError("it is a router, not a daemon")
+            raise UnavailableError(_IS_A_ROUTER)
         kind = Kind.of(info)
         for other in self._fleet.members:
             if other is not self._member and other.kind is not None and not other.failure and other.kind != kind:

@@ -161,6 +161,20 @@ async def test_a_directory_that_a_replica_lacks_keeps_no_other_adapter_away(tmp_
             await until(lambda: "cook" in member.sync_failure)
 
 
+async def test_an_adapter_comes_from_whoever_can_send_it() -> None:
+    """The files of one replica are gone, say to what tidies up its temporary directory."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
+        async with over(daemons[:2]) as fleet:
+            await fleet.until_ready()
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            first = fleet.running.router.fleet.ready[0].address
+            (broken,) = [each for each in daemons if each.address == first]
+            shutil.rmtree(broken.engine.loras.files["poet"].directory)
+            fleet.running.router.add(daemons[2].address)
+            await until(lambda: "poet" in daemons[2].engine.loras.files)
+
+
 async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:
     """The record of an epoch says one thing, also while replicas load."""
     async with AsyncExitStack() as stack:

@@ -192,13 +192,15 @@ async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.M
         await fleet.until_ready(2)
 
 
-async def test_a_router_is_no_replica() -> None:
-    """Not even of itself."""
-    async with routed(1) as fleet:
+@pytest.mark.parametrize("num_others", [1, 0])
+async def test_a_router_is_no_replica(num_others: int) -> None:
+    """Not even of itself; what it says of itself becomes no longer."""
+    async with routed(num_others) as fleet:
         router = fleet.running.router
         router.add(fleet.running.address)
-        await until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
-        assert len(router.fleet.ready) == 1
+        member = router.find(fleet.running.address).member
+        await until(lambda: router.fleet.where(member)[1] == "it is a router, not a daemon")
+        assert len(router.fleet.ready) == num_others
 
 
 async def test_the_status_of_the_fleet() -> None:

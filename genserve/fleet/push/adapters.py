@@ -1,9 +1,11 @@
 """Adapters of the fleet: loaded on all replicas from a directory, or pushed and brought to those that lack one."""
 
 import asyncio
+import random
+from collections.abc import Sequence
 from typing import Final
 
-from genserve.errors import DeadlineError, LoraNotFoundError, NoReplicaError
+from genserve.errors import DeadlineError, LoraNotFoundError, NoReplicaError, PushNotFoundError, UnavailableError
 from genserve.fleet.everywhere import everywhere, of_all, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.spread import relay
@@ -28,12 +30,13 @@ async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id
     if upstream.member.pushed_loras.get(name) == push_id:
         return
     others = [each for each in fleet.in_state(ReplicaState.READY, ReplicaState.DRAINING) if each is not upstream]
-    source = next((each for each in others if each.member.pushed_loras.get(name) == push_id), None)
-    if source is None:
+    sources = [each for each in others if each.member.pushed_loras.get(name) == push_id]
+    if not sources:
         raise NoReplicaError(f"it lacks adapter {name!r}, and no other replica has it: push it again")
+    random.shuffle(sources)
     try:
         async with asyncio.timeout(_BRING_S):
-            await _hand(source, upstream, name, push_id)
+            await _hand_from_any(sources, upstream, name, push_id)
     except TimeoutError:
         raise DeadlineError(f"adapter {name!r} was not loaded within {_BRING_S:g} s") from None
     await ask_loras(upstream)
@@ -41,6 +44,17 @@ async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id
         # It was unloaded, or replaced, meanwhile: nothing else would unload what has come too late.
         await upstream.ask(upstream.control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name=name), ASK_S)
         await ask_loras(upstream)
+
+
+async def _hand_from_any(sources: Sequence[Upstream], target: Upstream, name: str, push_id: str) -> None:
+    """From the first that can send it. Raises the error of the last."""
+    for number, source in enumerate(sources, 1):
+        try:
+            await _hand(source, target, name, push_id)
+            return
+        except (NoReplicaError, PushNotFoundError, UnavailableError):
+            if number == len(sources):
+                raise
 
 
 async def _hand(source: Upstream, target: Upstream, name: str, push_id: str) -> None:
