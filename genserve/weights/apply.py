@@ -173,7 +173,7 @@ class PushApplier:
             preparation.end()
             await self._discard(preparation.nonce, timeout_s)
 
-    def has_prepared(self, push: LivePush) -> bool:
+    def holds(self, push: LivePush) -> bool:
         """Whether workers hold this push, or build it, from what is staged."""
         return self._preparation is not None and self._preparation.push is push
 
@@ -234,7 +234,7 @@ class PushApplier:
             options = push.header.apply
             previous_version = self._engine.weights.version
             self.check(options)  # reported now, not after a long preparation
-            was_prepared, is_paused = push.was_prepared and self.has_prepared(push), False
+            was_prepared, is_paused = push.was_prepared and self.holds(push), False
             try:
                 if options.prepare_mode is PrepareMode.RUNNING:
                     preparation = await self._finish(push, deadline_s)

@@ -9,7 +9,7 @@ from functools import partial
 from genserve.control.conditions import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.errors import ChecksumMismatchError, PushConflictError
+from genserve.errors import PushConflictError
 from genserve.observe.trace import step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
@@ -89,12 +89,7 @@ class Completion:
             push.is_checked = True
         if named := push.header.content_digest:
             await push.compute_digest()
-            if push.content_digest != named:
-                raise ChecksumMismatchError(
-                    f"the contents of push {push.push_id!r} have SHA-256 {push.content_digest}, its header says "
-                    f"{named}: it cannot be applied; discard it, or push under another id",
-                    metadata={"push_id": push.push_id, "expected": named, "found": push.content_digest},
-                )
+            push.check_digest(named)
         if push.header.lora is not None:
             await self._compare_applied(push)
         push.stage()
@@ -137,7 +132,7 @@ class Completion:
 
     async def _complete(self, push: LivePush) -> None:
         """Adds what a partial push lacks, as it is served now; what is prepared was completed from that already."""
-        if not self._applier.has_prepared(push):
+        if not self._applier.holds(push):
             with push.checked():
                 await push.staging.complete(self._resident.require(), self._tied)
 

@@ -3,6 +3,7 @@ refused before anything is allocated or freed."""
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -218,7 +219,8 @@ def plan_evictions(
 ) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
-    An idle push is freed unless it is staged or prepared, and was sent for that. One that is preemptible then gives way
+    An idle push is freed unless it is staged or prepared, and was sent for that; for an adapter only if that needs its
+    room. One that is preemptible then gives way
     to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
     ApplyInProgressError for weights while other weights are in progress, and StagingFullError, which names the largest
     pushes, if nothing helps, or while MAX_PUSHES of its kind are here.
@@ -227,6 +229,28 @@ def plan_evictions(
         if push.is_held and push.header.lora is None and not lora:
             raise push.in_progress()
     leftovers = tuple(push for push in pushes if _gives_way(push, replaces_weights))
+
+    def planned(leftovers: tuple[LivePush, ...]) -> Evictions:
+        return _planned(size_bytes, pushes, max_bytes, resident, leftovers, partial=partial, lora=lora)
+
+    if lora:  # what has broken off may be resumed, and is in the way only if there is no room for both
+        with suppress(StagingFullError):
+            if (beside_all := planned(())) == Evictions():
+                return beside_all
+    return planned(leftovers)
+
+
+def _planned(
+    size_bytes: int,
+    pushes: Collection[LivePush],
+    max_bytes: int,
+    resident: ResidentStore,
+    leftovers: tuple[LivePush, ...],
+    *,
+    partial: bool,
+    lora: bool,
+) -> Evictions:
+    """The plan in which these other pushes are freed."""
     staged = [push for push in pushes if push not in leftovers]
     alike = [push for push in staged if (push.header.lora is not None) is lora]
     if len(alike) >= MAX_PUSHES:

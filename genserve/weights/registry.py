@@ -319,7 +319,7 @@ class PushRegistry:
         if not push.lifecycle.can_commit:
             raise push.in_progress() if push.attempt.is_live else push.truncation()
         self.check_free()
-        header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1, fleet=fleet)
+        header = replace(push.stream_header, action=PushAction.APPLY, apply=apply, num_streams=1, fleet=fleet)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
         self._completion.check_commit(header)  # a commit that is refused leaves the push prepared

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from genserve.aio import Change
 from genserve.errors import (
     ApplyInProgressError,
+    ChecksumMismatchError,
     DeadlineError,
     GenserveError,
     PushConflictError,
@@ -136,6 +137,8 @@ class LivePush:
         self._contents: Contents | None = None
         self._nonce = uuid.uuid4().hex
         self.header = self._with_known(header)
+        self.stream_header = self.header
+        """That of the stream that began last: what a commit says holds for that commit alone."""
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self.clock = clock
@@ -191,8 +194,9 @@ class LivePush:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
 
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
-        PushConflictError for a stream of another attempt than the one that is here.
+        PushConflictError for a stream of another attempt than the one that is here, and ChecksumMismatchError.
         """
+        self._learn_digest(header)
         asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
         if asks_again and self.lifecycle.state is State.PREPARED:
             if self.attempt.result.exception() is not None:  # the commit was late, or the answer to the preparation
@@ -213,6 +217,7 @@ class LivePush:
         if header.attempt == "" or header.attempt != self.attempt.name:
             self.staging.begin_anew()
         self._begin(header)
+        self.stream_header = self.header
         return self.attempt
 
     def meets_other(self, header: PushHeader) -> bool:
@@ -238,6 +243,23 @@ class LivePush:
         """The header, with the digest that an earlier one has said and the origin here where it says none."""
         known_digest = header.content_digest or self.identity.content_digest
         return replace(header, content_digest=known_digest, origin=header.origin or self._nonce)
+
+    def _learn_digest(self, header: PushHeader) -> None:
+        """A later header may say the digest that the first one left out. Raises as `check_digest`."""
+        if header.content_digest and not self.identity.content_digest:
+            if self.content_digest:
+                self.check_digest(header.content_digest)
+            self.identity = replace(self.identity, content_digest=header.content_digest)
+            self.header = self._with_known(self.header)
+
+    def check_digest(self, named: str) -> None:
+        """Raises ChecksumMismatchError if the contents, whose digest is known, have another one."""
+        if self.content_digest != named:
+            raise ChecksumMismatchError(
+                f"the contents of push {self.push_id!r} have SHA-256 {self.content_digest}, its header says "
+                f"{named}: it cannot be applied; discard it, or push under another id",
+                metadata={"push_id": self.push_id, "expected": named, "found": self.content_digest},
+            )
 
     def check_here(self) -> None:
         """Raises what ended it, if its bytes are gone."""
@@ -280,7 +302,7 @@ class LivePush:
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
         self.lifecycle.go("staged")
-        self._staged_as = self.header
+        self._staged_as = self.stream_header
         self.is_to_wait |= self.header.action in (PushAction.STAGE, PushAction.PREPARE)
 
     def unprepare(self) -> None:
@@ -297,7 +319,7 @@ class LivePush:
         self.lifecycle.go("truncated")
         if self._staged_as is not None:
             self.lifecycle.go("restored")
-            self.header = self._staged_as
+            self.header = self.stream_header = self._staged_as
             self.attempt = Attempt.begin(self.header.num_streams, self.header.attempt)
             self.staging.count_all()
 

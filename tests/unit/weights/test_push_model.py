@@ -290,7 +290,7 @@ class Pushes(RuleBasedStateMachine):
         """One version at most."""
         waiting = [p for p in self.registry.live.values() if p.lifecycle.state is State.PREPARED]
         assert len(waiting) <= 1
-        assert not waiting or (self.rig.applier.has_prepared(waiting[0]) and self.engine.prepared)
+        assert not waiting or (self.rig.applier.holds(waiting[0]) and self.engine.prepared)
 
     @invariant()
     def who_is_told_that_it_is_applied_had_its_bytes_applied(self) -> None:

@@ -118,6 +118,16 @@ def test_pushes_that_hold_the_memory_are_named_largest_first() -> None:
     assert "push_ids" not in full.value.metadata
 
 
+def test_what_has_broken_off_gives_way_to_an_adapter_that_needs_its_room(required: list[tuple[int, int]]) -> None:
+    """And to no other one: it may be resumed, or committed again."""
+    broken = push(40, State.RECEIVING, is_to_wait=False)
+    assert planned(60, broken, lora=True) == Evictions()
+    assert planned(61, broken, lora=True) == Evictions((broken,))
+    assert required == [(60, 0), (61, 40)]
+    others = [push(0, State.FAILED, lora=True) for _ in range(MAX_PUSHES)]
+    assert planned(1, *others, lora=True).leftovers == tuple(others)
+
+
 def test_what_can_never_fit_is_refused() -> None:
     """By one byte."""
     with pytest.raises(StagingFullError):

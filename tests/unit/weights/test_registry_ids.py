@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from genserve.errors import (
     ApplyInProgressError,
+    ChecksumMismatchError,
+    DeadlineError,
     PushConflictError,
     PushNotFoundError,
     PushRolledBackError,
@@ -15,7 +18,8 @@ from genserve.errors import (
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, header, send, tensors, weights
+from tests.unit.weights.conftest import Rig, after, contents, further, header, send, tensors, weights
+from tests.unit.weights.prepared import commit, is_preparing, preparing, state
 
 
 async def refuse(rig: Rig, attempt: str) -> None:
@@ -94,6 +98,46 @@ async def test_what_a_header_expects_is_expected_by_the_commit(rig: Rig) -> None
         await rig.registry.commit("staged", ApplyOptions())
     assert (await rig.registry.commit("staged", ApplyOptions(), expected_version=3)).applied is not None
     assert rig.engine.live == tensors(5)
+
+
+async def test_what_one_commit_expects_is_not_expected_by_the_next(rig: Rig) -> None:
+    """Of the two, the first one was late."""
+    await rig.push(preparing("b", 5))
+    async with rig.pauses.undisturbed(600.0):
+        late = rig.registry.commit("b", ApplyOptions(timeout_s=60.0), expected_version=0)
+        with advanced_clock() as clock, pytest.raises(DeadlineError):
+            await after(clock, 60.1, late, once=lambda: is_preparing(rig, "b"))
+    await rig.push(header("a", 3))
+    assert (await rig.registry.commit("b", ApplyOptions())).applied is not None
+    assert rig.engine.live == tensors(5)
+
+
+async def test_a_digest_that_only_a_further_stream_says_is_compared(rig: Rig) -> None:
+    """The header of the first one may leave it out."""
+    opened = header(num_streams=2, attempt="a")
+    streams = [
+        await rig.registry.open(opened),
+        await rig.registry.open(replace(further(opened), content_digest=contents(9))),
+    ]
+    for stream, start, end in zip(streams, (0, 14), (14, 32), strict=True):
+        send(stream, weights(1), start, end)
+    for answer in await asyncio.gather(*(stream.finish() for stream in streams), return_exceptions=True):
+        assert isinstance(answer, ChecksumMismatchError)
+    for stream in streams:
+        stream.detach()
+    with pytest.raises(PushConflictError):
+        await rig.registry.open(replace(opened, content_digest=contents(1)))
+    assert rig.engine.weight_version == 0
+
+
+async def test_a_digest_that_only_a_repeat_says_is_compared_with_what_is_prepared(rig: Rig) -> None:
+    """What is prepared stays, because its bytes are not those that the repeat means."""
+    await rig.push(preparing())
+    with pytest.raises(ChecksumMismatchError):
+        await rig.push(replace(preparing(), content_digest=contents(9)))
+    assert state(rig) is PushState.PREPARED
+    await rig.push(replace(preparing(), content_digest=contents(1)))
+    assert (await commit(rig)).applied is not None
 
 
 async def test_a_stream_whose_push_was_applied_goes_on_with_the_same_bytes_alone(rig: Rig) -> None:
