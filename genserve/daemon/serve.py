@@ -11,11 +11,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -46,6 +46,7 @@ from genserve.net import require_free
 from genserve.observe.log_lines import write_log_lines
 from genserve.observe.notices import say, say_starting
 from genserve.process import leftovers
+from genserve.process.last_threads import exit_within
 from genserve.process.signals import Stopped, stopped_by_signal, unless_stopped
 from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
@@ -62,6 +63,7 @@ from genserve.weights.kept.start import find_kept
 EXIT_FAILED, EXIT_REFUSED = 1, 2  # refused: flags or a model that no start accepts
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
+_THREADS_GRACE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             return other_hosts.run_workers(args, config)
         # Before anything starts a thread, here or in a library.
         template = fork_template(partial(frontend.run, config, callers)) if num_frontends(config) else None
-        return uvloop.run(serve(config, args, template, flags, callers))
+        return uvloop.run(_ending(serve(config, args, template, flags, callers)))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
         return EXIT_REFUSED if isinstance(error, failure.EngineConfigError) else EXIT_FAILED
@@ -91,6 +93,19 @@ def check(argv: Sequence[str]) -> Sequence[str]:
     """As a start checks these flags before it starts a process. Returns warnings. Raises SystemExit, ValueError and
     RuntimeError."""
     return launch.check(argv)
+
+
+async def _ending(serving: Coroutine[Any, Any, int]) -> int:
+    """Runs it, and has this process end soon after it."""
+    try:
+        status = await serving
+    except failure.EngineConfigError:
+        raise  # nothing was started
+    except BaseException:
+        exit_within(_THREADS_GRACE_S, EXIT_FAILED)
+        raise
+    exit_within(_THREADS_GRACE_S, status)
+    return status
 
 
 async def serve(
