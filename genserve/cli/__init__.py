@@ -151,6 +151,10 @@ class CommandParser(argparse.ArgumentParser):
     _lifted: Sequence[Any] = ()
     """What is required, but not while unknown flags are looked for."""
 
+    def __init__(self, **settings: Any) -> None:
+        settings["allow_abbrev"] = False  # a later version may have another flag of that beginning
+        super().__init__(**settings)
+
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse does, but exits if a flag is unknown."""
         args = None if args is None else list(args)  # read twice

@@ -40,7 +40,6 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         help="run a router and its replicas (takes the flags of serve)",
         usage=_USAGE,
         description=_DESCRIPTION,
-        allow_abbrev=False,
     )
     _add_flags(parser)
     parser.set_defaults(run=run)

@@ -169,6 +169,8 @@ def _pull(args: argparse.Namespace) -> int:
 
     if not args.path.absolute().parent.is_dir():
         raise FileNotFoundError(f"{args.path.parent}: no such directory")  # reported before gigabytes are moved
+    if args.path.is_dir():
+        raise IsADirectoryError(f"{args.path}: is a directory: name a file in it")
     display, began_s = ProgressDisplay(sys.stderr), time.monotonic()
 
     def show(received_bytes: int, total_bytes: int) -> None:

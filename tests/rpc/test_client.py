@@ -212,6 +212,8 @@ async def test_commands_stage_commit_discard_and_pull(
     assert torch.equal(load_file(tmp_path / "out.safetensors")["b"], load_file(file)["b"])
     status, _, errors = await run("pull", str(tmp_path / "nowhere" / "out.safetensors"))
     assert (status, "no such directory" in errors) == (1, True)
+    status, _, errors = await run("pull", str(tmp_path))
+    assert (status, "is a directory" in errors) == (1, True)
     status, _, errors = await run("commit", "never")
     assert (status, errors.startswith("genserve: PUSH_NOT_FOUND: ")) == (1, True)
 

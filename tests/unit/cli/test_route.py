@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,15 @@ def test_every_flag_sets_its_own_field() -> None:
         write_timeout_s=9.0,
         fleet=fleet,
     )
+
+
+def test_no_flag_can_be_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither on the command line nor in a file: a later version may have another flag of that beginning."""
+    (tmp_path / "flags.yaml").write_text("por: 0\n")
+    for arguments in (["--por=0"], ["--config", str(tmp_path / "flags.yaml")]):
+        with pytest.raises(SystemExit):
+            main(["route", *arguments])
+        assert "(did you mean --port?)" in capsys.readouterr().err
 
 
 @pytest.mark.slow
