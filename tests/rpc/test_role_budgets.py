@@ -16,6 +16,7 @@ from genserve.rpc import reflection, watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.guarded import Guarded, guarded
+from tests.support.answers import answer_of
 from tests.support.patience import STEP_S
 from tests.support.scripted_daemon import reason_of
 
@@ -55,7 +56,7 @@ async def begin(call: Any, watched: str) -> None:
     """Returns when it is served. Raises what it is refused with."""
     async with asyncio.timeout(STEP_S):
         if watched == "reflection":
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services="*"))
+            await answer_of(call, call.write(reflection_pb2.ServerReflectionRequest(list_services="*")))
         assert await call.read() is not grpc.aio.EOF
 
 
