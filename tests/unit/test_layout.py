@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-AREAS = {"bench", "engine", "faults", "fleet", "gpu", "mutants", "rpc", "simulation", "unit"}
+AREAS = {"bench", "engine", "fake_cuda", "faults", "fleet", "gpu", "mutants", "rpc", "simulation", "unit"}
 """The others are what they share, and what runs with TRL, torchrl and nbclient."""
 OURS = ("bench", "genserve", "tests", "tools")
 WITH_VLLM = (
