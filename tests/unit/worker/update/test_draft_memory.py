@@ -18,6 +18,9 @@ from genserve.worker.update.inplace import InPlaceUpdate
 from genserve.worker.update.shadow import Shadow
 from genserve.worker.update.structure import Structure
 
+LARGEST = torch.zeros(2, dtype=torch.uint8, device="meta")
+"""Of the tensors that are exchanged: a buffer has as many bytes."""
+
 
 class Pool:
     """Of a device, which keeps what was used at most. It is what updates take for a device as well."""
@@ -65,9 +68,8 @@ class CountedShadow(Shadow):
 class Counted(BesideUpdate):
     """An update of so many bytes, and its buffer."""
 
-    def __init__(self, pool: Pool, num_bytes: int, buffer_bytes: int) -> None:
+    def __init__(self, pool: Pool, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._buffer_bytes = buffer_bytes
         device: Any = pool
         config: Any = None
         super().__init__(nn.Module(), config, device, torch.device("cuda"))
@@ -76,8 +78,7 @@ class Counted(BesideUpdate):
         return CountedShadow(self._device, self._num_bytes)
 
     def _exchanged(self) -> dict[str, Holding]:
-        largest = torch.zeros(self._buffer_bytes, dtype=torch.uint8, device="meta")
-        return {"largest": Holding(self._live, "__dict__", "largest", largest)}
+        return {"largest": Holding(self._live, "__dict__", "largest", LARGEST)}
 
 
 def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch
     pool = Pool()
     monkeypatch.setattr(beside, "sizes_of", lambda live: [80])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    updates: list[Any] = [Counted(pool, 80, 2), Counted(pool, 12, 2)]
+    updates: list[Any] = [Counted(pool, 80), Counted(pool, 12)]
     WithDraft(*updates).reserve_memory()
     assert pool.kept >= 80 + 2 + 12 + 2
     assert pool.used == 2 + 2
@@ -114,7 +115,7 @@ def test_in_place_the_draft_is_kept_beside_the_largest_layer(monkeypatch: pytest
     config: Any = None
     served = InPlaceUpdate(nn.Module(), config, device)
     monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
-    draft: Any = Counted(pool, 12, 2)
+    draft: Any = Counted(pool, 12)
     WithDraft(served, draft).reserve_memory()
     assert pool.kept >= 9 + 12 + 2
     assert pool.used == 2
