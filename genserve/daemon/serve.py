@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             return other_hosts.run_workers(args, config)
         # Before anything starts a thread, here or in a library.
         template = fork_template(partial(frontend.run, config, callers)) if num_frontends(config) else None
-        return uvloop.run(_ending(serve(config, args, template, flags, callers)))
+        return uvloop.run(ending(serve(config, args, template, flags, callers)))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
         return EXIT_REFUSED if isinstance(error, failure.EngineConfigError) else EXIT_FAILED
@@ -95,14 +95,14 @@ def check(argv: Sequence[str]) -> Sequence[str]:
     return launch.check(argv)
 
 
-async def _ending(serving: Coroutine[Any, Any, int]) -> int:
+async def ending(serving: Coroutine[Any, Any, int]) -> int:
     """Runs it, and has this process end soon after it."""
     try:
         status = await serving
     except failure.EngineConfigError:
         raise  # nothing was started
-    except BaseException:
-        exit_within(_THREADS_GRACE_S, EXIT_FAILED)
+    except Exception as error:
+        exit_within(_THREADS_GRACE_S, EXIT_FAILED, str(error))
         raise
     exit_within(_THREADS_GRACE_S, status)
     return status

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from genserve.aio import Backoff
-from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
+from genserve.errors import DeadlineError, GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.desired import Version
 from genserve.fleet.everywhere import lacks_record, write_on
 from genserve.fleet.fleet import Fleet
@@ -150,20 +150,27 @@ class Sync:
 
     async def _load_loras(self) -> None:
         """All that the fleet has loaded, as long as it is ready. One that cannot be had, or that it refuses, keeps no
-        other one away. Raises the error of the last such one."""
+        other one away; for one that takes too long the others wait, so the order is another each time. Raises the error
+        of the last."""
         missing = [partial(self._load_lora, name, path) for name, path in self._missing_loras().items()]
-        for name, push_id in self._missing_pushed().items():
-            missing.append(partial(bring_pushed_lora, self._fleet, self._upstream, name, push_id))
+        missing += [partial(self._bring_lora, name, push_id) for name, push_id in self._missing_pushed().items()]
+        random.shuffle(missing)
         failed: GenserveError | None = None
         for load in missing:
             if self._fleet.where(self._member)[0] is not ReplicaState.READY:
-                break  # it may hang, or need the fleet's next version first
+                break  # it may need the fleet's next version first
             try:
                 await load()
+            except DeadlineError:
+                raise  # it may hang, and somebody may wait for something else of it
             except GenserveError as error:
                 failed = error
         if failed is not None:
             raise failed
+
+    async def _bring_lora(self, name: str, push_id: str) -> None:
+        if self._missing_pushed().get(name) == push_id:  # it may have been unloaded or replaced meanwhile
+            await bring_pushed_lora(self._fleet, self._upstream, name, push_id)
 
     async def _let_go(self) -> None:
         """Tells a daemon that shuts down that it need not wait, once another one that has the version has answered.

@@ -161,8 +161,31 @@ async def test_a_directory_that_a_replica_lacks_keeps_no_other_adapter_away(tmp_
             await until(lambda: "cook" in member.sync_failure)
 
 
-async def test_an_adapter_comes_from_whoever_can_send_it() -> None:
-    """The files of one replica are gone, say to what tidies up its temporary directory."""
+async def test_an_adapter_that_is_unloaded_while_another_one_loads_is_not_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a replica lacks is looked at again before each."""
+    monkeypatch.setattr("random.shuffle", lambda items: None)  # the directory comes first
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            await fleet.client.load_lora("cook", adapter(tmp_path))
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            gate = daemons[1].engine.gates["load_lora"] = Gate()
+            fleet.running.router.add(daemons[1].address)
+            await until_reached(gate)
+            await fleet.client.unload_lora("poet")
+            gate.open.set()
+            member = fleet.running.router.find(daemons[1].address).member
+            await until(lambda: member.lora_names == {"cook"})
+            await fleet.until_reported()
+            assert member.sync_failure == ""
+
+
+async def test_an_adapter_comes_from_whoever_can_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the replica that is asked first are gone, say to what tidies up its temporary directory."""
+    monkeypatch.setattr("random.shuffle", lambda items: None)
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
         async with over(daemons[:2]) as fleet:
@@ -173,6 +196,7 @@ async def test_an_adapter_comes_from_whoever_can_send_it() -> None:
             shutil.rmtree(broken.engine.loras.files["poet"].directory)
             fleet.running.router.add(daemons[2].address)
             await until(lambda: "poet" in daemons[2].engine.loras.files)
+            assert fleet.running.router.find(daemons[2].address).member.sync_failure == ""
 
 
 async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:

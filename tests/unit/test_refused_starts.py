@@ -9,6 +9,7 @@ from genserve.cli import serve
 from genserve.daemon import serve as daemon
 from genserve.engine.vllm.start import config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
+from genserve.engine.vllm.start.failure import EngineConfigError
 from genserve.settings.config import ServeConfig
 
 
@@ -44,6 +45,23 @@ def test_a_refused_flag_is_reported_before_a_model_is_looked_for(
     assert errors.startswith("genserve: ")
     assert says in errors
     assert errors.count("\n") == 1
+
+
+async def test_a_daemon_that_has_ended_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last that is said is why it ended. Nothing hangs in one whose start was refused."""
+    limits: list[tuple[object, ...]] = []
+    monkeypatch.setattr(daemon, "exit_within", lambda seconds, *told: limits.append(told))
+
+    async def serves(status: int, error: Exception | None = None) -> int:
+        if error is not None:
+            raise error
+        return status
+
+    assert await daemon.ending(serves(3)) == 3
+    for error in (RuntimeError("died"), EngineConfigError("refused")):
+        with pytest.raises(type(error)):
+            await daemon.ending(serves(0, error))
+    assert limits == [(3,), (daemon.EXIT_FAILED, "died")]
 
 
 @pytest.mark.slow

@@ -194,11 +194,13 @@ class LivePush:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
 
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
-        PushConflictError for a stream of another attempt than the one that is here, and ChecksumMismatchError.
+        PushConflictError for a stream of another attempt than the one that is here, and ChecksumMismatchError
+        for other contents than those that are prepared.
         """
-        self._learn_digest(header)
         asks_again = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
         if asks_again and self.lifecycle.state is State.PREPARED:
+            if header.content_digest:  # the first header may have left it out
+                self.check_digest(header.content_digest)
             if self.attempt.result.exception() is not None:  # the commit was late, or the answer to the preparation
                 self.attempt = Attempt.begin(header.num_streams, header.attempt)
                 self.attempt.answer(PushOutcome(self.report()))
@@ -243,14 +245,6 @@ class LivePush:
         """The header, with the digest that an earlier one has said and the origin here where it says none."""
         known_digest = header.content_digest or self.identity.content_digest
         return replace(header, content_digest=known_digest, origin=header.origin or self._nonce)
-
-    def _learn_digest(self, header: PushHeader) -> None:
-        """A later header may say the digest that the first one left out. Raises as `check_digest`."""
-        if header.content_digest and not self.identity.content_digest:
-            if self.content_digest:
-                self.check_digest(header.content_digest)
-            self.identity = replace(self.identity, content_digest=header.content_digest)
-            self.header = self._with_known(self.header)
 
     def check_digest(self, named: str) -> None:
         """Raises ChecksumMismatchError if the contents, whose digest is known, have another one."""

@@ -18,7 +18,7 @@ from genserve.errors import (
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.clocks import advanced_clock
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, after, contents, further, header, send, tensors, weights
+from tests.unit.weights.conftest import Rig, after, contents, header, send, tensors, weights
 from tests.unit.weights.prepared import commit, is_preparing, preparing, state
 
 
@@ -110,24 +110,6 @@ async def test_what_one_commit_expects_is_not_expected_by_the_next(rig: Rig) -> 
     await rig.push(header("a", 3))
     assert (await rig.registry.commit("b", ApplyOptions())).applied is not None
     assert rig.engine.live == tensors(5)
-
-
-async def test_a_digest_that_only_a_further_stream_says_is_compared(rig: Rig) -> None:
-    """The header of the first one may leave it out."""
-    opened = header(num_streams=2, attempt="a")
-    streams = [
-        await rig.registry.open(opened),
-        await rig.registry.open(replace(further(opened), content_digest=contents(9))),
-    ]
-    for stream, start, end in zip(streams, (0, 14), (14, 32), strict=True):
-        send(stream, weights(1), start, end)
-    for answer in await asyncio.gather(*(stream.finish() for stream in streams), return_exceptions=True):
-        assert isinstance(answer, ChecksumMismatchError)
-    for stream in streams:
-        stream.detach()
-    with pytest.raises(PushConflictError):
-        await rig.registry.open(replace(opened, content_digest=contents(1)))
-    assert rig.engine.weight_version == 0
 
 
 async def test_a_digest_that_only_a_repeat_says_is_compared_with_what_is_prepared(rig: Rig) -> None:
