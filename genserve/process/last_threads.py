@@ -17,9 +17,11 @@ def exit_within(seconds: float, status: int, failure: str = "") -> None:
 
     def end() -> None:
         time.sleep(seconds)
-        say("a thread that reads files has not ended: exits without it")
-        if failure:
-            say(failure)
-        os._exit(status)
+        try:
+            say("a thread that reads files has not ended: exits without it")
+            if failure:
+                say(failure)
+        finally:  # stderr may be closed
+            os._exit(status)
 
     threading.Thread(target=end, name="genserve-exit", daemon=True).start()

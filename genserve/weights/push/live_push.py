@@ -250,8 +250,8 @@ class LivePush:
         """Raises ChecksumMismatchError if the contents, whose digest is known, have another one."""
         if self.content_digest != named:
             raise ChecksumMismatchError(
-                f"the contents of push {self.push_id!r} have SHA-256 {self.content_digest}, its header says "
-                f"{named}: it cannot be applied; discard it, or push under another id",
+                f"the contents of push {self.push_id!r} have SHA-256 {self.content_digest}, the header says "
+                f"{named}: push what it means under another push_id, or discard what is here",
                 metadata={"push_id": self.push_id, "expected": named, "found": self.content_digest},
             )
 
