@@ -2,18 +2,22 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import torch
 
 from genserve.client import AsyncClient
-from genserve.errors import DeadlineError, ManifestMismatchError, PauseLeaseLostError
+from genserve.client.weights.layout import ByteSpace
+from genserve.errors import DeadlineError, GenserveError, ManifestMismatchError, PauseLeaseLostError
 from genserve.transport.errors import ClientClosedError
-from genserve.v1 import control_pb2
+from genserve.v1 import control_pb2, weights_pb2_grpc
 from tests.support.patience import turns, until
 from tests.support.scripted_daemon import Daemon
 
@@ -27,9 +31,9 @@ def without_collection() -> Iterator[None]:
     gc.enable()
 
 
-def num_connections(daemon: Daemon) -> int:
+def num_connections(address: str) -> int:
     """Of this process, which is the daemon's as well, to the daemon."""
-    port = int(daemon.address.rpartition(":")[2])
+    port = int(address.rpartition(":")[2])
     found = psutil.Process().net_connections("tcp")
     return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr and each.raddr.port == port for each in found)
 
@@ -90,8 +94,49 @@ async def test_no_connection_outlives_its_client(
     daemon: Daemon, without_collection: None, use: Callable[[AsyncClient, Daemon], Awaitable[None]]
 ) -> None:
     await daemon.control.GetStatus(control_pb2.GetStatusRequest())  # the own connection of the fixture
-    before = num_connections(daemon)
+    before = num_connections(daemon.address)
     for _ in range(3):
         async with AsyncClient(daemon.address) as client:
             await use(client, daemon)
-    await until(lambda: num_connections(daemon) <= before)
+    await until(lambda: num_connections(daemon.address) <= before)
+
+
+class RefusingWeights(weights_pb2_grpc.WeightServiceServicer):
+    """Refuses each push when its header has come."""
+
+    def PushWeights(self, request_iterator: Any, context: Any) -> Any:
+        """As gRPC calls it, in a thread."""
+        next(request_iterator)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refused")
+
+
+async def push_refused_before_its_first_frame(patches: pytest.MonkeyPatch) -> None:
+    """gRPC knows of the refusal when this frame is to be written, and the client does not."""
+    server, chunks = grpc.server(ThreadPoolExecutor(2)), ByteSpace.chunks
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(RefusingWeights(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+
+    def wait_for_refusal() -> None:
+        assert server.stop(30).wait(60)
+        while num_connections(address):  # gRPC closes it when it has read everything
+            time.sleep(0.01)
+
+    async def late_chunks(*args: Any) -> AsyncIterator[tuple[int, list[memoryview]]]:
+        wait_for_refusal()  # the event loop is stopped meanwhile
+        async for each in chunks(*args):
+            yield each
+
+    patches.setattr(ByteSpace, "chunks", late_chunks)
+    async with AsyncClient(address) as client:
+        with pytest.raises(GenserveError, match="refused"):
+            await client.push_weights({"weight": torch.zeros(3)}, version=1)
+
+
+async def test_no_call_outlives_a_push_whose_write_fails(without_collection: None) -> None:
+    """A call keeps its connection. Whether the refusal or the failure is told first is gRPC's choice: of several pushes
+    some find each."""
+    for _ in range(20):
+        with pytest.MonkeyPatch.context() as patches:
+            await push_refused_before_its_first_frame(patches)
+    await until(lambda: not any(issubclass(type(each), grpc.aio.StreamUnaryCall) for each in gc.get_objects()))

@@ -277,7 +277,10 @@ class Upload:
                 await asyncio.sleep(0)  # it begins
                 following = await anext(frames, None)
             finally:
-                await writing
+                try:
+                    await writing
+                finally:
+                    del writing  # see genserve.aio
             self._report(new_bytes)
 
     async def _look_up(self, error: GenserveError) -> PushResult | None:
