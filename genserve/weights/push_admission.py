@@ -220,10 +220,9 @@ def plan_evictions(
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
     An idle push is freed unless it is staged or prepared, and was sent for that; for an adapter only if that needs its
-    room. One that is preemptible then gives way
-    to a push that is to replace the weights, and to no other: it may be about to be committed. Raises
-    ApplyInProgressError for weights while other weights are in progress, and StagingFullError, which names the largest
-    pushes, if nothing helps, or while MAX_PUSHES of its kind are here.
+    room. One that is preemptible then gives way to a push that is to replace the weights, and to no other: it may be
+    about to be committed. Raises ApplyInProgressError for weights while other weights are in progress, and
+    StagingFullError, which names the largest pushes, if nothing helps, or while MAX_PUSHES of its kind are here.
     """
     for push in pushes:
         if push.is_held and push.header.lora is None and not lora:

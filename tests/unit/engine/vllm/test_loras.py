@@ -18,12 +18,14 @@ from tests.support.refusals import refuses
 
 class ScriptedCore:
     """vLLM's client of its engine, with two ranks. `without_layer`: the modules that each of them takes none of.
-    `failing_removals`: what a rank says of the next ones, "" = they are not answered."""
+    `failing_removals`: what a rank says of the next ones, "" = they are not answered before
+    `is_closed`."""
 
     def __init__(self) -> None:
         self.without_layer: list[list[str]] = [[], []]
         self.loaded: set[int] = set()
         self.failing_removals: list[str] = []
+        self.is_closed = asyncio.Event()
 
     async def call_utility_all_async(self, name: str, method: str, *args: Any) -> list[list[dict[str, Any]]]:
         """As vLLM's."""
@@ -31,7 +33,7 @@ class ScriptedCore:
         if method == "genserve_remove_lora":
             error = ""
             if self.failing_removals and not (error := self.failing_removals.pop(0)):
-                await asyncio.Event().wait()
+                await self.is_closed.wait()
             self.loaded.discard(request["lora_id"])
             return [[Ack(rank, request["nonce"], error).to_wire() for rank in ("pp0", "pp1")]]
         self.loaded.add(request["lora_id"])
@@ -59,7 +61,10 @@ def core() -> ScriptedCore:
 @pytest.fixture
 async def loras(core: ScriptedCore) -> AsyncIterator[LiveLoras]:
     workers = Workers(core, Liveness(lambda: None), 2)
-    yield LiveLoras(workers, 4)
+    live = LiveLoras(workers, 4)
+    yield live
+    live.close()
+    core.is_closed.set()
     workers.close()
 
 

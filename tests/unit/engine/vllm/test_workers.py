@@ -73,7 +73,7 @@ async def prepared(workers: Workers, timeout_s: float = 5.0) -> None:
 async def nobody_asks() -> None:
     """Returns when no task is left that could; an error unless that is soon."""
     async with asyncio.timeout(30):
-        while asking := [task for task in asyncio.all_tasks() if "Workers." in repr(task.get_coro())]:
+        while asking := [task for task in asyncio.all_tasks() if "_report_progress" in repr(task.get_coro())]:
             await asyncio.wait(asking)
 
 
