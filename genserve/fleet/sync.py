@@ -69,12 +69,19 @@ class Sync:
             self._fleet.refresh()
 
     async def _rest(self, pause_s: float) -> None:
-        """Before the next attempt. A daemon that waits for a word to end gets it at once."""
-        has_failed = may_end(self._fleet, self._member)  # to give it that
+        """Before the next attempt. What has become urgent since the last one is done at once."""
+        tried = self._urgent
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                while has_failed or not may_end(self._fleet, self._member):
+                while self._urgent in ("", tried):
                     await self._fleet.states_changed.wait()
+
+    @property
+    def _urgent(self) -> str:
+        """Why it cannot wait; "" = it can."""
+        if may_end(self._fleet, self._member):
+            return "it waits for a word to end"
+        return "it gets no requests" if self._fleet.where(self._member)[0] is ReplicaState.SYNCING else ""
 
     def _can_be_helped(self) -> bool:
         member, committed = self._member, self._fleet.committed

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from genserve.aio import Backoff
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError, PushRolledBackError
+from genserve.fleet import sync
 from genserve.fleet.member import Member
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
@@ -140,6 +142,27 @@ async def test_an_adapter_that_a_replica_cannot_take_keeps_no_other_one_away() -
             member = fleet.running.router.find(second.address).member
             await until(lambda: "--max-staging-bytes" in member.sync_failure)
             assert "cook" not in second.engine.loras.files
+
+
+async def test_a_replica_that_fails_to_take_an_adapter_is_brought_to_a_version_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no requests until then. The adapter is tried again later: its directory may come."""
+    monkeypatch.setattr(sync, "Backoff", lambda *_: Backoff(600.0, 600.0))
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            await push(fleet.running.address, 5)
+            (tmp_path / "cook").mkdir()
+            await fleet.client.load_lora("cook", adapter(tmp_path / "cook"))
+            shutil.rmtree(tmp_path / "cook")
+            fleet.running.router.add(daemons[1].address)
+            member = fleet.running.router.find(daemons[1].address).member
+            await until(lambda: "cook" in member.sync_failure)
+            await push(daemons[1].address, 3, force=True)
+            await until(lambda: member.version is not None and member.version.number == 3)
+            await until(lambda: hold(5, daemons[1]))
 
 
 async def test_a_directory_that_a_replica_lacks_keeps_no_other_adapter_away(tmp_path: Path) -> None:
