@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import os
 import re
 import socket
 from pathlib import Path
@@ -14,6 +15,8 @@ DEFAULT_ROUTER: Final = "127.0.0.1:50050"
 """Where a router listens, and where `genserve replicas` looks for it."""
 
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
+_MAX_SOCKET_PATH_BYTES: Final = 107
+"""Linux's."""
 _HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")
 
 
@@ -111,20 +114,29 @@ def _in_use(flag: str) -> str:
 def require_free(host: str, port: int, uds: str = "", flag: str = "") -> None:
     """Raises OSError for an address that cannot be listened on. `port`: -1 = none, 0 = a free one."""
     if uds:
-        if not Path(uds).parent.is_dir():
-            raise OSError(f"cannot listen on unix:{uds}: {Path(uds).parent} is not a directory")
         require_unused(uds)
     if port != -1:
         bound_socket(host, port, flag).close()
 
 
 def require_unused(path: str) -> None:
-    """Raises OSError for a Unix socket that another process listens on. gRPC would remove it."""
-    if not Path(path).is_socket():
-        return
+    """Raises OSError for a path that no Unix socket can take. One that another process listens on is among these,
+    because gRPC would remove it; one that was left there is not."""
+    if why := _taken(Path(path)):
+        raise OSError(f"cannot listen on unix:{path}: {why}")
+
+
+def _taken(path: Path) -> str:
+    """Why no Unix socket can take this path; "" = one can."""
+    if not path.parent.is_dir():
+        return f"{path.parent} is not a directory"
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        return f"the path of a socket has {_MAX_SOCKET_PATH_BYTES} bytes at most, and this one {len(os.fsencode(path))}"
+    if not path.is_socket():
+        return "something that is no socket is there: name a path that is free" if path.exists() else ""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(path)
+            probe.connect(str(path))
         except OSError:
-            return
-    raise OSError(f"cannot listen on unix:{path}: another process listens there")
+            return ""
+    return "another process listens there"

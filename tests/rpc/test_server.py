@@ -100,7 +100,7 @@ class Deaf:
         return 0
 
 
-@pytest.mark.parametrize(("host", "uds", "named"), [("h", "", "h:7"), ("h", "/none/s", "unix:/none/s")])
+@pytest.mark.parametrize(("host", "uds", "named"), [("h", "", "h:7"), ("h", "s", "unix:s")])
 def test_an_address_that_grpc_refuses_without_an_error_is_one(host: str, uds: str, named: str) -> None:
     """It returns port 0: nobody would ever connect."""
     with pytest.raises(OSError, match=f"cannot listen on {named}"):
@@ -108,12 +108,11 @@ def test_an_address_that_grpc_refuses_without_an_error_is_one(host: str, uds: st
 
 
 async def test_a_file_that_is_no_socket_is_not_connected_to(tmp_path: Path) -> None:
-    """It is in nobody's use as an address: gRPC says what it makes of it."""
+    """It is in nobody's use as an address."""
     (tmp_path / "s").write_text("kept")
-    with pytest.raises(OSError, match="cannot listen on") as refused:
+    with pytest.raises(OSError, match="something that is no socket is there"):
         async with serving(ServeConfig(port=-1, uds=str(tmp_path / "s"))):
             pass
-    assert "another process listens there" not in str(refused.value)
     assert (tmp_path / "s").read_text() == "kept"
 
 

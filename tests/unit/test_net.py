@@ -94,8 +94,9 @@ def test_what_names_a_replica(address: str, valid: bool) -> None:
 
 
 def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """A port in use, an unknown host, a Unix socket in use, and one in no directory."""
-    path = tmp_path / "s"
+    """A port in use, an unknown host, and paths that no Unix socket can take, with the reason."""
+    path, file, long_path = tmp_path / "s", tmp_path / "file", "/tmp/" + "s" * 103
+    file.touch()
     with socket.socket() as taken, socket.socket(socket.AF_UNIX) as taken_path:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -105,13 +106,17 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         for host, number, uds, named in (
             ("127.0.0.1", port, "", f"127.0.0.1:{port}"),
             ("no.such.host.invalid", 0, "", "no.such.host.invalid:0"),
-            ("", -1, str(path), f"unix:{path}"),
+            ("", -1, str(path), f"unix:{path}: another process listens there"),
+            ("", -1, str(file), f"unix:{file}: something that is no socket is there"),
+            ("", -1, str(tmp_path), f"unix:{tmp_path}: something that is no socket is there"),
+            ("", -1, long_path, f"unix:{long_path}: the path of a socket has 107 bytes at most, and this one 108"),
             ("", -1, "/none/s", "unix:/none/s: /none is not a directory"),
         ):
             with pytest.raises(OSError, match=f"cannot listen on {named}"):
                 require_free(host, number, uds)
     path.unlink()
     require_free("localhost", 0, str(path))
+    require_free("", -1, long_path[:-1])
     require_free("", -1)
 
 
