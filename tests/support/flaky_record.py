@@ -1,7 +1,6 @@
 """tests/flaky.tsv: the tests that failed and then passed alone, one line each.
 
-`fixed` is empty until somebody has fixed the cause: then it says how, or in which commit. A test that is listed again
-was not fixed.
+`fixed` is empty until somebody has fixed the cause: then it says how, or in which commit.
 """
 
 from collections import defaultdict
@@ -68,7 +67,7 @@ def faults(rows: Iterable[Row]) -> list[str]:
         found.append(f"{num_open} tests are flaky and not fixed, more than {MAX_OPEN}")
     by_test: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_test[row.test].append(row)
+        by_test[row.test.partition("[")[0]].append(row)  # with whichever parameters
     for test, listed in by_test.items():
         for earlier, later in pairwise(listed):
             if not earlier.fixed and later.when - earlier.when < MIN_BETWEEN:

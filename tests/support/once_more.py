@@ -5,7 +5,8 @@ red. So the controller runs each failed test again when xdist's workers and thei
 file that ran before it run before it again: what an earlier test spoilt, such as an engine that both share, is spoilt
 again. A repetition at once, beside the other worker and on the same engine, would tell nothing.
 
-What passes then is reported as FLAKY and recorded in tests/flaky.tsv. Some failures are final: see `_final_reason`.
+What passes then is reported as FLAKY and recorded in tests/flaky.tsv, where nobody may stand twice. Some failures are
+final: see `_final_reason`.
 """
 
 import itertools
@@ -30,6 +31,7 @@ tests use it."""
 _LIMIT_S: Final = 900.0
 _MIN_STANDSTILL_S: Final = 0.5
 """A test that failed without one, and passes later, may have found a race of the product."""
+_NUM_BEFORE: Final = 5
 _FINAL: Final = "final"
 _CAUSE: Final = "cause"
 _CAUSES: Final = itertools.count()
@@ -57,11 +59,13 @@ class OnceMore:
         self._final: dict[str, str] = {}
         # Tests by file, in the order in which they ran: one worker runs a whole file.
         self._order: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._workers: dict[str, str] = {}
         self._lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Notes what runs, what fails, and why a failure is final."""
         self._order[_file(report.nodeid)].setdefault(report.nodeid)
+        self._workers[_file(report.nodeid)] = getattr(report, "worker_id", "")
         if report.failed:
             self._first.setdefault(report.nodeid, report)
             if reason := _final_reason(report):
@@ -122,7 +126,18 @@ class OnceMore:
         )
         flaky_record.append(self._record, row)
         self._lines += [f"{what}  {where}; first: {said}", f"  for {self._record.name}: {row.line()}"]
-        return True
+        if before := self._before(nodeid):
+            self._lines.append(f"  before it in its process: {', '.join(before)}")
+        # One that is listed already, and that nobody has mended, is no accident any more.
+        listed = flaky_record.faults(flaky_record.read(self._record))
+        self._lines += [f"FAILED  {each}: mend it" for each in listed]
+        return not listed
+
+    def _before(self, nodeid: str) -> list[str]:
+        """The last files that its worker ran before that of this test, whose leftovers it may have met."""
+        files = list(self._order)
+        ran = [each for each in files if self._workers[each] == self._workers[_file(nodeid)]]
+        return ran[: ran.index(_file(nodeid))][-_NUM_BEFORE:]
 
     def _run(self, nodeids: list[str]) -> tuple[int, str]:
         # pytest's variables are for this process: options of the user, and which worker it is.

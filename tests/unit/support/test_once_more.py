@@ -95,6 +95,21 @@ def test_a_flaky_test_passes_alone_and_is_recorded(tmp_path: Path, workers: str)
     assert (row.test, row.fixed) == ("test_flaky.py::test_flaky", "") and "too late" in row.said
 
 
+LEAVES = "def test_leaves():\n    pass\n"
+
+
+@pytest.mark.slow
+def test_a_flaky_test_that_nobody_has_mended_fails(tmp_path: Path) -> None:
+    """The record of its first time says so. The files that its process ran before it are printed."""
+    for is_listed in (False, True):
+        done = run(
+            tmp_path, "-n1", "--dist=loadfile", test_a=LEAVES, test_flaky=FLAKY.replace("one", f"listed {is_listed}")
+        )
+        assert done.returncode == is_listed, done.stdout
+        assert "before it in its process: test_a.py" in done.stdout
+    assert "FAILED  test_flaky.py::test_flaky is listed twice, and was not fixed in between" in done.stdout
+
+
 @of_second_tries
 def test_a_process_that_stood_still_explains_a_flaky_test(tmp_path: Path) -> None:
     """The clock runs in a thread: it stands still when the whole process does."""
@@ -283,6 +298,7 @@ def test_a_test_may_not_be_listed_twice_before_it_is_fixed() -> None:
     assert faults([row("a", 1), row("b", 2), row("a", 15)]) == []
     assert faults([row("a", 1, fixed="1234abcd"), row("a", 3)]) == []
     assert faults([row("a", 1), row("a", 14)]) == ["a is listed twice, and was not fixed in between"]
+    assert faults([row("a[1]", 1), row("a[2]", 14)]) == ["a is listed twice, and was not fixed in between"]
     assert faults([row(str(number), 1) for number in range(11)]) == ["11 tests are flaky and not fixed, more than 10"]
 
 
