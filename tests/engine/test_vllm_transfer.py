@@ -83,7 +83,7 @@ async def test_after_an_update_the_daemon_says_that_it_has_no_bytes(subject: Tra
         pytest.param(
             {"fails_to_finish": True}, PushRolledBackError, "ordered to fail to finish", id="at the end", marks=LONG
         ),
-        pytest.param({"takes_s": 1.0, "timeout_s": 0.5}, DeadlineError, "", id="too late", marks=LONG),
+        pytest.param({"takes_s": 1.0, "timeout_s": 0.5}, DeadlineError, "0.5 s", id="too late", marks=LONG),
         pytest.param({"unheard": 1}, PushRolledBackError, "update_info", id="an unknown field", marks=LONG),
     ],
 )

@@ -50,11 +50,6 @@ async def slow(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def stand_still(seconds: float) -> None:
-    """Keeps the event loop from running meanwhile, as a busy machine does."""
-    time.sleep(seconds)
-
-
 _now = time.perf_counter  # not the clocks that tests set forward
 
 

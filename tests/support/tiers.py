@@ -57,8 +57,10 @@ def touches(changed: Sequence[str], subjects: Sequence[str]) -> bool:
 
 def changed_since(commit: str) -> list[str]:
     """The files that differ from `commit`, those not committed yet included. Raises UsageError if git cannot tell."""
-    git = ["git", "diff", "--name-only", "--no-renames", commit, "--"]
-    done = subprocess.run(git, cwd=_ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise pytest.UsageError(f"--touched-since {commit}: {done.stderr.strip()}")
-    return done.stdout.splitlines()
+    changed: list[str] = []
+    for command in (["diff", "--name-only", "--no-renames", commit], ["ls-files", "--others", "--exclude-standard"]):
+        done = subprocess.run(["git", *command, "--"], cwd=_ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise pytest.UsageError(f"--touched-since {commit}: {done.stderr.strip()}")
+        changed += done.stdout.splitlines()
+    return changed

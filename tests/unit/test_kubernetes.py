@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -13,8 +14,6 @@ from genserve.cli.route import make_config
 from genserve.cli.serve import check_flags
 from genserve.net import split_name
 from genserve.placement.config import CLOSE_S
-
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="run scripts/setup: the lock has it")
 
 DIRECTORY = Path(__file__).parents[2] / "docs" / "kubernetes"
 OLDEST = "1.30"
