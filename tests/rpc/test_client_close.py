@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,15 @@ import psutil
 import pytest
 import torch
 
-from genserve.client import AsyncClient
+from genserve.client import AsyncClient, PushProgress
 from genserve.client.weights.layout import ByteSpace
 from genserve.errors import DeadlineError, GenserveError, ManifestMismatchError, PauseLeaseLostError
 from genserve.transport.errors import ClientClosedError
 from genserve.v1 import control_pb2, weights_pb2_grpc
+from tests.rpc.served import weights
 from tests.support.patience import turns, until
 from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_engine import Gate
 
 
 @pytest.fixture
@@ -88,8 +91,47 @@ async def refused_push(client: AsyncClient, daemon: Daemon) -> None:
         await client.push_weights({"unknown": torch.zeros(3)}, version=1)
 
 
+async def failed_push(client: AsyncClient, daemon: Daemon) -> None:
+    def progress(_: PushProgress) -> None:
+        raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller"):
+        await client.push_weights(weights(1), version=daemon.engine.weight_version + 1, progress=progress)
+
+
+async def late_push(client: AsyncClient, daemon: Daemon) -> None:
+    daemon.engine.gates["prepare_weights"] = Gate()
+    with pytest.raises(DeadlineError):
+        await client.push_weights(weights(1), version=daemon.engine.weight_version + 1, timeout_s=0.3)
+    daemon.engine.gates.pop("prepare_weights").open.set()
+    await until(lambda: not any(each.is_held for each in daemon.registry.live.values()))
+
+
+async def given_up_push(client: AsyncClient, daemon: Daemon) -> None:
+    gate = daemon.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(client.push_weights(weights(1), version=daemon.engine.weight_version + 1))
+    await gate.reached.wait()
+    pushing.cancel()
+    await asyncio.wait([pushing])
+    daemon.engine.gates.pop("prepare_weights").open.set()
+    await until(lambda: not any(each.is_held for each in daemon.registry.live.values()))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [closed_meanwhile, watched_until_closed, late, given_up, refused, refused_push])
+@pytest.mark.parametrize(
+    "use",
+    [
+        closed_meanwhile,
+        watched_until_closed,
+        late,
+        given_up,
+        refused,
+        refused_push,
+        failed_push,
+        late_push,
+        given_up_push,
+    ],
+)
 async def test_no_connection_outlives_its_client(
     daemon: Daemon, without_collection: None, use: Callable[[AsyncClient, Daemon], Awaitable[None]]
 ) -> None:
@@ -102,23 +144,27 @@ async def test_no_connection_outlives_its_client(
 
 
 class RefusingWeights(weights_pb2_grpc.WeightServiceServicer):
-    """Refuses each push when its header has come."""
+    """Refuses each push when its header has come. `is_asked`: one has come."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
 
     def PushWeights(self, request_iterator: Any, context: Any) -> Any:
         """As gRPC calls it, in a thread."""
         next(request_iterator)
+        self.is_asked.set()
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refused")
 
 
 async def push_refused_before_its_first_frame(patches: pytest.MonkeyPatch) -> None:
     """gRPC knows of the refusal when this frame is to be written, and the client does not."""
-    server, chunks = grpc.server(ThreadPoolExecutor(2)), ByteSpace.chunks
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(RefusingWeights(), server)
+    service, server, chunks = RefusingWeights(), grpc.server(ThreadPoolExecutor(2)), ByteSpace.chunks
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
 
     def wait_for_refusal() -> None:
-        assert server.stop(30).wait(60)
+        assert service.is_asked.wait(60) and server.stop(60).wait(120)
         while num_connections(address):  # gRPC closes it when it has read everything
             time.sleep(0.01)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Final
 
 import grpc.aio
@@ -217,7 +217,7 @@ class Upload:
         ring = None if self._rings is None else self._rings.take()
         writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
         # The answer says why the daemon stopped reading: it does not read the ring any more either.
-        call.add_done_callback(lambda _: writing.cancel())
+        call.add_done_callback(lambda _, writing=writing: writing.cancel())
         try:
             await asyncio.wait([writing])
             if not writing.cancelled():
@@ -232,6 +232,9 @@ class Upload:
             call.cancel()
             writing.cancel()
             await asyncio.wait([writing])
+            del writing  # see genserve.aio
+            with suppress(asyncio.CancelledError, grpc.RpcError):
+                await call  # gRPC's own task keeps its error, and that the call, until somebody takes it
             if ring is not None:
                 ring.close()
 
