@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,21 @@ from safetensors.torch import load_file, save_file
 
 from genserve.aio import Backoff
 from genserve.client import AsyncClient
-from genserve.errors import InvalidFieldError, LastReplicaError, LoraNotFoundError, NoReplicaError, PushRolledBackError
+from genserve.errors import (
+    InvalidFieldError,
+    LastReplicaError,
+    LoraNotFoundError,
+    NoReplicaError,
+    PushRolledBackError,
+    UnavailableError,
+)
 from genserve.fleet import sync
 from genserve.fleet.member import Member
+from genserve.fleet.push import adapters
 from genserve.fleet.push.adapters import bring_pushed_lora
 from genserve.routing.replica import ReplicaState
 from tests.fleet.routers import RoutedFleet, adapting, hold, linked, over, push, replica, restarted, until_reached
+from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.refusals import refuses
 from tests.support.scripted_adapter import CONFIG, TENSORS
@@ -220,6 +230,64 @@ async def test_an_adapter_comes_from_whoever_can_send_it(monkeypatch: pytest.Mon
             fleet.running.router.add(daemons[2].address)
             await until(lambda: "poet" in daemons[2].engine.loras.files)
             assert fleet.running.router.find(daemons[2].address).member.sync_failure == ""
+
+
+async def test_an_adapter_of_another_version_takes_the_place_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica that had begun to send it has lost it, and the next one has it under another number."""
+    monkeypatch.setattr("random.shuffle", lambda items: None)
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
+        first, second, joining = *sorted(daemons[:2], key=lambda daemon: daemon.address), daemons[2]
+        async with AsyncClient(first.address) as alone:
+            for number in range(2):
+                await alone.push_lora("poet", TENSORS, CONFIG, push_id=str(number))
+        frames_of = adapters.frames_of
+
+        async def breaking_off(call: Any, upstream: Any) -> AsyncIterator[bytes]:
+            frames = frames_of(call, upstream)
+            yield await anext(frames)  # its header
+            if upstream.address == first.address:
+                await until(lambda: joining.registry.live)
+                first.engine.loras.unload("poet")
+                raise UnavailableError("it is lost")
+            async for frame in frames:
+                yield frame
+
+        monkeypatch.setattr(adapters, "frames_of", breaking_off)
+        async with over([first, second]) as fleet:
+            await fleet.until_ready()
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            assert [loaded(each)[1] for each in (first, second)] == [3, 1]
+            fleet.running.router.add(joining.address)
+            await until(lambda: "poet" in joining.engine.loras.files)
+            assert loaded(joining) == ("push p", 1)
+
+
+async def test_an_adapter_is_not_sent_again_to_a_replica_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the other replicas that have it, one after the other: each would wait until nobody answers."""
+    asked, frames_of = list[str](), adapters.frames_of
+
+    def noted(call: Any, upstream: Any) -> AsyncIterator[bytes]:
+        asked.append(upstream.address)
+        return frames_of(call, upstream)
+
+    monkeypatch.setattr(adapters, "frames_of", noted)
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(3)]
+        link = await stack.enter_async_context(BreakableLink(daemons[2].address))
+        async with over(daemons[:2]) as fleet:
+            await fleet.until_ready()
+            await fleet.client.push_lora("poet", TENSORS, CONFIG, push_id="p")
+            gate = daemons[2].engine.gates["load_lora"] = Gate()
+            fleet.running.router.add(link.address)
+            await until_reached(gate)
+            link.silence()
+            upstream = fleet.running.router.find(link.address)
+            fleet.running.router.fleet.lost(upstream, "it is silent")
+            await until(lambda: upstream.member.sync_failure)
+            assert len(asked) == 1
+            gate.open.set()
+            link.let_go()
 
 
 async def test_record_keeps_an_adapter_until_another_takes_its_place() -> None:

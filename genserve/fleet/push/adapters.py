@@ -3,9 +3,17 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from genserve.errors import DeadlineError, LoraNotFoundError, NoReplicaError, PushNotFoundError, UnavailableError
+from genserve.errors import (
+    DeadlineError,
+    LoraNotFoundError,
+    NoReplicaError,
+    PushConflictError,
+    PushNotFoundError,
+    UnavailableError,
+)
 from genserve.fleet.everywhere import everywhere, of_all, write_record
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.spread import relay
@@ -47,13 +55,19 @@ async def bring_pushed_lora(fleet: Fleet, upstream: Upstream, name: str, push_id
 
 
 async def _hand_from_any(sources: Sequence[Upstream], target: Upstream, name: str, push_id: str) -> None:
-    """From the first that can send it. Raises the error of the last."""
+    """From the first that can send it. Raises the error of the last, or of the target."""
+    num_losses = target.member.num_losses
     for number, source in enumerate(sources, 1):
         try:
             await _hand(source, target, name, push_id)
             return
-        except (NoReplicaError, PushNotFoundError, UnavailableError):
-            if number == len(sources):
+        except (NoReplicaError, PushConflictError, PushNotFoundError, UnavailableError) as error:
+            if isinstance(error, PushConflictError):
+                # It has a part of it from another source, where the adapter has another version.
+                with suppress(PushNotFoundError):
+                    request = weights_pb2.DiscardPushRequest(push_id=push_id)  # not what somebody sends
+                    await target.ask(target.weights.DiscardPush, request, ASK_S)
+            if number == len(sources) or target.member.was_lost_since(num_losses):
                 raise
 
 
