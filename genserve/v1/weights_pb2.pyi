@@ -306,8 +306,9 @@ class PushHeader(_message.Message):
     """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line
     "name TAB dtype TAB shape joined by , TAB SHA-256 of its bytes, in hex NEWLINE". Of a partial push: of the tensors
     that it brings.
-    Compared when every byte has arrived, CHECKSUM_MISMATCH if it differs, and nothing can apply the push then;
-    default: not compared.
+    If the header that begins an attempt has it, it is compared when every byte has arrived: CHECKSUM_MISMATCH if it
+    differs, and nothing can apply the push then. A repeat of a prepared push that has another one is refused alone.
+    Default: not compared.
     """
     preemptible: _builtins.bool
     """Once every byte is here, staged or prepared, it gives way: a push to be applied or prepared takes its place instead
