@@ -205,3 +205,9 @@ async def ended(task: "asyncio.Task[Drained]") -> list[str]:
     """What it has cut off, when it has ended."""
     async with asyncio.timeout(STEP_S):
         return (await task).cut
+
+
+def loaded(daemon: Daemon) -> tuple[str, int]:
+    """Where the adapter came from that is loaded, and its version."""
+    (lora,) = daemon.engine.loras.loaded()
+    return lora.source, lora.version
