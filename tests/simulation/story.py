@@ -151,11 +151,10 @@ class _Story:
         await asyncio.wait(running)
         await self.faults.end()
         self.are_faults_over = True
-        for each in self.clients:
-            if isinstance(each, Sleeper):
-                each.process.start(each.wake_up(), "wake up")
+        self._wake_up()
         await self._rest("after the faults")
         self._check_kept()
+        self._wake_up()  # a router may have answered that had not heard yet that another one has put it to sleep
         if not await self._last_push():
             self.events.violation(f"the last push was not applied: {self.router.why()}")
         await self._rest("after the last push")
@@ -170,6 +169,11 @@ class _Story:
             if hasattr(replica, "engine"):
                 found += replica.engine.misuses
         return Outcome(self.seed, found, self.events)
+
+    def _wake_up(self) -> None:
+        for each in self.clients:
+            if isinstance(each, Sleeper):
+                each.process.start(each.wake_up(), "wake up")
 
     async def _rest(self, when: str) -> None:
         until_s = self.events.now_s + REST_S + (MOST_JUMP_S if self.plan.are_clocks_wrong else 0.0)
