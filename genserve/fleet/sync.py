@@ -41,6 +41,7 @@ class Sync:
         self._upstream = upstream
         self._member = upstream.member
         self._pushes = pushes
+        self._tried = ""  # what was urgent when it was tried last
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -69,11 +70,10 @@ class Sync:
             self._fleet.refresh()
 
     async def _rest(self, pause_s: float) -> None:
-        """Before the next attempt. What has become urgent since the last one is done at once."""
-        tried = self._urgent
+        """Before the next attempt. What has become urgent since that was tried is done at once."""
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                while self._urgent in ("", tried):
+                while self._urgent in ("", self._tried):
                     await self._fleet.states_changed.wait()
 
     @property
@@ -133,6 +133,7 @@ class Sync:
         return engine is not None and engine.phase == types_pb2.PHASE_TAINTED
 
     async def _help(self) -> None:
+        self._tried = self._urgent
         leases, address = self._fleet.leases, self._member.address
         for lease_id, own_id in leases.left_over(address):
             if (lease_id, own_id) in leases.left_over(address):  # it may be granted again meanwhile
@@ -153,6 +154,7 @@ class Sync:
             await self._wake_up()  # weights fall asleep only together with the rest
         if lacks_record(self._fleet, self._upstream):
             await write_on(self._fleet, self._upstream)
+        self._tried = self._urgent
         await self._load_loras()
 
     async def _load_loras(self) -> None:

@@ -1,5 +1,6 @@
 """Adapters that the router brings to a replica that lacks them, and what is in the way of one."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,12 +11,10 @@ import pytest
 
 from genserve.aio import Backoff
 from genserve.client import AsyncClient
-from genserve.errors import (
-    UnavailableError,
-)
+from genserve.errors import NoReplicaError, UnavailableError
 from genserve.fleet import sync
 from genserve.fleet.push import adapters
-from tests.fleet.routers import adapting, hold, linked, loaded, over, push, until_reached
+from tests.fleet.routers import HOUR_S, adapting, hold, linked, loaded, over, push, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.patience import until
 from tests.support.scripted_adapter import CONFIG, TENSORS, adapter
@@ -73,7 +72,8 @@ async def test_a_replica_that_fails_to_take_an_adapter_is_brought_to_a_version_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets no requests until then. The adapter is tried again later: its directory may come."""
-    monkeypatch.setattr(sync, "Backoff", lambda *_: Backoff(600.0, 600.0))
+    pauses = LongPauses(0.1, 0.1)
+    monkeypatch.setattr(sync, "Backoff", lambda *_: pauses)
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
         async with over(daemons[:1]) as fleet:
@@ -85,9 +85,50 @@ async def test_a_replica_that_fails_to_take_an_adapter_is_brought_to_a_version_a
             fleet.running.router.add(daemons[1].address)
             member = fleet.running.router.find(daemons[1].address).member
             await until(lambda: "cook" in member.sync_failure)
+            pauses.are_long = True
+            await until(lambda: pauses.is_long)
             await push(daemons[1].address, 3, force=True)
             await until(lambda: member.version is not None and member.version.number == 3)
             await until(lambda: hold(5, daemons[1]))
+
+
+async def test_a_version_that_a_replica_misses_while_it_gets_an_adapter_is_brought_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The adapter cannot be had in the end."""
+    pauses, is_asked, may_fail = LongPauses(0.1, 0.1), asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(sync, "Backoff", lambda *_: pauses)
+
+    async def bring(*_: object) -> None:
+        is_asked.set()
+        await may_fail.wait()
+        raise NoReplicaError("it cannot be had")
+
+    monkeypatch.setattr(sync, "bring_pushed_lora", bring)
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(adapting()) for _ in range(2)]
+        async with over(daemons[:1]) as fleet:
+            await fleet.until_ready(1)
+            await push(fleet.running.address, 5)
+            await fleet.client.push_lora("cook", TENSORS, CONFIG, push_id="p")
+            fleet.running.router.add(daemons[1].address)
+            await is_asked.wait()
+            pauses.are_long = True
+            member = fleet.running.router.find(daemons[1].address).member
+            await push(daemons[1].address, 3, force=True)
+            await until(lambda: member.version is not None and member.version.number == 3)
+            may_fail.set()
+            await until(lambda: hold(5, daemons[1]))
+
+
+class LongPauses(Backoff):
+    """Of an hour, once they `are_long`. `is_long`: one has begun."""
+
+    are_long = is_long = False
+
+    def next_s(self) -> float:
+        self.is_long = self.are_long
+        return HOUR_S if self.is_long else super().next_s()
 
 
 async def test_a_directory_that_a_replica_lacks_keeps_no_other_adapter_away(tmp_path: Path) -> None:
