@@ -122,21 +122,22 @@ def require_free(host: str, port: int, uds: str = "", flag: str = "") -> None:
 def require_unused(path: str) -> None:
     """Raises OSError for a path that no Unix socket can take. One that another process listens on is among these,
     because gRPC would remove it; one that was left there is not."""
-    if why := _taken(Path(path)):
+    if why := _taken(path):
         raise OSError(f"cannot listen on unix:{path}: {why}")
 
 
-def _taken(path: Path) -> str:
+def _taken(path: str) -> str:
     """Why no Unix socket can take this path; "" = one can."""
-    if not path.parent.is_dir():
-        return f"{path.parent} is not a directory"
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        return f"the path of a socket has {_MAX_SOCKET_PATH_BYTES} bytes at most, and this one {len(os.fsencode(path))}"
-    if not path.is_socket():
-        return "something that is no socket is there: name a path that is free" if path.exists() else ""
+    place, num_bytes = Path(path), len(os.fsencode(path))
+    if num_bytes > _MAX_SOCKET_PATH_BYTES:
+        return f"the path of a socket has {_MAX_SOCKET_PATH_BYTES} bytes at most, and this one {num_bytes}"
+    if not place.parent.is_dir():
+        return f"{place.parent} is not a directory"
+    if not place.is_socket():
+        return "something that is no socket is there: name a path that is free" if os.path.lexists(path) else ""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(str(path))
+            probe.connect(path)
         except OSError:
             return ""
     return "another process listens there"

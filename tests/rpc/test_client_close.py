@@ -165,7 +165,8 @@ async def push_refused_before_its_first_frame(patches: pytest.MonkeyPatch) -> No
 
     def wait_for_refusal() -> None:
         assert service.is_asked.wait(60) and server.stop(60).wait(120)
-        while num_connections(address):  # gRPC closes it when it has read everything
+        ends_s = time.monotonic() + 60
+        while num_connections(address) and time.monotonic() < ends_s:  # gRPC closes it when it has read everything
             time.sleep(0.01)
 
     async def late_chunks(*args: Any) -> AsyncIterator[tuple[int, list[memoryview]]]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -100,13 +101,12 @@ LEAVES = "def test_leaves():\n    pass\n"
 
 @pytest.mark.slow
 def test_a_flaky_test_that_nobody_has_mended_fails(tmp_path: Path) -> None:
-    """The record of its first time says so. The files that its process ran before it are printed."""
-    for is_listed in (False, True):
-        done = run(
-            tmp_path, "-n1", "--dist=loadfile", test_a=LEAVES, test_flaky=FLAKY.replace("one", f"listed {is_listed}")
-        )
-        assert done.returncode == is_listed, done.stdout
-        assert "before it in its process: test_a.py" in done.stdout
+    """The record has it with other parameters. What its process ran before it is printed."""
+    listed = Row(datetime.now(UTC).date(), "0123abcd", "test_flaky.py::test_flaky[1]", "too late", 0.0)
+    flaky_record.append(tmp_path / "flaky.tsv", listed)
+    done = run(tmp_path, "-n1", "--dist=loadfile", test_a=LEAVES, test_flaky=FLAKY)
+    assert done.returncode == 1, done.stdout
+    assert "before it in its process: test_a.py" in done.stdout
     assert "FAILED  test_flaky.py::test_flaky is listed twice, and was not fixed in between" in done.stdout
 
 
@@ -297,6 +297,7 @@ def test_a_test_may_not_be_listed_twice_before_it_is_fixed() -> None:
     """And at most ten tests are not fixed."""
     assert faults([row("a", 1), row("b", 2), row("a", 15)]) == []
     assert faults([row("a", 1, fixed="1234abcd"), row("a", 3)]) == []
+    assert faults([row("a[1]", 1), row("a[2]", 1)]) == []  # in one run
     assert faults([row("a", 1), row("a", 14)]) == ["a is listed twice, and was not fixed in between"]
     assert faults([row("a[1]", 1), row("a[2]", 14)]) == ["a is listed twice, and was not fixed in between"]
     assert faults([row(str(number), 1) for number in range(11)]) == ["11 tests are flaky and not fixed, more than 10"]
