@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
@@ -56,7 +57,7 @@ class FleetDisturber:
         async with self._work.calm:
             await self._work.until_ready_besides(index)
             try:
-                await asyncio.to_thread(self._processes.kill, index)
+                await _to_the_end(partial(self._processes.kill, index))
                 await slow(self._rng.uniform(0, 2.0))
             finally:
                 self._processes.restart(index)
