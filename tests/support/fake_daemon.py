@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 DAEMON = """
-import os, signal, subprocess, sys, threading, time
+import os, signal, subprocess, sys, time
 
+STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
 IGNORING = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
@@ -14,15 +15,15 @@ def say(line):
     print("genserve: " + line, file=sys.stderr, flush=True)
 
 
-def drain(number, frame):
-    say("drained after " + signal.Signals(number).name)
-    sys.exit(0)
-
-
 def serve():
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN if model == "that ignores SIGTERM" else drain)
+    # Kept for `drain`: a signal that comes just before a wait would not end it, nor call a handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED_BY)
     print("genserve: serving a model on 127.0.0.1:9", flush=True)
+
+
+def drain():
+    say("drained after " + signal.Signals(signal.sigwait(STOPPED_BY)).name)
+    sys.exit(0)
 
 
 model = sys.argv[sys.argv.index("--model") + 1]
@@ -57,6 +58,8 @@ if model == "that is drained":
     time.sleep(0.1)
     say("Drain: draining")
     sys.exit(0)
+if not model.endswith("that never serves") and model != "that ignores SIGTERM":
+    drain()
 while True:
     time.sleep(600)
 """

@@ -108,13 +108,15 @@ class ScriptedDaemon(
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         self.requests.append(request)
+        # While a response is being sent, gRPC cancels itself and not what has made the response.
+        context.add_done_callback(lambda ended: self.cancelled.set() if ended.cancelled() else None)
         await self._begin(context)
         lora = len(request.lora_name)  # the version of an adapter
         spans = [types_pb2.WeightSpan(version=v, start=2 * v, end=2 * v + 2, lora_version=lora) for v in (0, 1)]
         try:
             for position, word in enumerate(self.words):
                 if self.hangs_after == position:
-                    self.hanging.set()  # before that, a cancellation may find nobody to tell
+                    self.hanging.set()
                     await self.goes_on.wait()
                     self.goes_on.clear()
                 await slow(self.delay_s)

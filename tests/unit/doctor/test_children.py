@@ -16,7 +16,8 @@ import signal, subprocess, sys, time
 {on_term}
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; {on_term_child}; time.sleep(600)"])
 print(child.pid, flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.05)  # a signal that comes just before a wait does not wake it
 """
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 END_CHILD = "signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), child.wait(), sys.exit(0)))"
