@@ -1,5 +1,7 @@
 """The client for asyncio: one connection and the calls of all services."""
 
+import asyncio
+import contextlib
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -43,8 +45,11 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
         for a first call that is a long `stream_many`. Other calls do not wait for this: until then, they go to the
         daemon itself.
         """
+        began_s = asyncio.get_running_loop().time()
         await super().wait_ready(timeout_s)
-        await self._tokens.find()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(None if timeout_s is None else began_s + timeout_s):
+                await self._tokens.find()
 
     async def close(self) -> None:
         """Closes the connection; calls in progress raise ClientClosedError, and so does every later one."""

@@ -133,9 +133,12 @@ class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.Co
         self.ports = ports
         self.asked: Counter[str] = Counter()
         self.is_full = False
+        self.says_where = asyncio.Event()
+        self.says_where.set()
 
     async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
         self.asked["info"] += 1
+        await self.says_where.wait()
         return control_pb2.GetServerInfoResponse(frontend_ports=self.ports)
 
     async def GetStatus(self, request: Any, context: Any) -> control_pb2.GetStatusResponse:
@@ -284,6 +287,20 @@ async def test_ports_that_cannot_be_reached_are_not_used() -> None:
             await found_in_vain(client, clock)
             assert await names(client, 4) == {"daemon": 4}
             assert daemon.asked["info"] == 1
+
+
+async def test_waiting_for_a_daemon_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ready. That it does not say where its front ends are is no reason to wait longer."""
+    monkeypatch.setattr(channels, "ASK_TIMEOUT_S", 3600.0)
+    with advanced_clock() as clock:
+        async with served(1) as (client, daemon):
+            daemon.says_where.clear()
+            waiting = asyncio.create_task(client.wait_ready(600.0))
+            while not daemon.asked["info"]:
+                await turns()
+            await clock.advance(600.0)
+            await waiting
+            daemon.says_where.set()
 
 
 async def has_noticed(client: AsyncClient) -> None:
