@@ -5,7 +5,7 @@ import contextlib
 import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -67,6 +67,14 @@ class PushChannels:
         return channel
 
 
+class _Frontend(NamedTuple):
+    """A connection to a front end, and the certificates that it was made with."""
+
+    channel: grpc.aio.Channel
+    stub: "GenerationServiceAsyncStub"
+    certificate_number: int
+
+
 class FrontendChannels:
     """Spreads calls over the front ends. The daemon names their ports in the initial metadata of the calls that it
     serves itself, so finding them costs no call and delays none: until then, and where none can be reached, calls go to
@@ -76,7 +84,7 @@ class FrontendChannels:
         self._connection = connection
         host, colon, _ = connection.target.rpartition(":")
         self._host = host if colon and not is_socket(connection.target) else ""
-        self._frontends: dict[int, tuple[grpc.aio.Channel, GenerationServiceAsyncStub]] = {}
+        self._frontends: dict[int, _Frontend] = {}
         self._connecting = asyncio.Lock()
         self._turn = 0
         self._looking: asyncio.Task[None] | None = None
@@ -117,13 +125,13 @@ class FrontendChannels:
 
     async def connect(self, ports: Sequence[int]) -> None:
         """Uses the front ends on these ports, and no others. A connection that there is already is kept, with the calls
-        that it carries."""
+        that it carries; one that is lost is made anew if there are other certificates since."""
         if not ports:
             self.looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
         async with self._connecting:
-            for port in self._frontends.keys() - set(ports):
-                channel, _ = self._frontends.pop(port)
-                await channel.close()
+            for port, known in list(self._frontends.items()):
+                if port not in ports or not self._is_usable(known):
+                    await self._frontends.pop(port).channel.close()
             missing = [port for port in ports if port not in self._frontends]
             connected = await asyncio.gather(*map(self._connected, missing))
             self._frontends |= {port: each for port, each in zip(missing, connected, strict=True) if each is not None}
@@ -135,10 +143,10 @@ class FrontendChannels:
         frontends = list(self._frontends.items())
         for _ in frontends:
             self._turn += 1
-            port, (channel, stub) = frontends[self._turn % len(frontends)]
+            port, known = frontends[self._turn % len(frontends)]
             # A front end that is being started again is connected to in the background.
-            if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-                return stub, f"{self._host}:{port} (a front end of {target})"
+            if known.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+                return known.stub, f"{self._host}:{port} (a front end of {target})"
         return daemon, target
 
     def _look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
@@ -150,7 +158,12 @@ class FrontendChannels:
             # Neither a dropped client nor a dropped stream may be kept alive by this.
             self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
 
-    async def _connected(self, port: int) -> "tuple[grpc.aio.Channel, GenerationServiceAsyncStub] | None":
+    def _is_usable(self, known: "_Frontend") -> bool:
+        is_current = known.certificate_number == self._connection.certificate_number
+        return is_current or known.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def _connected(self, port: int) -> "_Frontend | None":
+        number = self._connection.certificate_number
         try:
             channel = self._connection.another_channel(f"{self._host}:{port}")
             with self._connection.typed_errors():
@@ -161,7 +174,7 @@ class FrontendChannels:
         except TimeoutError:
             await channel.close()  # behind a firewall or a tunnel
             return None
-        return channel, generation_pb2_grpc.GenerationServiceStub(channel)
+        return _Frontend(channel, generation_pb2_grpc.GenerationServiceStub(channel), number)
 
     def _give_up(self) -> None:
         if self._looking is not None:

@@ -161,6 +161,12 @@ class Connection:
         return (*self._metadata, *self._caller.metadata, *trace_metadata())
 
     @property
+    def certificate_number(self) -> int:
+        """Which certificates a connection is made with that is opened now: a channel keeps those that it was made
+        with."""
+        return self._caller.certificate_number
+
+    @property
     def channel(self) -> grpc.aio.Channel:
         """The channel, which is bound to the running event loop."""
         return self._open().channel
@@ -282,7 +288,7 @@ class Connection:
                 "the client belongs to the event loop of its first call, not to this one; make a client for each "
                 "asyncio.run, or use the blocking Client, which has a loop of its own"
             )
-        number = self._caller.certificate_number
+        number = self.certificate_number
         if opened is None or opened.certificate_number != number:
             Connection._grpc_pid = pid
             channel = self._new_channel(self.target)

@@ -19,9 +19,10 @@ from genserve.routing.replica import ReplicaState
 from genserve.security import files
 from genserve.settings.config import ServeConfig
 from tests.fleet.routers import MAX_STAGING_BYTES, QUICK
+from tests.fleet.talking_engine import let_talk
 from tests.support.breakable_link import BreakableLink
 from tests.support.credentials import Authority, Callers, Pair, one_each
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
 from tests.support.pulled_peers import CHECKPOINT, weights
 from tests.support.scripted_daemon import Daemon, serving
 
@@ -144,16 +145,21 @@ async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, m
 async def test_a_replica_is_connected_to_again_with_new_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a new authority: the router's channel of before could not connect."""
+    """All of a new authority: the channels of before could not connect. By the router, and by a client that calls
+    replicas itself."""
     monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
-    async with secured(tmp_path, num_replicas=1) as fleet:
+    async with (
+        secured(tmp_path, num_replicas=1) as fleet,
+        fleet.client("generate", direct=True, server_name="fleet.example") as worker,
+    ):
+        let_talk(fleet.daemons[0].engine, 0)
         await fleet.until_ready()
-        successor = Authority(tmp_path)
-        successor.issue("127.0.0.1", "fleet.example", into=fleet.pair)
-        Path(fleet.authority.ca_file).write_bytes(Path(successor.ca_file).read_bytes())  # noqa: ASYNC240  # a moment
+        await worker.generate([1], max_tokens=1, text=False)
+        Authority(tmp_path).replaces(fleet.authority, fleet.pair, "127.0.0.1", "fleet.example")
         fleet.links[0].cut()
         await until(lambda: not fleet.running.router.fleet.ready)
         await fleet.until_ready()
+        await worker.generate([1], max_tokens=1, text=False, timeout_s=STEP_S)
 
 
 @pytest.mark.parametrize("asks", [True, False])

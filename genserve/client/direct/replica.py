@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+import grpc.aio
+
 from genserve.errors import GenserveError
 from genserve.forward.upstream import TokenUpstream
 from genserve.routing.replica import Load, Replica, ReplicaState
@@ -120,12 +122,25 @@ class DirectUpstream(TokenUpstream):
     this one as well."""
 
     def __init__(self, connection: Connection, known: KnownReplica) -> None:
-        channel = connection.another_channel(known.address, retries=False)  # another replica is tried instead
-        super().__init__(known.address, channel)
         self.known = known
         self._connection = connection
+        super().__init__(known.address, self._opened())
+
+    def _opened(self) -> grpc.aio.Channel:
+        self._certificate_number = self._connection.certificate_number
+        return self._connection.another_channel(self.known.address, retries=False)  # another replica is tried instead
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        super()._use(channel)
         self._control: ControlServiceAsyncStub = ControlServiceStub(channel)
         self._generation: GenerationServiceAsyncStub = GenerationServiceStub(channel)
+
+    async def _renew(self) -> None:
+        """The next connection is made with the certificates of now. One that carries calls is there."""
+        if self._certificate_number != self._connection.certificate_number and not self.calls:
+            old = self._channel
+            self._use(self._opened())
+            await old.close()
 
     @property
     def instance_id(self) -> str:
@@ -156,6 +171,7 @@ class DirectUpstream(TokenUpstream):
         expected, version = self.known.instance_id, self.known.weight_version
         request = control_pb2.GetStatusRequest()
         try:
+            await self._renew()
             with self.raising():
                 answer = await self._control.GetStatus(request, timeout=timeout_s, metadata=self.metadata)
         except GenserveError as error:

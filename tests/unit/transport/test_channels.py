@@ -15,12 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from genserve.client import AsyncClient
 from genserve.errors import MessageTooLargeError, UnavailableError
+from genserve.security import files
 from genserve.transport import channels
 from genserve.transport.channels import PushChannels
 from genserve.transport.connection import Connection
 from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
 from genserve.wire.literals import FRONTEND_PORTS_KEY
 from tests.support.clocks import AdvancedClock, advanced_clock
+from tests.support.credentials import Authority, Pair
 from tests.support.patience import STEP_S, turns
 from tests.support.ports import free_port
 from tests.support.refusals import refuses
@@ -169,13 +171,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def serving(name: str, ports: list[int], address: str = "127.0.0.1:0") -> AsyncIterator[tuple[int, Serving]]:
-    """A server of that name; its port."""
+async def serving(
+    name: str, ports: list[int], address: str = "127.0.0.1:0", pair: Pair | None = None
+) -> AsyncIterator[tuple[int, Serving]]:
+    """A server of that name, with this certificate; its port."""
     servicer = Serving(name, ports)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port(address)
+    port = server.add_insecure_port(address) if pair is None else server.add_secure_port(address, with_tls(pair))
     healthy = health.aio.HealthServicer()
     await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -184,6 +188,11 @@ async def serving(name: str, ports: list[int], address: str = "127.0.0.1:0") -> 
         yield port, servicer
     finally:
         await server.stop(None)
+
+
+def with_tls(pair: Pair) -> grpc.ServerCredentials:
+    """Credentials of a server with this certificate."""
+    return grpc.ssl_server_credentials([(Path(pair.key_file).read_bytes(), Path(pair.cert_file).read_bytes())])
 
 
 @asynccontextmanager
@@ -330,6 +339,31 @@ async def test_lost_front_end_is_skipped_and_used_again_after_its_return() -> No
         await has_noticed(client)
         assert await names(client, 4) == {"front0": 4}
         await stack.enter_async_context(serving("back", [], f"127.0.0.1:{second}"))
+        async with asyncio.timeout(STEP_S):
+            while "back" not in await names(client, 2):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_front_end_is_connected_to_again_with_new_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a new authority: the channel of before could not connect."""
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
+    authority = Authority(tmp_path)
+    pair = authority.issue("127.0.0.1")
+    port, front = free_port(), free_port()
+    async with AsyncExitStack() as stack:
+        dying = await stack.enter_async_context(AsyncExitStack())
+        await dying.enter_async_context(serving("daemon", [front], f"127.0.0.1:{port}", pair))
+        await dying.enter_async_context(serving("front", [], f"127.0.0.1:{front}", pair))
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}", ca_file=authority.ca_file))
+        await client.wait_ready()
+        assert await names(client, 2) == {"front": 2}
+        await dying.aclose()
+        Authority(tmp_path).replaces(authority, pair, "127.0.0.1")
+        await stack.enter_async_context(serving("daemon", [front], f"127.0.0.1:{port}", pair))
+        await stack.enter_async_context(serving("back", [], f"127.0.0.1:{front}", pair))
+        await has_noticed(client)
         async with asyncio.timeout(STEP_S):
             while "back" not in await names(client, 2):
                 await asyncio.sleep(0.05)
