@@ -6,11 +6,13 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from genserve.client import AsyncClient
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import (
     DrainingError,
     InvalidFieldError,
     QueueFullError,
+    ReplicaLostError,
     UnsupportedError,
     WeightVersionMismatchError,
 )
@@ -154,19 +156,38 @@ async def test_after_the_first_message_the_loss_is_reported(router: ScriptedFlee
     assert sum(router.num_submitted) == 1
 
 
+async def lose_those_that_have_it(router: ScriptedFleet) -> None:
+    """A replica dies as soon as it is given a request, until the router gives it to nobody else."""
+    for count in range(1, MAX_LOST + 1):
+        await until(lambda count=count: sum(router.num_submitted) == count)
+        for link, submitted in zip(router.links, router.num_submitted, strict=True):
+            if submitted:
+                link.kill()
+
+
 async def test_a_request_that_takes_replicas_with_it_is_not_given_to_all() -> None:
     """It may be why they die."""
     async with scripted_fleet(MAX_LOST + 1) as router:
         call = router.generation.Generate(asked(), timeout=20)
-        for count in range(1, MAX_LOST + 1):
-            await until(lambda count=count: sum(router.num_submitted) == count)
-            for link, submitted in zip(router.links, router.num_submitted, strict=True):
-                if submitted:
-                    link.kill()
+        await lose_those_that_have_it(router)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         assert reason_of(raised.value) == "REPLICA_LOST"
         assert sum(router.num_submitted) == MAX_LOST
+
+
+async def test_a_client_does_not_give_it_to_the_others() -> None:
+    """gRPC would make a call again that was not admitted by any of them."""
+    async with scripted_fleet(MAX_LOST + 1) as router, AsyncClient(router.address) as client:
+        for daemon in router.daemons:
+            daemon.engine.admission.clear()
+        generating = asyncio.create_task(client.generate([1], max_tokens=1, text=False, timeout_s=20))
+        await lose_those_that_have_it(router)
+        with pytest.raises(ReplicaLostError):
+            await generating
+        assert sum(router.num_submitted) == MAX_LOST
+        for daemon in router.daemons:
+            daemon.engine.admission.set()
 
 
 async def test_a_cancelled_call_ends_upstream(router: ScriptedFleet) -> None:

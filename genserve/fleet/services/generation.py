@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, UnavailableError
+from genserve.errors import EngineDeadError, GenserveError, NoReplicaError, ReplicaLostError, UnavailableError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.services.callers import RemoteCaller, actions_of, parsed, read, remaining_s
 from genserve.fleet.upstream import TOKENIZE_S, Upstream
@@ -130,11 +130,11 @@ def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
 
 @asynccontextmanager
 async def _waited_in_vain(context: "ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
-    """Has gRPC not try the call again when no replica has served it in time: the caller's time would end without the
-    reason, or the wait begin anew."""
+    """Has gRPC not try the call again when no replica has served it in time, or it was lost with too many: the caller's
+    time would end without the reason, the wait begin anew, or more replicas be lost."""
     try:
         yield
-    except NoReplicaError as error:
+    except (NoReplicaError, ReplicaLostError) as error:
         status = to_status(error)
         await context.abort(status.code, status.details, (*status.trailing_metadata, _NO_RETRY))
 
