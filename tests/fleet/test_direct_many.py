@@ -60,6 +60,7 @@ async def test_an_error_ends_its_request_alone() -> None:
         await many.submit([1], request_id="resumed", resume=True)
         error = (await item_of(many, "resumed")).error
         assert isinstance(error, InvalidFieldError) and error.violations[0].field == "resume"
+        assert (await fleet.client.abort(["resumed"])).unknown_ids == ["resumed"], "it is over"
         engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
         item = await item_of(many, "runs")
         assert item.delta is not None and item.delta.outputs[0].token_ids == [5]

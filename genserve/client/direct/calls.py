@@ -245,6 +245,9 @@ class DirectGenerateMany(DirectCall):
         while (message := await self._requests.read()) is not None:
             action = action_of(message)
             if not isinstance(action, Begun):
+                if message.HasField("generate"):  # it is refused
+                    self._unread.discard(message.generate.request_id)
+                    self._aborted.discard(message.generate.request_id)
                 yield action
                 continue
             request_id = action.forwarded.request_id
