@@ -159,12 +159,16 @@ def default_holder() -> str:
 def to_the_same(text: str, args: argparse.Namespace) -> str:
     """A text that ends with a command for the daemon, which has no other address: with the flags by which this command
     has found it, as the next one does not find it without them."""
-    if _NEXT.fullmatch(text) is None:
-        return text
+    return text if _NEXT.fullmatch(text) is None else f"{text}{connection_flags(args)}"
+
+
+def connection_flags(args: argparse.Namespace) -> str:
+    """The flags by which a command has found its daemon, each after a space."""
+    flags = ""
     for name in ("target", "uds", *_ACCESS):
         if (value := getattr(args, name, None)) is not None:
-            text += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(value)}")
-    return text
+            flags += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(value)}")
+    return flags
 
 
 def shown_target(args: argparse.Namespace) -> str:

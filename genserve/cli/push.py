@@ -11,6 +11,7 @@ from genserve.cli.options import (
     add_connection_options,
     add_timeout,
     apply_options,
+    connection_flags,
     count,
     open_client,
 )
@@ -121,9 +122,10 @@ def print_result(result: "PushResult", args: argparse.Namespace) -> int:
         print_json(result.message)
     else:
         print_outcome(result)
-        if result.push.state == "prepared":
+        if result.push.state in ("staged", "prepared"):
             until = time.strftime("%H:%M:%S", time.localtime(time.time() + args.prepared_ttl))
-            print(f"genserve commit {result.push.push_id}  # before {until}, when it is discarded")
+            limit = f"  # before {until}, when it is discarded" if result.push.state == "prepared" else ""
+            print(f"genserve commit {result.push.push_id}{connection_flags(args)}{limit}")
     return 1 if result.push.issues else 0
 
 
@@ -177,8 +179,6 @@ def print_outcome(result: "PushResult") -> None:
         print(f"  {tensor}: {description}")
     if result.applied is None:
         print(f"version {result.push.weight_version}: {result.push.state}; serving {result.state.weight_version}")
-        if result.push.state == "staged":
-            print(f"genserve commit {result.push.push_id}")
         return
     applied = result.applied
     for step, duration_s in applied.step_s.items():

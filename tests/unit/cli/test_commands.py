@@ -146,13 +146,15 @@ async def test_push_can_only_validate(daemon: ScriptedDaemon, genserve: Command,
 async def test_push_that_prepares_says_how_and_until_when_to_commit(
     daemon: ScriptedDaemon, genserve: Command, checkpoint: str
 ) -> None:
-    """The command to type next; not with --json, and not beside --stage."""
+    """The command to type next, for the same daemon: that of a router's push would go to one of its replicas. Not with
+    --json, and not beside --stage."""
     daemon.state_of_push = weights_pb2.PUSH_STATE_PREPARED
     status, output, _ = await genserve("push", checkpoint, "--prepare", "--prepared-ttl", "5m")
     assert (status, daemon.header.action) == (0, weights_pb2.PUSH_ACTION_PREPARE)
     assert daemon.header.prepared_ttl.seconds == 300
     last = output.splitlines()[-1]
-    assert re.fullmatch(rf"genserve commit {daemon.header.push_id}  # before \d\d:\d\d:\d\d, .*", last)
+    command = f"genserve commit {daemon.header.push_id} --target {daemon.target}"
+    assert re.fullmatch(rf"{command}  # before \d\d:\d\d:\d\d, .*", last)
     _, output, _ = await genserve("push", checkpoint, "--prepare", "--json")
     assert Parse(output, weights_pb2.PushWeightsResponse()).push.state == weights_pb2.PUSH_STATE_PREPARED
     with pytest.raises(SystemExit):
