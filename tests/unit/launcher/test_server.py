@@ -20,7 +20,7 @@ import pytest
 
 import genserve
 from genserve.client import AsyncClient, Client
-from genserve.errors import UnavailableError
+from genserve.errors import InvalidFieldError, UnavailableError
 from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, daemon_process, server
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
 from tests.support.clocks import advanced_clock
@@ -313,6 +313,17 @@ def test_the_environment_is_this_one_with_what_was_given(fake: Env, monkeypatch:
     with genserve.launch("whatever", env={**fake, "GENSERVE_B": "given"}) as launched:
         found = psutil.Process(launched.pid).environ()
     assert (found["GENSERVE_A"], found["GENSERVE_B"]) == ("here", "given")
+
+
+def test_what_is_said_of_tls_elsewhere_is_not_about_a_daemon_without(
+    fake: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is started with a certificate: then the client takes its authorities from there."""
+    monkeypatch.setenv("GENSERVE_CA_FILE", "missing.pem")
+    with genserve.launch("whatever", env=fake) as launched:
+        assert launched.client is not None
+    with refuses(InvalidFieldError, field="ca_file"), genserve.launch("whatever", ssl_certfile="ours.pem", env=fake):
+        pass
 
 
 @pytest.mark.parametrize(
