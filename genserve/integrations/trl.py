@@ -14,7 +14,7 @@ from genserve.client.sync_client import Client
 from genserve.errors import DeadlineError, UnsupportedError
 from genserve.integrations.host_copies import HostCopies, whole
 from genserve.integrations.trl_answers import Completions, SequenceLogprobs, completions, sequence_logprobs, vllm_config
-from genserve.transport.settings import ConnectionSettings
+from genserve.transport.settings import ConnectionSettings, tls_of
 from genserve.transport.timeouts import Timeouts
 
 _TIMEOUTS: Final = Timeouts(generate_s=3600.0, push_s=3600.0)  # TRL's own has none
@@ -55,7 +55,7 @@ class VLLMClient:
             raise ValueError(f"base_url must be http://HOST:PORT, is {base_url}")
         settings.setdefault("timeouts", _TIMEOUTS)
         if url.scheme == "https":
-            settings.setdefault("tls", True)
+            settings |= {**tls_of(url.netloc, settings), "tls": True}
         self.base_url = f"{url.scheme}://{url.netloc}"
         self.host, self.server_port, self.group_port = url.hostname, url.port, group_port
         self._partial = partial

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 import grpc
 
@@ -26,6 +26,7 @@ CONFIG_VARIABLE: Final = "GENSERVE_CONFIG"
 _MAX_CONFIG_BYTES: Final = 64 << 10
 _TEXTS: Final = ("target", "token_file", "ca_file", "cert_file", "key_file", "server_name")
 _SWITCHES: Final = ("tls", "allow_insecure")
+_OF_TLS: Final = ("credentials", *TLS_SETTINGS)
 _WORDS: Final[Mapping[str, bool]] = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -77,18 +78,15 @@ def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[
     """What settings, environment and file say together. Of TLS, and of the token, the first that says anything decides
     alone. Raises InvalidFieldError naming what is wrong."""
     refuse_unknown(settings, ConnectionSettings)
-    named = {name: value for name, value in settings.items() if value is not None}
-    ours, theirs = _of_environment(environment), _of_file(environment)
     if not isinstance(target, str | None):
         raise InvalidFieldError.of(
             "target", f"must be a text such as {DEFAULT_TARGET}, and not {type(target).__name__}"
         )
     where = target_of(target, environment)
-    if theirs.get("target", where) != where:
-        theirs = {}  # what the file has for its own target is for no other
-    tls = _first_with(("credentials", *TLS_SETTINGS), named, ours, theirs)
-    tokens = _first_with(("token", "token_file"), named, ours, theirs)
-    insecure = _first_with(("allow_insecure",), named, ours, theirs)
+    sources = _sources(where, settings, environment)
+    tls = _first_with(_OF_TLS, *sources)
+    tokens = _first_with(("token", "token_file"), *sources)
+    insecure = _first_with(("allow_insecure",), *sources)
     for name, kind in (*((name, str) for name in (*_TEXTS, "token")), *((name, bool) for name in _SWITCHES)):
         value = {**tls, **tokens, **insecure}.get(name)
         if value is not None and not isinstance(value, kind):
@@ -107,6 +105,19 @@ def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[
     except CertificateError as error:
         raise InvalidFieldError.of(_named_by(str(error), tls), str(error)) from None
     return Reach(where, caller)
+
+
+def tls_of(target: str, settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ConnectionSettings:
+    """What is said of TLS to this address, by the first of settings, environment and file that says anything."""
+    return cast("ConnectionSettings", _first_with(_OF_TLS, *_sources(target, settings, environment)))
+
+
+def _sources(target: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
+    """The first has precedence."""
+    named = {name: value for name, value in settings.items() if value is not None}
+    ours, theirs = _of_environment(environment), _of_file(environment)
+    is_for_it = theirs.get("target", target) == target  # what the file has for its own target is for no other
+    return named, ours, theirs if is_for_it else {}
 
 
 def _named_by(message: str, tls: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 from genserve.errors import ManifestMismatchError, PushRolledBackError, UnsupportedError
 from genserve.integrations.trl import VLLMClient
+from genserve.settings.config import ServeConfig
+from tests.support.credentials import Authority
+from tests.support.patience import STEP_S
 from tests.support.refusals import refuses
-from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_daemon import Daemon, serving
 
 METADATA = [("a", "float32", [4]), ("b", "bfloat16", [8])]
 
@@ -21,6 +25,18 @@ async def client(daemon: Daemon) -> AsyncIterator[VLLMClient]:
     made = await asyncio.to_thread(VLLMClient, base_url=f"http://{daemon.address}", group_port=1, connection_timeout=5)
     yield made
     await asyncio.to_thread(made.close)
+
+
+async def test_https_takes_the_authorities_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL makes the client, and passes it nothing of the kind."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("127.0.0.1")
+    monkeypatch.setenv("GENSERVE_CA_FILE", authority.ca_file)
+    async with serving(ServeConfig(port=0, ssl_certfile=pair.cert_file, ssl_keyfile=pair.key_file)) as daemon:
+        client = await asyncio.to_thread(VLLMClient, f"https://{daemon.address}", connection_timeout=STEP_S)
+        await asyncio.to_thread(client.close)
 
 
 class Model(torch.nn.Module):
