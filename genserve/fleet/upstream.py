@@ -169,6 +169,11 @@ class Upstream(TokenUpstream):
         return (*self._replicas.metadata, *self._router)
 
     @property
+    def has_token(self) -> bool:
+        """Whether the router has a token for calls to replicas."""
+        return bool(self._replicas.metadata)
+
+    @property
     def least_version(self) -> int | None:
         """The version that it is known to serve: it may have restarted with another one, and nobody has noticed yet."""
         return None if self.member.version is None else self.member.version.number

@@ -16,6 +16,8 @@ from genserve.errors import (
     FleetHeldError,
     GenserveError,
     NoReplicaError,
+    PermissionDeniedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from genserve.fleet.desired import Version
@@ -65,11 +67,19 @@ class Watch:
                 self._member.is_held = isinstance(error, FleetHeldError)
                 if self._member.engine is not None:
                     backoff.reset()  # it was reached
-                self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
+                self._fleet.lost(self._upstream, self._why(error), cuts=not isinstance(error, DrainingError))
             except Exception as error:  # a bug of ours: without a watch, nothing would notice a loss
                 log.exception("the watch of replica %s failed", self._upstream.address)
                 self._fleet.lost(self._upstream, f"the router failed to watch it: {error!r}")
             await asyncio.sleep(backoff.next_s())
+
+    def _why(self, error: GenserveError) -> str:
+        """For operators of the router: a replica says what its own callers do about a token."""
+        if not isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            return error.message
+        if not self._upstream.has_token:
+            return "it takes no call without a token: give this router one with --peer-token-file"
+        return f"{error.message} (the token in --peer-token-file)"
 
     async def _watch(self) -> None:
         info = await self._info()

@@ -79,7 +79,7 @@ async def secured(directory: Path, router_token: str = "router", num_replicas: i
         route = RouteConfig(
             [each.address for each in links],
             fleet=QUICK,
-            peer_token_file=callers.token_file(router_token),
+            peer_token_file=callers.token_file(router_token) if router_token else "",
             **access,
         )
         running = await start_router(route, stack, Stopped())
@@ -127,6 +127,12 @@ async def test_a_router_without_a_role_at_the_replicas_says_so(tmp_path: Path) -
     async with secured(tmp_path, router_token="generate") as fleet:
         members = fleet.running.router.fleet
         await until(lambda: all("needs the role operator" in each.failure for each in members.members))
+
+
+async def test_a_router_without_a_token_says_with_which_flag_it_gets_one(tmp_path: Path) -> None:
+    """A replica would say what its own callers do about it."""
+    async with secured(tmp_path, router_token="") as fleet:
+        await until(lambda: all("--peer-token-file" in why for _, why in fleet.states()))
 
 
 async def test_a_router_with_an_unknown_token_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
