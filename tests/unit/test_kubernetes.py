@@ -66,7 +66,7 @@ def test_a_field_that_does_not_exist_is_noticed() -> None:
 
 def test_the_commands_are_ours() -> None:
     """Their flags are, and what they listen on is what everything else names."""
-    replica, router = container("replica")["args"], container("router")["args"]
+    replica, router = container("replica")["command"], container("router")["command"]
     assert (replica[:2], router[:2]) == (["genserve", "serve"], ["genserve", "route"])
     served = check_flags([flag for flag in replica[2:] if not flag.startswith("--model=")], "genserve serve")
     assert served is not None
@@ -99,7 +99,7 @@ def test_the_files_of_the_flags_are_those_of_the_secrets(component: str) -> None
     }
     used = re.findall(r"(/tls|/access)/([\w.]+)", text)
     assert len(used) > 5 and all(file in created[mounted[directory]] for directory, file in used)
-    assert "--allow-insecure" not in it["args"]
+    assert "--allow-insecure" not in it["command"]
 
 
 def test_a_certificate_is_for_the_name_of_the_router() -> None:
@@ -107,13 +107,13 @@ def test_a_certificate_is_for_the_name_of_the_router() -> None:
     name = SERVICES["router"]["metadata"]["name"]
     for component in ("replica", "router"):
         it = container(component)
-        assert f"--peer-name={name}" in it["args"]
+        assert f"--peer-name={name}" in it["command"]
         assert f"-tls-server-name={name}" in probe_of(it, "readinessProbe")
 
 
 def test_the_router_finds_the_replicas_by_their_service() -> None:
     """A headless one: its name resolves to all pods."""
-    (dns,) = [flag.removeprefix("--dns=") for flag in container("router")["args"] if flag.startswith("--dns=")]
+    (dns,) = [flag.removeprefix("--dns=") for flag in container("router")["command"] if flag.startswith("--dns=")]
     service = SERVICES["replica"]
     assert split_name(dns) == (service["metadata"]["name"], service["spec"]["ports"][0]["port"])
     assert service["spec"]["clusterIP"] == "None"
@@ -132,7 +132,7 @@ def test_selectors_select_the_pods(component: str) -> None:
 def test_kubernetes_waits_for_the_drain() -> None:
     """That of preStop and that of SIGTERM; a daemon has to end its engine as well."""
     served = check_flags(["--drain-timeout=60s"], "genserve serve")
-    assert served is not None and "--drain-timeout=60s" in container("replica")["args"]
+    assert served is not None and "--drain-timeout=60s" in container("replica")["command"]
     command = container("replica")["lifecycle"]["preStop"]["exec"]["command"][-1]
     drains = make_parser().parse_args(
         [word.replace('"$POD_IP:', "10.0.0.1:").strip('"') for word in command.split()[1:]]
@@ -140,6 +140,6 @@ def test_kubernetes_waits_for_the_drain() -> None:
     assert (drains.action, drains.address) == ("drain", "10.0.0.1:50051")
     assert drains.target == f"{SERVICES['router']['metadata']['name']}:50050"
     assert pod("replica")["terminationGracePeriodSeconds"] >= drains.timeout + served.drain_timeout_s + CLOSE_S
-    routed = make_parser().parse_args(container("router")["args"][1:])
+    routed = make_parser().parse_args(container("router")["command"][1:])
     slept_s = container("router")["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod("router")["terminationGracePeriodSeconds"] > slept_s + routed.drain_timeout
