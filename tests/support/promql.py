@@ -15,6 +15,8 @@ from tests.support.scraped import Scrape
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_PROMETHEUS = frozenset({"instance", "job"})
 """Labels that Prometheus adds to each series of a target."""
+_UP = "up"
+"""The series that Prometheus itself has of each target: 0 while it gets no answer."""
 _ROUTER = "genserve_router_"
 _CLOSED = frozenset({"phase", "process", "state", "step", "use", "versions_behind"})
 """Labels all of whose values are there from the beginning, whatever happens."""
@@ -55,6 +57,8 @@ def faults(query: str, scrape: Scrape) -> list[str]:
     used: set[str] = set(OF_PROMETHEUS)
     for selector in _nodes(parsed, VectorSelector):
         name = selector.name or ""
+        if name == _UP:
+            continue
         if name not in labels:
             found.append(f"no series {name}")
             continue
