@@ -13,16 +13,15 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
-from genserve.forward.attempts import MAX_LOST
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState, Request
-from tests.fleet.direct_fleet import DIRECT, QUIET, DirectClient, direct_fleet
+from tests.fleet.direct_fleet import DIRECT, DirectClient, direct_fleet
 from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, linked, over, replica
 from tests.fleet.scripted_fleet import tokens
-from tests.fleet.talking_engine import continued, let_talk
+from tests.fleet.talking_engine import let_talk
 from tests.support.clocks import advanced_clock
-from tests.support.patience import STEP_S, until
+from tests.support.patience import until
 from tests.support.ports import free_port
 from tests.support.refusals import refuses
 
@@ -169,23 +168,6 @@ async def test_clients_of_a_link_that_breaks_come_back() -> None:
                 await client.generate([1], max_tokens=1, text=False, timeout_s=20)
                 fleet.links[0].cut()
             await client.generate([1], max_tokens=1, text=False, timeout_s=20)
-
-
-async def test_a_moment_without_network_is_no_death_of_replicas() -> None:
-    """A request waits for them, and goes on: they are lost to this client alone, and none of them died with it."""
-    async with direct_fleet(MAX_LOST, QUIET) as fleet:
-        engines = [let_talk(daemon.engine, 0) for daemon in fleet.daemons]
-        await fleet.client.wait_ready(STEP_S)
-        await fleet.until_known(*[READY] * MAX_LOST)
-        fleet.blind_router()
-        generating = asyncio.create_task(fleet.client.generate([1, 7], max_tokens=200, text=False, resume=True))
-        await until(lambda: sum(each.num_tokens for each in engines) > 20)
-        for link in fleet.links:
-            link.kill()
-        await fleet.until_known(*[ReplicaState.UNHEALTHY] * MAX_LOST)  # it was tried at each of them
-        for link in fleet.links:
-            await link.listen_again()
-        assert (await generating).token_ids == continued([1, 7], 200)
 
 
 async def test_a_fault_of_the_client_does_not_end_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,9 +207,8 @@ class DirectReplicas(Destinations[DirectUpstream]):
         return [upstream.known.as_replica() for upstream in self._upstreams.values()]
 
     def instance_ids(self) -> set[str]:
-        """Which runs of daemons are there: those that the router has. That this client reaches none of them may be due
-        to its own network."""
-        return {upstream.instance_id for upstream in self._upstreams.values() if upstream.known.is_told_ready}
+        """Which runs of daemons are there."""
+        return {upstream.instance_id for upstream in self._upstreams.values() if upstream.known.is_reached}
 
     def upstream_at(self, address: str) -> DirectUpstream:
         """The replica of this address."""
