@@ -47,8 +47,9 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
         """
         began_s = asyncio.get_running_loop().time()
         await super().wait_ready(timeout_s)
+        limit_s = Connection.grpc_timeout_s(timeout_s, None)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(None if timeout_s is None else began_s + timeout_s):
+            async with asyncio.timeout_at(None if limit_s is None else began_s + limit_s):
                 await self._tokens.find()
 
     async def close(self) -> None:

@@ -104,8 +104,8 @@ class Upstream(TokenUpstream):
     def __init__(self, member: Member, replicas: Caller, router_id: str = "") -> None:
         """`replicas` calls it, for this run of a router. Raises UnavailableError."""
         self.member = member
+        self.caller = replicas
         self._router = ((ROUTER_ID_KEY, router_id),) if router_id else ()
-        self._replicas = replicas
         self._certificate_number = replicas.certificate_number
         super().__init__(member.address, opened_channel(replicas, member.address, _TOKENS))
         self._open_others()
@@ -115,12 +115,12 @@ class Upstream(TokenUpstream):
         self.generation: GenerationServiceAsyncStub = GenerationServiceStub(channel)
 
     def _open_others(self) -> None:
-        self._control_channel = control = opened_channel(self._replicas, self.address)
+        self._control_channel = control = opened_channel(self.caller, self.address)
         self.control: ControlServiceAsyncStub = ControlServiceStub(control)
         self.weights: WeightServiceAsyncStub = WeightServiceStub(control)
         self.abort: grpc.aio.UnaryUnaryMultiCallable[generation_pb2.AbortRequest, generation_pb2.AbortResponse]
         self.abort = GenerationServiceStub(control).Abort
-        self._weights_channel = weights = opened_channel(self._replicas, self.address, _BYTES_OF_WEIGHTS)
+        self._weights_channel = weights = opened_channel(self.caller, self.address, _BYTES_OF_WEIGHTS)
         self.push: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = weights.stream_unary(f"{_WEIGHTS}PushWeights")
         self.pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = weights.unary_stream(f"{_WEIGHTS}PullWeights")
 
@@ -131,10 +131,10 @@ class Upstream(TokenUpstream):
     async def renew(self) -> None:
         """To be called when the replica is lost: the next connections are made with the certificates of now. Raises
         UnavailableError if they cannot be used."""
-        number = self._replicas.certificate_number
+        number = self.caller.certificate_number
         if number != self._certificate_number:
             old = self._channels
-            self._use(opened_channel(self._replicas, self.address, _TOKENS))
+            self._use(opened_channel(self.caller, self.address, _TOKENS))
             self._open_others()
             self._certificate_number = number
             await _close(old)
@@ -166,12 +166,7 @@ class Upstream(TokenUpstream):
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The token of the router, and which router it is."""
-        return (*self._replicas.metadata, *self._router)
-
-    @property
-    def has_token(self) -> bool:
-        """Whether the router has a token for calls to replicas."""
-        return bool(self._replicas.metadata)
+        return (*self.caller.metadata, *self._router)
 
     @property
     def least_version(self) -> int | None:

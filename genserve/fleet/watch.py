@@ -75,11 +75,12 @@ class Watch:
 
     def _why(self, error: GenserveError) -> str:
         """For operators of the router: a replica says what its own callers do about a token."""
-        if not isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
-            return error.message
-        if not self._upstream.has_token:
-            return "it takes no call without a token: give this router one with --peer-token-file"
-        return f"{error.message} (the token in --peer-token-file)"
+        has_token = bool(self._upstream.caller.metadata)
+        if has_token and isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            return f"{error.message} (the token in --peer-token-file)"
+        if isinstance(error, UnauthenticatedError):
+            return "it knows neither a token nor a certificate of this router: give it a token with --peer-token-file"
+        return error.message
 
     async def _watch(self) -> None:
         info = await self._info()

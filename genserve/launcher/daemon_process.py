@@ -23,6 +23,7 @@ from genserve.launcher.end_with_starter import ending_with_this_process
 from genserve.launcher.output import DaemonOutput, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
 from genserve.process.signals import ending
+from genserve.transport.settings import ConnectionSettings
 
 GIVE_UP_S: Final = 3.0
 """Time to end for a daemon that did not serve in time."""
@@ -46,6 +47,13 @@ def serve_command(flags: Sequence[str]) -> list[str]:
     """`genserve serve` by this interpreter, on a free port unless the flags say which."""
     port = () if any(flag.partition("=")[0] == "--port" for flag in flags) else ("--port", "0")
     return [sys.executable, "-m", "genserve", "serve", *port, *flags]
+
+
+def access_to(flags: Sequence[str]) -> ConnectionSettings:
+    """How a client calls a daemon with these flags: what the environment says of TLS is about another one, unless this
+    one may have a certificate."""
+    names = {flag.partition("=")[0].replace("_", "-") for flag in flags}
+    return {} if names & {"--ssl-certfile", "--config"} else {"tls": False}
 
 
 class DaemonProcess:

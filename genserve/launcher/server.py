@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from genserve.client import AsyncClient, Client
-from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess
+from genserve.launcher.daemon_process import GIVE_UP_S, DaemonFailedError, DaemonProcess, access_to
 from genserve.launcher.output import LogFile, Serving
 from genserve.settings.config import MAX_TIMEOUT_S, ServeConfig
 from genserve.settings.flags import flag_of, settings_of
-from genserve.transport.settings import ConnectionSettings
 
 FlagValue = str | int | float | bool | os.PathLike[str] | Mapping[str, object] | Sequence[str | int | float] | None
 """What a flag can be given: None leaves it out, True is the bare flag, False its `--no-…` (nothing for a flag of the
@@ -81,7 +80,7 @@ class Launch:
                 serving = process.serving.result(self._start_timeout_s)
             except TimeoutError:
                 raise self._not_served(process) from None
-            self._client = Client(serving.address, **self._access())
+            self._client = Client(serving.address, **access_to(self._flags))
             return LaunchedServer(process, serving, self._client)
         except BaseException as error:
             process.stop(GIVE_UP_S)
@@ -114,7 +113,7 @@ class Launch:
                     serving = await asyncio.wrap_future(process.serving)
             except TimeoutError:
                 raise self._not_served(process) from None
-            self._async_client = AsyncClient(serving.address, **self._access())
+            self._async_client = AsyncClient(serving.address, **access_to(self._flags))
             return LaunchedServer(process, serving, self._async_client)
         except BaseException as error:
             process.stop(GIVE_UP_S)
@@ -138,11 +137,6 @@ class Launch:
             await asyncio.wrap_future(process.ended)
             raise
         self._tell(process, was_killed and not has_ended, error)
-
-    def _access(self) -> ConnectionSettings:
-        """What the environment says of TLS is about another daemon, unless this one is started with a certificate."""
-        may_have_tls = any(flag.partition("=")[0] in ("--ssl-certfile", "--config") for flag in self._flags)
-        return {} if may_have_tls else {"tls": False}
 
     def _start(self) -> DaemonProcess:
         if self._process is not None:

@@ -125,13 +125,12 @@ class FrontendChannels:
 
     async def connect(self, ports: Sequence[int]) -> None:
         """Uses the front ends on these ports, and no others. A connection that there is already is kept, with the calls
-        that it carries; one that is lost is made anew if there are other certificates since."""
+        that it carries."""
         if not ports:
             self.looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
         async with self._connecting:
-            for port, known in list(self._frontends.items()):
-                if port not in ports or not self._is_usable(known):
-                    await self._frontends.pop(port).channel.close()
+            for port in self._frontends.keys() - set(ports):
+                await self._frontends.pop(port).channel.close()
             missing = [port for port in ports if port not in self._frontends]
             connected = await asyncio.gather(*map(self._connected, missing))
             self._frontends |= {port: each for port, each in zip(missing, connected, strict=True) if each is not None}
@@ -147,6 +146,8 @@ class FrontendChannels:
             # A front end that is being started again is connected to in the background.
             if known.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
                 return known.stub, f"{self._host}:{port} (a front end of {target})"
+            if known.certificate_number != self._connection.certificate_number:
+                self._frontends[port] = self._opened(port)
         return daemon, target
 
     def _look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
@@ -158,23 +159,23 @@ class FrontendChannels:
             # Neither a dropped client nor a dropped stream may be kept alive by this.
             self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
 
-    def _is_usable(self, known: "_Frontend") -> bool:
-        is_current = known.certificate_number == self._connection.certificate_number
-        return is_current or known.channel.get_state() is grpc.ChannelConnectivity.READY
+    def _opened(self, port: int) -> "_Frontend":
+        number = self._connection.certificate_number
+        channel = self._connection.another_channel(f"{self._host}:{port}")
+        return _Frontend(channel, generation_pb2_grpc.GenerationServiceStub(channel), number)
 
     async def _connected(self, port: int) -> "_Frontend | None":
-        number = self._connection.certificate_number
         try:
-            channel = self._connection.another_channel(f"{self._host}:{port}")
+            frontend = self._opened(port)
             with self._connection.typed_errors():
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await channel.channel_ready()
+                    await frontend.channel.channel_ready()
         except ClientClosedError:
             return None
         except TimeoutError:
-            await channel.close()  # behind a firewall or a tunnel
+            await frontend.channel.close()  # behind a firewall or a tunnel
             return None
-        return _Frontend(channel, generation_pb2_grpc.GenerationServiceStub(channel), number)
+        return frontend
 
     def _give_up(self) -> None:
         if self._looking is not None:

@@ -1,7 +1,7 @@
 """Calls of GenerationService to the replicas of a fleet: they stand where a call of gRPC to one daemon does."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -196,7 +196,7 @@ class DirectGenerateMany(DirectCall):
         self._replicas = replicas
         self._waiting = waiting
         self._requests: Pipe[generation_pb2.GenerateManyRequest] = Pipe()
-        self._unread: set[str] = set()  # ids of requests that nobody has begun yet
+        self._unread: Counter[str] = Counter()  # ids of requests that nobody has begun yet
         self._aborted: set[str] = set()  # of those, the ones to end
         self._stream = GenerateMany(replicas, waiting, replicas.tokenize, answer)
         super().__init__(answer, lambda: self._stream.run(self._actions()))
@@ -204,7 +204,7 @@ class DirectGenerateMany(DirectCall):
     async def write(self, message: generation_pb2.GenerateManyRequest) -> None:
         """Sends a message. Raises what ended the call, InvalidStateError after its regular end, as gRPC does."""
         if message.HasField("generate"):
-            self._unread.add(message.generate.request_id)
+            self._unread[message.generate.request_id] += 1
         try:
             await self._requests.write(message)
         except PipeEndedError:
@@ -234,6 +234,9 @@ class DirectGenerateMany(DirectCall):
         self._aborted.update(found)
         return found
 
+    def _begin(self, request_id: str) -> None:
+        self._unread -= Counter((request_id,))
+
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
         self._requests.end()
@@ -246,8 +249,9 @@ class DirectGenerateMany(DirectCall):
             action = action_of(message)
             if not isinstance(action, Begun):
                 if message.HasField("generate"):  # it is refused
-                    self._unread.discard(message.generate.request_id)
-                    self._aborted.discard(message.generate.request_id)
+                    self._begin(message.generate.request_id)
+                    if message.generate.request_id not in self._unread:
+                        self._aborted.discard(message.generate.request_id)
                 yield action
                 continue
             request_id = action.forwarded.request_id
@@ -258,7 +262,7 @@ class DirectGenerateMany(DirectCall):
                 self._aborted.add(request_id)
             except GenserveError as error:
                 action = Failure(request_id, error.with_traceback(None))
-            self._unread.discard(request_id)
+            self._begin(request_id)
             yield action
             if request_id in self._aborted:
                 self._aborted.discard(request_id)

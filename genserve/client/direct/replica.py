@@ -191,4 +191,6 @@ class DirectUpstream(TokenUpstream):
     ) -> generation_pb2.TokenizeResponse:
         """Token ids of text or a chat. Raises GenserveError."""
         with self.raising():
-            return await self._generation.Tokenize(request, timeout=timeout_s, metadata=self.metadata)
+            call = self._generation.Tokenize(request, timeout=timeout_s, metadata=self.metadata)
+            with self.running(call):
+                return await call

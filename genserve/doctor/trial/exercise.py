@@ -16,7 +16,7 @@ from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFou
 from genserve.doctor.trial.load import NUM_STREAMS, LoadLimits, live_load, retry_after_s
 from genserve.doctor.trial.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, UnsupportedError
-from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess, access_to
 from genserve.launcher.output import LogFile, last_words
 from genserve.process.signals import ending
 
@@ -57,7 +57,7 @@ async def exercise(
     try:
         async with daemon(children, subject.directories[started_on], flags, log, timeout_s) as child:
             found.start_s = time.monotonic() - began_s
-            async with AsyncClient(child.address) as client:
+            async with AsyncClient(child.address, **access_to(flags)) as client:
                 try:
                     await _Exercise(client, subject, found, timeout_s).run(pushes=way != "")
                 except GenserveError as error:

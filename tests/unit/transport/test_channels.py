@@ -347,23 +347,24 @@ async def test_lost_front_end_is_skipped_and_used_again_after_its_return() -> No
 async def test_a_front_end_is_connected_to_again_with_new_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a new authority: the channel of before could not connect."""
+    """All of a new authority: the channel of before could not connect. The other front end runs on, and so nobody asks
+    the daemon."""
     monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
     authority = Authority(tmp_path)
     pair = authority.issue("127.0.0.1")
-    port, front = free_port(), free_port()
+    second = free_port()
     async with AsyncExitStack() as stack:
         dying = await stack.enter_async_context(AsyncExitStack())
-        await dying.enter_async_context(serving("daemon", [front], f"127.0.0.1:{port}", pair))
-        await dying.enter_async_context(serving("front", [], f"127.0.0.1:{front}", pair))
+        first, _ = await stack.enter_async_context(serving("front0", [], pair=pair))
+        await dying.enter_async_context(serving("front1", [], f"127.0.0.1:{second}", pair))
+        port, _ = await stack.enter_async_context(serving("daemon", [first, second], pair=pair))
         client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}", ca_file=authority.ca_file))
         await client.wait_ready()
-        assert await names(client, 2) == {"front": 2}
+        assert await names(client, 4) == {"front0": 2, "front1": 2}
         await dying.aclose()
         Authority(tmp_path).replaces(authority, pair, "127.0.0.1")
-        await stack.enter_async_context(serving("daemon", [front], f"127.0.0.1:{port}", pair))
-        await stack.enter_async_context(serving("back", [], f"127.0.0.1:{front}", pair))
         await has_noticed(client)
+        await stack.enter_async_context(serving("back", [], f"127.0.0.1:{second}", pair))
         async with asyncio.timeout(STEP_S):
             while "back" not in await names(client, 2):
                 await asyncio.sleep(0.05)

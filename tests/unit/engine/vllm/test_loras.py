@@ -18,8 +18,7 @@ from tests.support.refusals import refuses
 
 class ScriptedCore:
     """vLLM's client of its engine, with two ranks. `without_layer`: the modules that each of them takes none of.
-    `failing_removals`: what a rank says of the next ones, "" = they are not answered before
-    `is_closed`."""
+    `failing_removals`: what a rank says of the next ones, "" = they are not answered before `is_closed`."""
 
     def __init__(self) -> None:
         self.without_layer: list[list[str]] = [[], []]
