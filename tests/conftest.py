@@ -111,5 +111,7 @@ def _starts_daemons(item: pytest.Item) -> bool:
 def daemons_that_have_ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Those that were asked to end and not waited for. No secret is in what all daemons have written."""
     yield
-    daemon_process.wait_ended()
-    known_secrets.check_files(tmp_path_factory.getbasetemp())
+    try:
+        daemon_process.wait_ended()
+    finally:
+        known_secrets.check_files(tmp_path_factory.getbasetemp())

@@ -283,6 +283,7 @@ async def test_front_ends_end_with_a_daemon_that_is_killed(
     assert len(processes) == NUM_FRONTENDS
     async with running(everywhere) as tasks:
         many.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(many.exit_status, 60)
         _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 90)
         assert not alive
         ends = await asyncio.gather(*tasks, return_exceptions=True)

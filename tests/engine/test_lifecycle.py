@@ -74,7 +74,7 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
         for stream, delta in zip(streams, first, strict=True):
             tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(delta.outputs[0].token_ids))
             assert tokens == num_tokens
-    assert await asyncio.to_thread(own_daemon.process.wait, 60) == 0
+    assert await asyncio.to_thread(own_daemon.exit_status, 60) == 0
     _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
     assert "Traceback" not in own_daemon.stderr
@@ -110,7 +110,7 @@ async def test_killed_engine_ends_every_call_and_the_daemon_exits_with_error(
     assert of_the_daemon and all("was ended by SIGKILL" in str(error) for error in of_the_daemon), of_the_daemon
     # As who has launched it does now. It does not drain any more, and its last words stay those of its end.
     own_daemon.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(own_daemon.process.wait, 60) == 1
+    assert await asyncio.to_thread(own_daemon.exit_status, 60) == 1
     _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
     assert re.search(r"genserve: the engine has died: EngineCore\w* was ended by SIGKILL$", own_daemon.stderr, re.M)

@@ -328,7 +328,7 @@ async def test_a_drain_finishes_answers_and_refuses_new_ones(own: Served) -> Non
         await until_cut_off(own)
     assert (await answer.done()).finish_reason == "length"
     assert len(answer.token_ids) == LONG
-    assert await asyncio.to_thread(own.process.process.wait, 60) == 0
+    assert await asyncio.to_thread(own.process.exit_status, 60) == 0
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     assert "Traceback" not in own.process.stderr
@@ -349,6 +349,6 @@ async def test_an_engine_that_dies_ends_answers_and_the_daemon(own: Served) -> N
     own.process.descendant("EngineCore").kill()
     with pytest.raises((openai.APIError, httpx.HTTPError)):
         await answer.done()
-    assert await asyncio.to_thread(own.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(own.process.exit_status, 60) == 1
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []

@@ -42,7 +42,7 @@ def test_a_daemon_tells_its_start_and_its_end(checkpoints: dict[str, Path], tmp_
             while "STOPPING=1" not in (lines := end.recv(4096).decode().splitlines()):
                 assert "STATUS=running" in lines
             assert "STATUS=draining" in lines
-            assert process.process.wait(60) == 0
+            assert process.exit_status(60) == 0
             assert "genserve: Drain: draining, 55 s at most; a second signal exits at once" in process.stderr
         finally:
             process.kill()

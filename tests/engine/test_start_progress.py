@@ -148,7 +148,7 @@ async def test_a_signal_ends_a_start_at_once(starting: DaemonProcess, number: si
     """With all that it has started. The status says which signal it was."""
     started = psutil.Process(starting.process.pid).children(recursive=True)
     starting.process.send_signal(number)
-    assert await asyncio.to_thread(starting.process.wait, 60) == 128 + number
+    assert await asyncio.to_thread(starting.exit_status, 60) == 128 + number
     assert starting.stderr.splitlines()[-1] == f"genserve: {number.name} while starting, exiting now"
     _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
@@ -163,7 +163,7 @@ async def test_watcher_of_a_start_gets_its_failure(checkpoints: dict[str, Path],
             watch = ControlServiceStub(channel).WatchStatus(control_pb2.WatchStatusRequest())
             phases = [each.state.phase for each in await read_all(watch, lambda _: False)]
         assert (phases[0], phases[-1]) == (types_pb2.PHASE_STARTING, types_pb2.PHASE_DEAD)
-        assert await asyncio.to_thread(process.process.wait, 60) == 1
+        assert await asyncio.to_thread(process.exit_status, 60) == 1
         assert "No available memory" in process.stderr.splitlines()[-1]
     finally:
         process.kill()

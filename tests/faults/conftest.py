@@ -47,7 +47,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def subject(kept: Kept) -> AsyncIterator[Subject]:
+async def subject(kept: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon on checkpoint a that runs and has nothing staged."""
-    async with kept.for_one_test() as daemon:
+    async with kept.for_one_test(request.session) as daemon:
         yield daemon

@@ -36,7 +36,7 @@ async def killed(subject: Subject) -> None:
     remains = Remains(subject.pid)
     os.kill(subject.pid, signal.SIGKILL)
     subject.release()  # what hangs by order would hang for ever
-    await asyncio.to_thread(subject.process.process.wait, 60)
+    await asyncio.to_thread(subject.process.exit_status, 60)
     assert await remains.left() == []
 
 
@@ -80,6 +80,7 @@ async def test_a_daemon_killed_in_a_push_leaves_nothing_of_it(
             victim = await start(number, name)
         await victim.oracle.push("b")
         assert await victim.oracle.likeness() == known["b"]
+    await subject.oracle.holds((await subject.oracle.served_version(), "a"))  # another daemon is not harmed
 
 
 def command_of(process: psutil.Process) -> str:
@@ -101,5 +102,5 @@ async def test_a_daemon_killed_while_its_engine_starts_leaves_nothing_of_it(
     await patience.until(began, patience.START_S)
     remains = Remains(daemon.process.pid)
     os.kill(daemon.process.pid, signal.SIGKILL)
-    await asyncio.to_thread(daemon.process.wait, 60)
+    await asyncio.to_thread(daemon.exit_status, 60)
     assert await remains.left() == []

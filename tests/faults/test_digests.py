@@ -27,3 +27,4 @@ async def test_concurrent_callers_share_one_reading_of_the_weights(subject: Subj
         known.append(first.digests)
     assert known[0] != known[1]
     subject.release()
+    await subject.oracle.holds((await subject.oracle.served_version(), "a"))

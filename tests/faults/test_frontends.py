@@ -210,5 +210,5 @@ async def test_an_engine_that_dies_ends_the_streams_of_all(daemon: Subject, ever
             await daemon.push("b", apply_timeout_s=5.0)
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(error, EngineDeadError), error
-    assert await asyncio.to_thread(daemon.process.process.wait, 60) != 0
+    assert await asyncio.to_thread(daemon.process.exit_status, 60) != 0
     assert await remains.left() == []

@@ -72,7 +72,7 @@ async def is_given_up(daemon: Subject, silence: Callable[[], object], *, flags_t
                 pass
         with pytest.raises((EngineDeadError, UnavailableError)):
             await pending
-        status = await asyncio.to_thread(daemon.process.process.wait, 60)
+        status = await asyncio.to_thread(daemon.process.exit_status, 60)
         print(f"health flipped after {flipped_s:.1f} s, the daemon exited after {time.monotonic() - began_s:.1f} s")
     assert flipped_s < flags_timeout_s + LATE_S
     assert status == 1

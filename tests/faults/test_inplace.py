@@ -19,9 +19,9 @@ async def kept_inplace(checkpoints: dict[str, Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-async def inplace(kept_inplace: Kept) -> AsyncIterator[Subject]:
+async def inplace(kept_inplace: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon that loads in place."""
-    async with kept_inplace.for_one_test() as daemon:
+    async with kept_inplace.for_one_test(request.session) as daemon:
         yield daemon
 
 

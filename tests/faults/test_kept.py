@@ -219,5 +219,5 @@ async def test_a_daemon_that_ends_keeps_what_it_serves_first(stack: AsyncExitSta
         assert process.stop() == 0
     else:
         process.descendant("EngineCore").kill()
-        assert process.process.wait(60) == 1
+        assert process.exit_status(60) == 1
     assert keeping.version() == 5

@@ -27,9 +27,9 @@ async def kept_addresses(checkpoints: dict[str, Path], tmp_path_factory: pytest.
 
 
 @pytest.fixture
-async def addressed(kept_addresses: Kept) -> AsyncIterator[Subject]:
+async def addressed(kept_addresses: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon that keeps addresses."""
-    async with kept_addresses.for_one_test() as daemon:
+    async with kept_addresses.for_one_test(request.session) as daemon:
         yield daemon
 
 

@@ -100,5 +100,5 @@ async def test_a_shutdown_does_not_wait_for_the_commit(checkpoints: dict[str, Pa
         await daemon.push("b", version=1, action="prepare", prepared_ttl_s=3600.0)
         remains = Remains(daemon.pid)
         daemon.process.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(daemon.process.process.wait, 60) == 0
+        assert await asyncio.to_thread(daemon.process.exit_status, 60) == 0
         assert await remains.left() == []

@@ -32,9 +32,9 @@ async def kept_ranks(checkpoints: dict[str, Path], tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture
-async def ranks(kept_ranks: Kept) -> AsyncIterator[Subject]:
+async def ranks(kept_ranks: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon with two ranks."""
-    async with kept_ranks.for_one_test() as daemon:
+    async with kept_ranks.for_one_test(request.session) as daemon:
         yield daemon
 
 
@@ -136,7 +136,7 @@ async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: 
     )
     with pytest.raises(EngineDeadError):
         await ranks.push("b")
-    assert await asyncio.to_thread(ranks.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(ranks.process.exit_status, 60) == 1
     ranks.release()
     await nothing_is_left(remains)
 
@@ -170,7 +170,7 @@ async def test_a_rank_that_is_killed_is_the_end_of_the_engine(doomed: Subject) -
             pass
     with pytest.raises((EngineDeadError, UnavailableError)):
         await pending
-    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(doomed.process.exit_status, 60) == 1
     await nothing_is_left(remains)
 
 
@@ -179,7 +179,7 @@ async def test_last_line_names_the_exception_of_the_rank_whose_step_failed(doome
     doomed.order(Fault("run", "escape", rank="tp0"))
     with pytest.raises((EngineDeadError, UnavailableError)):
         await doomed.client.generate([1, 2, 3], max_tokens=4)
-    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(doomed.process.exit_status, 60) == 1
     doomed.release()
     last = doomed.process.stderr.splitlines()[-1]
     assert last == "genserve: the engine has died: LookupError: ordered to fail in run after 0"
@@ -194,7 +194,7 @@ async def test_push_that_kills_a_rank_is_not_reported_as_changing_nothing(
     doomed.order(Fault(step, "kill", after=after, rank="tp1"))
     with pytest.raises((EngineDeadError, UnavailableError)):
         await doomed.push("b")
-    assert await asyncio.to_thread(doomed.process.process.wait, 60) == 1
+    assert await asyncio.to_thread(doomed.process.exit_status, 60) == 1
     doomed.release()
     last = doomed.process.stderr.splitlines()[-1]
     assert last.startswith("genserve: the engine has died: Worker proc VllmWorker-1 died unexpectedly")
@@ -213,5 +213,5 @@ async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(doomed: S
     with pytest.raises(GenserveError):
         await push
     doomed.release()
-    await asyncio.to_thread(doomed.process.process.wait, 60)
+    await asyncio.to_thread(doomed.process.exit_status, 60)
     await nothing_is_left(remains)

@@ -27,9 +27,9 @@ async def kept_engines(checkpoints: dict[str, Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-async def engines(kept_engines: Kept) -> AsyncIterator[Subject]:
+async def engines(kept_engines: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon with two engines."""
-    async with kept_engines.for_one_test() as daemon:
+    async with kept_engines.for_one_test(request.session) as daemon:
         yield daemon
 
 

@@ -89,7 +89,7 @@ async def test_four_replicas_are_upgraded_one_by_one_under_load(checkpoints: dic
                     began_s, before = time.monotonic(), (load.num_streams, load.version)
                     await command("replicas", "drain", address, *router)
                     await command("drain", "--target", address)
-                    assert await asyncio.to_thread(fleet.daemons[index].process.wait, 60) == 0
+                    assert await asyncio.to_thread(fleet.daemons[index].exit_status, 60) == 0
                     fleet.restart(index)
                     await command("replicas", "add", address, *router)
                     await command("replicas", "wait", str(NUM_REPLICAS), "--timeout", "5m", *router)

@@ -79,7 +79,7 @@ async def terminated(daemon: Subject) -> tuple[int, float]:
     """The exit status after SIGTERM, and the seconds until then."""
     began_s = time.monotonic()
     daemon.process.process.send_signal(signal.SIGTERM)
-    status = await asyncio.to_thread(daemon.process.process.wait, 60)
+    status = await asyncio.to_thread(daemon.process.exit_status, 60)
     return status, time.monotonic() - began_s
 
 

@@ -30,9 +30,9 @@ async def kept_forgetful(checkpoints: dict[str, Path], tmp_path_factory: pytest.
 
 
 @pytest.fixture
-async def forgetful(kept_forgetful: Kept) -> AsyncIterator[Subject]:
+async def forgetful(kept_forgetful: Kept, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A daemon that keeps no bytes of what it serves."""
-    async with kept_forgetful.for_one_test() as daemon:
+    async with kept_forgetful.for_one_test(request.session) as daemon:
         yield daemon
 
 
@@ -108,5 +108,5 @@ async def test_a_commit_that_hangs_ends_in_time_and_so_does_the_daemon(forgetful
         with pytest.raises((EngineDeadError, UnavailableError)):
             async for _ in stream:
                 pass
-    assert await asyncio.to_thread(forgetful.process.process.wait, 60) != 0
+    assert await asyncio.to_thread(forgetful.process.exit_status, 60) != 0
     assert await remains.left() == [], "the one that hangs perhaps"

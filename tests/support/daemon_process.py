@@ -55,6 +55,8 @@ class DaemonProcess:
                 process_group=0,
             )
         self.address = ""
+        self.has_ended = False
+        """A test has seen its end, or has killed it."""
 
     def wait_serving(self, timeout_s: float | None = None) -> Self:
         """Waits for the line that says where it serves; None = START_TIMEOUT_S as it is now, which tests/gpu raises."""
@@ -109,33 +111,54 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            return self.exit_status(timeout_s)
         finally:
             self.kill()
 
+    def exit_status(self, timeout_s: float) -> int:
+        """Waits until it has ended, which the test wants."""
+        status = self.process.wait(timeout_s)
+        self.has_ended = True
+        return status
+
     def end(self) -> None:
-        """Asks it to drain, and goes on; `wait_ended` waits."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        _ending.append(self)
+        """Asks it to drain, and goes on; `wait_ended` waits, and fails if it has ended otherwise. One that does not
+        serve yet is killed."""
+        if self.address == "" or self.has_ended:
+            self.kill()
+        elif self not in ending:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            ending.append(self)
 
     def kill(self) -> None:
         """Ends it and everything it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.has_ended = True
+
+    def check_drained(self) -> None:
+        """Waits until it has ended as `end` asks. Raises AssertionError if it does not, or its exit status is not 0."""
+        try:
+            ended = f"ended with {self.process.wait(60.0)}"
+        except subprocess.TimeoutExpired:
+            ended = "did not end"
+        self.kill()
+        assert ended == "ended with 0", f"{self._log}: it was to drain, and {ended}:\n{self.stderr[-4000:]}"
 
 
-_ending: list[DaemonProcess] = []
+ending: list[DaemonProcess] = []
+"""Those that `end` has asked."""
 
 
 def wait_ended() -> None:
-    """Waits for each daemon that was asked to end. Raises an ExceptionGroup of TimeoutExpired for those that do not."""
-    late: list[subprocess.TimeoutExpired] = []
-    while _ending:
+    """Waits for each daemon that was asked to end. Raises an ExceptionGroup of what `check_drained` raises."""
+    failures: list[AssertionError] = []
+    while ending:
         try:
-            _ending.pop().stop()
-        except subprocess.TimeoutExpired as error:
-            late.append(error)
-    if late:
-        raise ExceptionGroup("daemons that did not end", late)
+            ending.pop().check_drained()
+        except AssertionError as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("daemons that did not end as asked", failures)

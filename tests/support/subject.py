@@ -181,8 +181,8 @@ async def started(
         if begins:
             await oracle.begin()
             oracle.is_satisfied = True
+        stack.callback(faulty_worker.release, directory)
         yield Subject(process, client, directory, oracle)
-        faulty_worker.release(directory)
 
 
 class Kept:
@@ -199,10 +199,14 @@ class Kept:
         self._num_started = 0
 
     @asynccontextmanager
-    async def for_one_test(self) -> AsyncIterator[Subject]:
-        """A daemon that is sound. The test has to end with the oracle, and every fault it orders has to happen."""
+    async def for_one_test(self, session: pytest.Session) -> AsyncIterator[Subject]:
+        """A daemon that is sound. Raises AssertionError if the test passes and has neither the oracle nor the daemon's
+        end at its end, or if a fault that it orders does not happen."""
+        num_failed = session.testsfailed
         subject = self._subject
         if subject is None or not await subject.is_sound():
+            if subject is not None:
+                subject.process.kill()  # its test has failed, and it may not drain
             await self._stack.aclose()
             self._num_started += 1
             directory = self._directory / str(self._num_started)
@@ -211,6 +215,8 @@ class Kept:
         subject.oracle.is_satisfied = False
         yield subject
         subject.release()
+        is_over = subject.oracle.is_satisfied or subject.process.has_ended
+        assert is_over or session.testsfailed > num_failed, "it did not end with the oracle"
 
     async def __aenter__(self) -> Self:
         return self
