@@ -254,7 +254,7 @@ class ReplicaNotFoundError(GenserveError):
 
 
 class ReplicaLostError(GenserveError):
-    """The replica of a fleet that ran the request is lost, after a part of the answer was delivered."""
+    """The replica that ran the request is lost, after a part of the answer was delivered; or three were, in turn."""
 
     reason = "REPLICA_LOST"
 

@@ -342,9 +342,10 @@ class Fleet(Destinations[Upstream]):
         """The number of the version that the fleet serves, None until it is known."""
         return None if self.committed is None else self.committed.number
 
-    def instance_ids(self) -> set[str]:
-        """Which runs of daemons are there."""
-        return {member.engine.instance_id for member in self.members if member.engine is not None}
+    def lives(self, instance_id: str, address: str) -> bool:
+        """Whether a run of a daemon is there: one that is not reached is not."""
+        upstream = self._upstreams.get(address)
+        return upstream is not None and upstream.instance_id == instance_id
 
     def upstream_at(self, address: str) -> Upstream:
         """The replica of this address."""

@@ -1,14 +1,16 @@
 """Where one request has been tried, and where it is tried next."""
 
 import asyncio
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final, Generic
 
 from genserve.errors import (
     DrainingError,
+    EngineDeadError,
     EngineTaintedError,
     GenserveError,
     LoraNotFoundError,
@@ -37,14 +39,15 @@ class Attempts(Generic[UpstreamT]):
     def __init__(self, fleet: Destinations[UpstreamT], request: Request, remaining_s: float | None = None) -> None:
         self.request = request
         self._fleet = fleet
-        limit_s = fleet.wait_ready_s
         # The answer says why it waited in vain, if it comes before the caller's deadline.
-        self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s - min(0.5, remaining_s / 4))
-        self._until_s = time.monotonic() + self._wait_s
+        self._last_s = math.inf if remaining_s is None else time.monotonic() + remaining_s - min(0.5, remaining_s / 4)
+        self._wait_anew()
         self._instance_id = ""
         self._carried = ExitStack()
         self._tried: set[str] = set()
         self._lost: dict[str, str] = {}  # addresses by instance ids
+        self._dead: set[str] = set()  # those that have said so themselves
+        self._suspects: list[str] = []  # so many may have died with it that it waits for one to come back
         self._full: QueueFullError | None = None
         self._refusal: GenserveError | None = None
         self._has_begun = False
@@ -52,7 +55,12 @@ class Attempts(Generic[UpstreamT]):
 
     def choose(self, unwanted: Collection[str] = ()) -> UpstreamT | None:
         """Where it goes now, None if it has to wait. `unwanted`: instance ids of replicas where it is not to go now.
-        Raises WeightVersionMismatchError if the fleet has no such version, as a daemon does."""
+        Raises WeightVersionMismatchError if the fleet has no such version, as a daemon does, and ReplicaLostError if it
+        has lost too many replicas."""
+        if self._suspects:
+            self._check_lost()
+        if self._suspects:
+            return None
         fleet, request = self._fleet, self._known()
         chosen = fleet.choose(request, self._tried.union(unwanted) if unwanted else self._tried)
         if chosen is None:
@@ -61,8 +69,9 @@ class Attempts(Generic[UpstreamT]):
         return self._sent_to(chosen)
 
     async def next(self) -> UpstreamT:
-        """Where it goes, once some replica may serve it. Raises NoReplicaError, and what the replicas say if all refuse
-        it. Of a request that goes on elsewhere a part is delivered, so no refusal counts as long as there is time."""
+        """Where it goes, once some replica may serve it. Raises as `choose`, NoReplicaError, and what the replicas say
+        if all refuse it. Of a request that goes on elsewhere a part is delivered, so no refusal counts as long as there
+        is time."""
         fleet = self._fleet
         while True:
             if (chosen := self.choose()) is not None:
@@ -70,11 +79,14 @@ class Attempts(Generic[UpstreamT]):
             request = self._known()
             left_s = self._until_s - time.monotonic()
             refusal = self._full if self._full is not None else self._refusal
-            if refusal is not None and not self._has_begun and not fleet.elsewhere(request, self._tried):
+            if self._suspects:
+                if left_s <= 0:
+                    raise _lost_error("replicas were lost with this request and may have died of it", self._suspects)
+            elif refusal is not None and not self._has_begun and not fleet.elsewhere(request, self._tried):
                 raise refusal
             if left_s <= 0:
                 raise refusal or NoReplicaError(fleet.why_none(request), retry_after_s=1.0)
-            if not self._tried:
+            if self._suspects or not self._tried:
                 with suppress(TimeoutError):  # nothing was awaited since the choice, so no change was missed
                     async with asyncio.timeout(left_s):
                         await fleet.states_changed.wait()
@@ -90,7 +102,7 @@ class Attempts(Generic[UpstreamT]):
         if isinstance(error, DrainingError):
             pass
         elif is_lost(error):
-            self._count_lost(upstream)
+            self._count_lost(error, upstream)
         elif isinstance(error, QueueFullError):
             self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
@@ -110,7 +122,7 @@ class Attempts(Generic[UpstreamT]):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)
 
-    def begin_again(self, upstream: UpstreamT, num_tokens: int, version: int) -> None:
+    def begin_again(self, error: GenserveError, upstream: UpstreamT, num_tokens: int, version: int) -> None:
         """The replica is lost after so many tokens, the last of them of this version of the weights, and the request
         goes on elsewhere: it may wait as long as at first. Raises ReplicaLostError if it has lost too many replicas."""
         self.end()
@@ -118,22 +130,41 @@ class Attempts(Generic[UpstreamT]):
         self._last_version = version
         if num_tokens >= PROGRESS_TOKENS:
             self._lost.clear()
-        self._count_lost(upstream)
-        self._until_s = time.monotonic() + self._wait_s
+        self._count_lost(error, upstream)
+        self._wait_anew()
         self._tried.add(self._instance_id)
 
     def end(self) -> None:
         """It counts nowhere any more."""
         self._carried.close()
 
-    def _count_lost(self, upstream: UpstreamT) -> None:
+    def _wait_anew(self) -> None:
+        self._until_s = min(time.monotonic() + self._fleet.wait_ready_s, self._last_s)
+
+    def _count_lost(self, error: GenserveError, upstream: UpstreamT) -> None:
+        if not self._lost:
+            self._wait_anew()  # it may have run for longer than a request waits
+        if isinstance(error, EngineDeadError):
+            self._dead.add(self._instance_id)
         self._lost[self._instance_id] = upstream.address
+        self._full = self._refusal = None  # these are older
         self._fleet.lose(upstream)
-        back = self._fleet.instance_ids()  # only a connection broke
-        back.discard(self._instance_id)  # its watch may not know yet
-        dead = [address for instance_id, address in self._lost.items() if instance_id not in back]
+        self._check_lost(self._instance_id)
+
+    def _check_lost(self, just_lost: str = "") -> None:
+        """Raises ReplicaLostError if too many of the replicas that it has lost have died: to others only a connection
+        broke."""
+        dead, suspects = [], []
+        for instance_id, address in self._lost.items():
+            lives = False if instance_id in self._dead else self._fleet.lives(instance_id, address)
+            if lives and instance_id != just_lost:  # its watch may not know yet
+                continue
+            suspects.append(address)
+            if lives is not None:
+                dead.append(address)
         if len(dead) >= MAX_LOST:
-            raise ReplicaLostError(f"replicas died with this request, one after the other: {', '.join(dead)}")
+            raise _lost_error("replicas died with this request, one after the other", dead)
+        self._suspects = suspects if len(suspects) >= MAX_LOST else []
 
     def _sent_to(self, upstream: UpstreamT) -> UpstreamT:
         self._carried.close()
@@ -162,3 +193,7 @@ class Attempts(Generic[UpstreamT]):
             f"version {committed} is served, the request needs {asked}",
             metadata={"weight_version": str(committed)},
         )
+
+
+def _lost_error(what: str, addresses: Iterable[str]) -> ReplicaLostError:
+    return ReplicaLostError(f"{what}: {', '.join(dict.fromkeys(addresses))}")

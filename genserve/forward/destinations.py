@@ -45,8 +45,9 @@ class Destinations(Generic[UpstreamT]):
         """The replicas as policies see them."""
         raise NotImplementedError
 
-    def instance_ids(self) -> set[str]:
-        """Which runs of daemons are there."""
+    def lives(self, instance_id: str, address: str) -> bool | None:
+        """Whether a run of a daemon is there, to which a connection broke. False = it is taken for dead, for now;
+        None = nobody knows yet."""
         raise NotImplementedError
 
     def upstream_at(self, address: str) -> UpstreamT:

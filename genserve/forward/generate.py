@@ -68,7 +68,7 @@ class Generate(Generic[UpstreamT]):
                     if forwarded.resumption is None:
                         raise replica_lost(upstream, num_tokens.count(), error) from None
                     loss = Loss(upstream, forwarded.resumption.num_tokens, error)
-                    if await self._is_over(forwarded.resumption, attempts, upstream):
+                    if await self._is_over(forwarded.resumption, attempts, error, upstream):
                         return None
         except GenserveError as error:
             if loss is not None and self._num_here == 0 and error is not self._unread:
@@ -108,14 +108,16 @@ class Generate(Generic[UpstreamT]):
                     raise
                 self._num_here += 1
 
-    async def _is_over(self, resumption: Resumption, attempts: Attempts[UpstreamT], upstream: UpstreamT) -> bool:
+    async def _is_over(
+        self, resumption: Resumption, attempts: Attempts[UpstreamT], error: GenserveError, upstream: UpstreamT
+    ) -> bool:
         """After a loss: makes what is missing the request that is sent, or ends the answer if nothing is."""
         if (end := resumption.over()) is not None:
             await self._caller.write(end.SerializeToString())
             return True
         self._num_here = 0
         num_tokens = resumption.num_tokens - resumption.num_before
-        attempts.begin_again(upstream, num_tokens, resumption.last_version)
+        attempts.begin_again(error, upstream, num_tokens, resumption.last_version)
         rest = await self._waiting.wait(resumption.request_id, resumption.rest(self._tokenize))
         self._data = rest.SerializeToString()
         return False

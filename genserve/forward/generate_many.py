@@ -243,7 +243,7 @@ class GenerateMany(Generic[UpstreamT]):
             elif not running.is_aborted:
                 running.loss, running.num_here = Loss(upstream, resumption.num_tokens, error), 0
                 num_tokens = resumption.num_tokens - resumption.num_before
-                running.attempts.begin_again(upstream, num_tokens, resumption.last_version)
+                running.attempts.begin_again(error, upstream, num_tokens, resumption.last_version)
                 self._spawn(self._resume(running, resumption))
                 return None
         except GenserveError as answer:

@@ -332,7 +332,7 @@ async def test_connections_are_closed_when_replicas_go() -> None:
         await fleet.client.generate([1], max_tokens=1, text=False)
         await fleet.client.add_replica(other.address)
         await fleet.routed.until_ready(2)
-        await until(lambda: len(fleet.known.instance_ids()) == 2)
+        await until(lambda: [each.state for each in fleet.known.replicas()] == [READY, READY])
         upstream = fleet.known.upstream_at(other.address)
         await fleet.client.remove_replica(other.address)
         await until(lambda: is_closed(upstream))

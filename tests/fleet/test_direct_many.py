@@ -17,11 +17,14 @@ from genserve.errors import (
     ReplicaLostError,
     UnavailableError,
 )
+from genserve.routing.replica import ReplicaState
 from tests.fleet.direct_fleet import DIRECT, QUIET, direct_fleet
 from tests.fleet.scripted_fleet import tokens
 from tests.fleet.talking_engine import continued, let_talk
 from tests.support.kept import kept
 from tests.support.patience import STEP_S, turns, until
+
+READY = ReplicaState.READY
 
 
 async def item_of(many: ManyStream, request_id: str) -> ManyItem:
@@ -70,7 +73,7 @@ async def test_a_replica_that_dies_ends_what_it_has_begun() -> None:
     together = replace(DIRECT, policies="session,requests")
     async with direct_fleet(2, together) as fleet, fleet.client.stream_many() as many:
         await fleet.client.wait_ready(20)
-        await until(lambda: len(fleet.known.instance_ids()) == 2)
+        await fleet.until_known(READY, READY)
         for request_id in ("begun", "new", "resumed"):
             options: GenerateOptions = {"resume": request_id == "resumed", "text": False, "max_tokens": 3}
             await many.submit([1], request_id=request_id, session_id="one", **options)

@@ -13,15 +13,16 @@ from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
+from genserve.forward.attempts import MAX_LOST
 from genserve.process.signals import Stopped
 from genserve.routing.replica import ReplicaState, Request
-from tests.fleet.direct_fleet import DIRECT, DirectClient, direct_fleet
+from tests.fleet.direct_fleet import DIRECT, QUIET, DirectClient, DirectFleet, direct_fleet
 from tests.fleet.reports import silence_passes, time_passes
 from tests.fleet.routers import QUICK, linked, over, replica
 from tests.fleet.scripted_fleet import tokens
-from tests.fleet.talking_engine import let_talk
+from tests.fleet.talking_engine import continued, let_talk
 from tests.support.clocks import advanced_clock
-from tests.support.patience import until
+from tests.support.patience import STEP_S, until
 from tests.support.ports import free_port
 from tests.support.refusals import refuses
 
@@ -168,6 +169,77 @@ async def test_clients_of_a_link_that_breaks_come_back() -> None:
                 await client.generate([1], max_tokens=1, text=False, timeout_s=20)
                 fleet.links[0].cut()
             await client.generate([1], max_tokens=1, text=False, timeout_s=20)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
+async def test_a_moment_without_network_is_no_death_of_replicas(*, many: bool) -> None:
+    """Requests wait for them, and go on: none of the replicas has died with a request."""
+    async with direct_fleet(MAX_LOST, replace(QUIET, policies="session,requests")) as fleet:
+        engines = [let_talk(daemon.engine, 0) for daemon in fleet.daemons]
+        await fleet.client.wait_ready(STEP_S)
+        await fleet.until_known(*[READY] * MAX_LOST)
+        fleet.blind_router()
+        prompts = [[number, 7] for number in range(1, 7 if many else 2)]
+        # All at one replica: the others are tried, and lost, when it is.
+        options: Any = {"max_tokens": 200, "text": False, "resume": True, "session_id": "one"}
+        asking = fleet.client.generate_many(prompts, **options) if many else fleet.client.generate([1, 7], **options)
+        generating = asyncio.create_task(asking)
+        await until(lambda: sum(each.num_tokens for each in engines) > 20)
+        for link in fleet.links:
+            link.kill()
+        await fleet.until_known(*[ReplicaState.UNHEALTHY] * MAX_LOST)
+        for link in fleet.links:
+            await link.listen_again()
+        answers = await generating if many else [await generating]
+        assert [each.token_ids for each in answers] == [continued(prompt, 200) for prompt in prompts]
+
+
+async def lose_those_that_have_it(fleet: DirectFleet) -> None:
+    """A replica dies as soon as it is given a request, until the client gives it to nobody else."""
+    for count in range(1, MAX_LOST + 1):
+        await until(lambda count=count: sum(fleet.num_submitted) == count)
+        for link, submitted in zip(fleet.links, fleet.num_submitted, strict=True):
+            if submitted:
+                link.kill()
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["", "the router says nothing"])
+async def test_a_request_that_takes_replicas_with_it_is_not_given_to_all(*, blind: bool) -> None:
+    """It may be why they die: it waits for them to come back, and for no longer than for any replica."""
+    async with direct_fleet(MAX_LOST + 2, QUIET) as fleet:
+        await fleet.client.wait_ready(STEP_S)
+        await fleet.until_known(*[READY] * (MAX_LOST + 2))
+        if blind:
+            fleet.blind_router()
+        generating = asyncio.create_task(fleet.client.generate([1], max_tokens=1, text=False))
+        await lose_those_that_have_it(fleet)
+        await until(lambda: not any(each.inflight for each in fleet.known.replicas()))
+        with advanced_clock() as clock:
+            for _ in range(3):
+                await clock.advance(QUIET.wait_ready_s / 4)
+                assert not generating.done()
+            await clock.advance(QUIET.wait_ready_s)
+            with refuses(ReplicaLostError, says="may have died of it"):
+                await generating
+        assert sum(fleet.num_submitted) == MAX_LOST
+
+
+async def test_a_request_that_took_replicas_with_it_ends_when_they_start_again() -> None:
+    """They are other runs of the daemon then: those that had it have died."""
+    async with direct_fleet(MAX_LOST + 1, QUIET) as fleet, AsyncExitStack() as stack:
+        await fleet.client.wait_ready(STEP_S)
+        await fleet.until_known(*[READY] * (MAX_LOST + 1))
+        generating = asyncio.create_task(fleet.client.generate([1], max_tokens=1, text=False))
+        await lose_those_that_have_it(fleet)
+        others = [await stack.enter_async_context(replica()) for _ in range(MAX_LOST)]
+        lost = [link for link, submitted in zip(fleet.links, fleet.num_submitted, strict=True) if submitted]
+        for link, other in zip(lost, others, strict=True):
+            link.target = other.address
+            await link.listen_again()
+        with refuses(ReplicaLostError, says="died with this request"):
+            await generating
+        assert sum(fleet.num_submitted) == MAX_LOST
+        assert [each.engine.requests for each in others] == [[]] * MAX_LOST
 
 
 async def test_a_fault_of_the_client_does_not_end_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:

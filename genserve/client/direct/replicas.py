@@ -147,7 +147,8 @@ class DirectReplicas(Destinations[DirectUpstream]):
             reaching.cancel()
 
     def lose(self, upstream: DirectUpstream) -> None:
-        """It gets no requests until it has answered again."""
+        """It gets no requests until it has answered again, to a call that begins now."""
+        self._stop_reaching(upstream)
         self.doubt(upstream)
 
     def doubt(self, upstream: DirectUpstream) -> None:
@@ -206,9 +207,15 @@ class DirectReplicas(Destinations[DirectUpstream]):
         """The replicas as policies see them."""
         return [upstream.known.as_replica() for upstream in self._upstreams.values()]
 
-    def instance_ids(self) -> set[str]:
-        """Which runs of daemons are there."""
-        return {upstream.instance_id for upstream in self._upstreams.values() if upstream.known.is_reached}
+    def lives(self, instance_id: str, address: str) -> bool | None:
+        """Whether a run of a daemon is there. That it is not reached, or not told of, may be due to the network or to a
+        router that is new: only one that has started again is gone for sure."""
+        upstream = self._upstreams.get(address)
+        if upstream is None or not upstream.instance_id:
+            return None
+        if upstream.instance_id != instance_id:
+            return False
+        return True if upstream.known.is_reached else None
 
     def upstream_at(self, address: str) -> DirectUpstream:
         """The replica of this address."""
